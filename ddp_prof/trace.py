@@ -126,7 +126,6 @@ class Spans(Table):
         process: Operating-system process id.
         lane: Thread that opened the range.
         name_id: Index into :attr:`Trace.names`.
-        domain_id: Index into :attr:`Trace.names` of the NVTX domain's name; ``UNKNOWN`` for the default domain.
         is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
             0 for a push/pop range, which nests.
         is_open: 1 for a range that was still open when recording stopped: its end is the last event of the capture,
@@ -138,7 +137,6 @@ class Spans(Table):
     process: Ints
     lane: Ints
     name_id: Ints
-    domain_id: Ints
     is_start_end: Ints
     is_open: Ints
 

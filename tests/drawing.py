@@ -128,7 +128,6 @@ def draw_trace(
                     "process": PID,
                     "lane": MAIN,
                     "name_id": name_id(name),
-                    "domain_id": UNKNOWN,
                     "is_start_end": 0,
                     "is_open": 0,
                 }

@@ -54,7 +54,6 @@ class Grid:
     steps: int
     warmup: int
     repeats: int = 3
-    seed: int = 0
     device: str = "auto"
     backend: str = "auto"
 
@@ -84,7 +83,6 @@ class Grid:
                     steps=self.steps,
                     synchronized_steps=self.steps,
                     warmup=self.warmup,
-                    seed=self.seed,
                     device=self.device,
                     backend=self.backend,
                 )

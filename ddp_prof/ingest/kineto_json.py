@@ -250,7 +250,6 @@ def _spans(events: Sequence[Event], names: NameTable) -> Spans:
         process=np.full(rows, PROCESS, np.int64),
         lane=_thread_ids(events),
         name_id=_intern_names(events, names, unnamed=UNNAMED_RANGE),
-        domain_id=np.full(rows, UNKNOWN, np.int64),
         # Kineto does not tell; ours of collectives end on other threads.
         is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
         is_open=np.zeros(rows, np.int64),

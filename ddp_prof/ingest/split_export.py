@@ -54,7 +54,7 @@ _NCCL = re.compile("^nccl")
 _ID_RANGE = "SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM {}"
 _COLUMNS = {
     CALLS: ("start", "globalTid", "correlationId"),
-    NVTX: ("start", "end", "eventType", "globalTid", "textId", "text", "domainId", "jsonText", "jsonTextId"),
+    NVTX: ("start", "end", "eventType", "globalTid", "textId", "text", "jsonText", "jsonTextId"),
     **dict.fromkeys(
         _ACTIVITIES,
         (

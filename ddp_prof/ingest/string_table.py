@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import blake2s
 from typing import Any
 
@@ -73,21 +73,3 @@ def intern_texts(column: Any, names: NameTable) -> Ints:
     texts = [text.decode(errors="replace") for text in encoded.dictionary.view(pyarrow.binary()).to_pylist()]
     index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
     return index[integer_array(encoded.indices)]
-
-
-def domain_name_ids(process: Ints, domain: Ints, domains: Mapping[tuple[int, int], str], names: NameTable) -> Ints:
-    """Index of the domain's name for each range, ``UNKNOWN`` where its domain has none."""
-    result = np.full(len(process), UNKNOWN, np.int64)
-    if not domains:
-        return result
-    keys = np.array([_domain_key(np.int64(pid), np.int64(number)) for pid, number in domains], np.int64)
-    name_id = np.array([names.intern(name) for name in domains.values()], np.int64)
-    order = np.argsort(keys)
-    wanted = _domain_key(process, domain)
-    found = order[np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)]
-    return np.where(keys[found] == wanted, name_id[found], UNKNOWN)
-
-
-def _domain_key(process: Any, domain: Any) -> Any:
-    """One number for a domain of a process; ids of domains are counted and small."""
-    return (process << 32) ^ domain

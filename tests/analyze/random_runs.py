@@ -114,7 +114,7 @@ class _File:
     def say(self, process: int, name: str, start: int, end: int, lane: int = MAIN, *, is_open: bool = False) -> None:
         self.spans.append({
             "start_ns": start, "end_ns": end, "process": process, "lane": lane, "name_id": self.name_id(name),
-            "domain_id": UNKNOWN, "is_start_end": 0, "is_open": int(is_open),
+            "is_start_end": 0, "is_open": int(is_open),
         })  # fmt: skip
 
     def say_all_reduce(self, process: int, bucket: int, start: int, end: int) -> None:

@@ -364,7 +364,7 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "numbers for strings": (export(*retyped("StringIds", "value", "7")), 1, "has a name"),
     "blobs for strings": (export(*retyped("StringIds", "value", "x'ff'")), 1, "has a name"),
     "words for ids of strings": (export(*retyped("StringIds", "id", "'x' || rowid")), 1, "has a name"),
-    "words for domains": (export(*retyped(NVTX, "domainId", "'x'")), 1, "domainId holds something that is no"),
+    "words for domains": (export(*retyped(NVTX, "domainId", "'x'")), 0, ""),
     "words for ids of names of threads": (export(*retyped("ThreadNames", "nameId", "'x'")), 0, ""),
     "words for threads that have names": (export(*retyped("ThreadNames", "globalTid", "'x'")), 0, ""),
     "a word for the session's start": (

@@ -36,7 +36,7 @@ from ddp_prof.ingest.enrich import (
 from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.nsys.synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
-from ddp_prof.ingest.string_table import MOST_LETTERS, NameTable, NsysStringIds, domain_name_ids, intern_texts
+from ddp_prof.ingest.string_table import MOST_LETTERS, NameTable, NsysStringIds, intern_texts
 from ddp_prof.manifest import Manifest, load_manifest, manifest_path
 from ddp_prof.trace import (
     UNKNOWN,
@@ -61,7 +61,7 @@ CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
-_PUSH_POP, _START_END, _DOMAIN_CREATE = 59, 60, 75
+_PUSH_POP, _START_END = 59, 60
 _ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 _RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
@@ -94,7 +94,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassif
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
     names = NameTable()
     ranges, texts = range_rows.result()
-    spans = _spans(ranges, texts, strings, names, _domains(file, strings))
+    spans = _spans(ranges, texts, strings, names)
     has_payloads = 1 in ranges["hasPayload"]
     columns = activity_columns.result()
     refuse_shared_process_ids(file.path, columns["globalPid"])
@@ -235,7 +235,7 @@ def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameT
 
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
-    columns, texts = (*_RANGE_COLUMNS, "textId", "domainId", "hasPayload"), NameTable()
+    columns, texts = (*_RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
     grown = {column: GrowingColumn() for column in (*columns, "text")}
     for batch in _range_batches(file) if file.has_columns(NVTX) else ():
         for column in columns:
@@ -246,11 +246,9 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
 
 def _range_batches(file: SqliteFile) -> Iterator[Any]:
     file.require(NVTX, *_RANGE_COLUMNS)
-    text_id, text, domain, json, json_id = file.columns_or_null(
-        NVTX, "textId", "text", "domainId", "jsonText", "jsonTextId"
-    )
+    text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
     wanted = (
-        f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, {domain} AS domainId, "
+        f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, "
         # No NULL, or a first batch without text would be of integers.
         f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
         f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
@@ -258,24 +256,16 @@ def _range_batches(file: SqliteFile) -> Iterator[Any]:
     return file.query(wanted, NVTX, f"eventType IN ({_PUSH_POP}, {_START_END})")
 
 
-def _spans(
-    column: dict[str, Ints],
-    texts: Sequence[str],
-    strings: NsysStringIds,
-    names: NameTable,
-    domains: dict[tuple[int, int], str],
-) -> Spans:
+def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds, names: NameTable) -> Spans:
     start, end, tid = column["start"], column["end"], column["globalTid"]
     inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
     name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
-    process = _process_ids(tid)
     return Spans(
         start_ns=start,
         end_ns=np.maximum(start, end),
-        process=process,
+        process=_process_ids(tid),
         lane=tid & 0xFFFFFF,
         name_id=names.fill_unknown(name_id, UNNAMED_RANGE),
-        domain_id=domain_name_ids(process, column["domainId"], domains, names),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
         # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
         is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
@@ -300,18 +290,6 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
         for start, tid, text, text_id, json, json_id in file.rows(query)
     ]
     return [value for value in found if value.name.startswith("nccl")]
-
-
-def _domains(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
-    """Domain names by (process, domain id): the ids count per process."""
-    if not file.has_columns(NVTX, "domainId"):
-        return {}
-    text, text_id = file.columns_or_null(NVTX, "text", "textId")
-    rows = file.rows(
-        f"SELECT globalTid, domainId, CAST({text} AS TEXT), {text_id} FROM {NVTX} "
-        f"WHERE eventType = {_DOMAIN_CREATE} AND {are_integers('globalTid', 'domainId')} ORDER BY start"
-    )
-    return {(_unpack_ids(tid)[0], domain): name or strings.text(name_id) for tid, domain, name, name_id in rows}
 
 
 def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:

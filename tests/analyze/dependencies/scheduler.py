@@ -149,7 +149,7 @@ class Device:
             ),
         ]  # fmt: skip
         told = [*self.ranges, *([("step 0", 0, 10**6)] if has_step else [])]
-        span = {"process": PID, "lane": MAIN, "domain_id": UNKNOWN, "is_start_end": 0, "is_open": 0}
+        span = {"process": PID, "lane": MAIN, "is_start_end": 0, "is_open": 0}
         spans = [{**span, "name_id": names.index(name), "start_ns": start, "end_ns": end} for name, start, end in told]
         return Trace(
             path=Path("program.sqlite"), source="nsys-sqlite", producer=None, threads={}, ranks={},

@@ -91,24 +91,6 @@ def test_a_step_still_open_at_the_end_is_no_step(product: str, tmp_path: Path) -
     assert [(step.step, step.kernels, step.host_ns) for step in rank.steps] == [(0, 1, 30)]
 
 
-def test_domains_count_per_process(tmp_path: Path) -> None:
-    capture = Capture(
-        ranges=[
-            Range("a", 0, 1, 1, process=1, domain="ddp_prof"),
-            Range("b", 0, 1, 2, process=2, domain="NCCL"),
-            Range("c", 0, 1, 2, process=2, domain="ddp_prof"),
-            Range("d", 0, 1, 2, process=2),
-        ]
-    )
-    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
-    spans = trace.spans
-    domain = {
-        trace.names[name]: None if domain < 0 else trace.names[domain]
-        for name, domain in zip(spans.name_id, spans.domain_id, strict=True)
-    }
-    assert domain == {"a": "ddp_prof", "b": "NCCL", "c": "ddp_prof", "d": None}
-
-
 def test_a_users_pattern_adds_communication(tmp_path: Path) -> None:
     capture = Capture(kernels=[Kernel("my_fabric_reduce(float*)", 10, 20, launch=5, thread=1)])
     path = write_capture(tmp_path / "x.sqlite", capture)
