@@ -24,7 +24,7 @@ from ddp_prof.analyze.dependencies.critical_path import Chains, find_work, follo
 from ddp_prof.analyze.dependencies.replay import Replay, find_replay, join_replays, measure_gains
 from ddp_prof.analyze.quality.unknown_work import hides_work, why_unknown
 from ddp_prof.analyze.result_bases import FrameResult, make_frame_from_rows
-from ddp_prof.table import UNKNOWN, Ints, distinct_rows, take_or_unknown
+from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, take_or_unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,7 +44,7 @@ class RankChains:
     """The chains of one rank.
 
     Attributes:
-        chains: Of its collectives and steps.
+        chains: Of its collectives and steps; none where there is a reason.
         of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
         window_start_ns: Start of each step's window; ``end_ns`` the end of the last operation in it that the threads
             which train launched.
@@ -134,11 +134,13 @@ class RunCritical(FrameResult):
 
 def measure_chains(rank: RankEvents) -> RankChains:
     """The chains of a rank."""
-    window = rank.breakdown
     reason = why_unknown(rank) if rank.device is None or hides_work(rank) else rank.blocking.coverage.reason
     if rank.device is None:
         reason = reason or NO_HOST_PATH
-    trace, events = rank.trace, rank.events
+    if reason:
+        nothing = np.empty(0, np.int64)
+        return RankChains(rank.process, rank.device, empty(Chains), nothing, nothing, nothing, None, reason)
+    trace, events, window = rank.trace, rank.events, rank.breakdown
     step = np.full(len(trace.activities), UNKNOWN, np.int64)
     on_device = events.activity != UNKNOWN
     step[events.activity[on_device]] = events.step[on_device]
@@ -155,20 +157,18 @@ def measure_chains(rank: RankEvents) -> RankChains:
     last[events.step[trains]] = events.activity[trains]
     ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
     work = find_work(trace, rank.dependencies.found, rank.host_calls, main_thread)
-    replay = None
-    if not reason:
-        dependencies, of_step = rank.dependencies.found, step_of_training[work.activity]
-        rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
-        lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
-        step_of_last = np.full(len(work), UNKNOWN, np.int64)
-        step_of_last[lasts] = of_step[lasts]
-        replay = find_replay(trace, dependencies, work, rank.host_calls, main_thread, step_of_last)
+    dependencies, of_step = rank.dependencies.found, step_of_training[work.activity]
+    rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
+    lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
+    step_of_last = np.full(len(work), UNKNOWN, np.int64)
+    step_of_last[lasts] = of_step[lasts]
+    replay = find_replay(trace, dependencies, work, rank.host_calls, main_thread, step_of_last)
     chains = follow_chains(work, step, window.start_ns, ends_ns, last)
     row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
     is_collective = chains.activity != UNKNOWN
     row_of[chains.activity[is_collective]] = np.flatnonzero(is_collective)
     of_timing = take_or_unknown(row_of, events.activity[collective_rows(rank)])
-    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, reason)
+    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, None)
 
 
 def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
