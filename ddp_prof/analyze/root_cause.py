@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
-from types import MappingProxyType
 
-from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives, typical_step
+from ddp_prof.analyze.collectives.gradients import carry_gradients
+from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.core.collective_ranges import NOTIFY
 from ddp_prof.manifest import Manifest
-from ddp_prof.range_names import BACKWARD, FORWARD
 from ddp_prof.trace import UNKNOWN
-
-REDUCTIONS = (None, "all_reduce", "reduce_scatter")
-"""Operations that gradients may be reduced by; ``None`` where the trace does not tell the operation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +41,8 @@ class RootCause:
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether its bucket had another one of its operation before it, as what came late.
         has_launch: Whether the trace holds its launch, by which its phase is told.
-        carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`carries_gradients`.
+        carries_gradients: Whether it may be taken for a reduction of gradients; see
+            :mod:`~ddp_prof.analyze.collectives.gradients`.
         collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
@@ -101,11 +98,7 @@ def explain_run(run: RunAnalysis) -> RunExplanation:
     """Measure the collectives and the skew of a run."""
     collectives = measure_collectives(run)
     skew = measure_skew(run)
-    knows_late = skew.reason is None
-    root_cause = find_root_cause(
-        collectives.collectives, run.manifest, knows_late=knows_late, step_lengths=_step_lengths(run)
-    )
-    return RunExplanation(run, collectives, skew, root_cause)
+    return RunExplanation(run, collectives, skew, find_root_cause(collectives, knows_late=skew.reason is None))
 
 
 def _step_lengths(run: RunAnalysis) -> dict[int, int]:
@@ -117,33 +110,29 @@ def _step_lengths(run: RunAnalysis) -> dict[int, int]:
     return {key: sum(of_ranks) for key, of_ranks in lengths.items() if UNKNOWN not in of_ranks}
 
 
-def find_root_cause(
-    collectives: Sequence[Collective],
-    manifest: Manifest | None = None,
-    *,
-    knows_late: bool = True,
-    step_lengths: Mapping[int, int] = MappingProxyType({}),
-) -> RootCause | None:
+def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCause | None:
     """The main finding, ``None`` where nothing is exposed."""
-    by_step: dict[int | None, list[Collective]] = {}
-    for collective in collectives:
-        by_step.setdefault(collective.step_key, []).append(collective)
-    total = sum(collective.exposed_ns for collective in collectives)
+    run = found.run
+    total = sum(int(exposure.exposed_ns.sum()) for exposure in run.exposures)
     if not total:
         return None
-    typical = typical_step(collectives)
+    typical = found.typical_step
+    step, rows = found.of_step(typical), found.rows_of_step(typical)
+    are_gradients = [
+        bool(one) for rank, of_rank in zip(run.ranks, rows, strict=True) for one in carry_gradients(rank)[of_rank]
+    ]
     pairs: Counter[tuple[str, str]] = Counter()
-    for collective in by_step[typical]:
+    for collective in step:
         for part in collective.exposed_by:
             pairs[part.when, part.why] += part.ns
-    when, why = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
-    steps = max(1, len(by_step.keys() - {None}))
-    cause = _describe(by_step[typical], (when, why), pairs[when, why], total, steps, manifest)
-    return replace(cause, knows_late=knows_late, step_ns=None if typical is None else step_lengths.get(typical))
+    pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
+    cause = _describe(step, are_gradients, pair, pairs[pair], total, max(1, len(found.exposed_by_step)), run.manifest)
+    return replace(cause, knows_late=knows_late, step_ns=None if typical is None else _step_lengths(run).get(typical))
 
 
 def _describe(
     step: Sequence[Collective],
+    are_gradients: Sequence[bool],
     pair: tuple[str, str],
     pair_ns: int,
     total_ns: int,
@@ -188,27 +177,9 @@ def _describe(
         bytes=own[0].bytes,
         parameters=_parameter_names(manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
-        carries_gradients=carries_gradients(own[0], mine),
+        carries_gradients=are_gradients[step.index(own[0])],
         has_launch=own[0].launch_ns is not None,
     )
-
-
-def carries_gradients(collective: Collective, of_step: Sequence[Collective]) -> bool:
-    """Whether a collective reduces gradients, which buckets and hooks are about, among those of its rank's step.
-
-    A bucket of ours does. Of others, a reduction that backward launched; or one that was launched after it, where
-    backward launched none: else it is that of a norm or a loss. Where forward launches the same, it is of tensors;
-    where no phase is known, as in a trace of inference, nothing says that it is of gradients.
-    """
-    if collective.op not in REDUCTIONS or collective.bucket is not None:
-        return collective.op in REDUCTIONS
-    if all(other.phase is None and other.before_backward_end_ns is None for other in of_step):
-        return False
-    alike = [other for other in of_step if other.op == collective.op and other.group == collective.group]
-    if any(other.phase == FORWARD for other in alike):
-        return False
-    has_hooks = any(other.op in REDUCTIONS and other.phase == BACKWARD for other in of_step)
-    return collective.phase == BACKWARD or not has_hooks
 
 
 def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:

@@ -69,13 +69,12 @@ def _headline(run: Run) -> Headline:
 
 
 def _draw(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.analyze.collectives.results import typical_step
     from ddp_prof.analyze.collectives.step_view import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.html.page import write_figure
 
     analysis = run.analysis()
-    shown = typical_step(run.collectives().collectives) if step is None else step
+    shown = run.collectives().typical_step if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
     if shown is None or not ranks:
         raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,7 +11,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ddp_prof.analyze.collectives.results import Collective, typical_step
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.step_view import RankStepView, view_step
 from ddp_prof.analyze.overlap.comparison import compare_variants
@@ -42,9 +41,8 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
         explanation = run.explanation()
-        collectives = explanation.collectives.collectives
-        step, ranks = typical_step(collectives), _ranks_to_show(explanation.run)
-        keys = _steps_to_view(collectives, step)
+        step, ranks = explanation.collectives.typical_step, _ranks_to_show(explanation.run)
+        keys = _steps_to_view(explanation.collectives.exposed_by_step, step)
         views = partial(_views, explanation.run, keys, ranks)
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
@@ -59,11 +57,10 @@ def _ranks_to_show(run: RunAnalysis) -> list[int]:
     return sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
 
 
-def _steps_to_view(collectives: Sequence[Collective], typical: int | None) -> list[int]:
-    """Keys of steps that communicate, at most some around the typical one."""
+def _steps_to_view(keys: Iterable[int], typical: int | None) -> list[int]:
+    """Of the keys of the steps that communicate at most some around the typical one."""
     if typical is None:
         return []
-    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
     return sorted(sorted(keys, key=lambda key: abs(key - typical))[:MOST_STEPS])
 
 

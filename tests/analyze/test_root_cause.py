@@ -6,13 +6,12 @@ from dataclasses import replace
 
 from hypothesis import HealthCheck, given, settings
 
-from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
-from tests.measuring import analysis_of, collectives_of
+from tests.measuring import analysis_of, results_of
 
 PHASES = {
     "backward": "######......######......######..............",
@@ -23,7 +22,7 @@ PHASES = {
 
 
 def cause_of(trace: Trace) -> RootCause:
-    cause = find_root_cause(collectives_of(trace))
+    cause = find_root_cause(results_of(trace))
     assert cause is not None
     return cause
 
@@ -48,7 +47,7 @@ def test_the_figure_of_a_step_shows_the_step_that_the_headline_is_about() -> Non
         streams={7: ".aa..........bbbbb.......eeeeeeeee..........", 9: "...MMM........NNNNN.......OOOOOOOO.........."},
     )
     cause = cause_of(trace)
-    assert (typical_step(collectives_of(trace)), cause.step, cause.exposed_ns) == (1, 1, 1)
+    assert (results_of(trace).typical_step, cause.step, cause.exposed_ns) == (1, 1, 1)
 
 
 def test_of_two_steps_the_one_that_exposes_more_is_typical() -> None:
@@ -73,7 +72,7 @@ def test_the_lead_is_the_median_of_the_ranks() -> None:
         )
         for rank, lead in enumerate((1, 7, 2))
     ]
-    cause = find_root_cause(collectives_of(*ranks))
+    cause = find_root_cause(results_of(*ranks))
     assert cause is not None
     assert cause.lead_ns == 2
 
@@ -153,7 +152,7 @@ def test_the_length_of_the_typical_step_is_the_devices_where_the_host_runs_ahead
 def test_without_launches_nothing_is_said_to_be_between_phases() -> None:
     """The capture was trimmed: steps are there, and no call that tells what belongs to them."""
     trace = draw_trace(ranges={"step 0": "#" * 12, "backward": "####"}, streams={7: ".aa.......", 9: "..NNNN...."})
-    cause = find_root_cause(collectives_of(trace))
+    cause = find_root_cause(results_of(trace))
     assert cause is not None
     assert (cause.when, cause.why, cause.has_launch) == ("unknown", "transfer", False)
     assert "the phase is not known" in root_cause_headline(cause).text
@@ -170,12 +169,12 @@ def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:
         "all_reduce|bucket=1|bytes=8|params=1": ".......####",
         "all_reduce|bucket=1|bytes=4|params=1|late=1": "...........######",
     }
-    cause = find_root_cause(collectives_of(draw_trace(ranges=ranges, ranks={PID: 0})))
+    cause = find_root_cause(results_of(draw_trace(ranges=ranges, ranks={PID: 0})))
     assert cause is not None
     assert (cause.why, cause.bucket, cause.bytes, cause.collective_ns) == ("blocking_call", 1, 4, 6)
     assert cause.follows_own_bucket
     del ranges["all_reduce|bucket=1|bytes=8|params=1"]
-    alone = find_root_cause(collectives_of(draw_trace(ranges=ranges, ranks={PID: 0})))
+    alone = find_root_cause(results_of(draw_trace(ranges=ranges, ranks={PID: 0})))
     assert alone is not None
     assert not alone.follows_own_bucket
 
@@ -203,8 +202,8 @@ def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs())
 def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> None:
-    found = collectives_of(*traces)
-    cause = find_root_cause(found)
+    results = results_of(*traces)
+    found, cause = results.collectives, find_root_cause(results)
     exposed: dict[int | None, int] = {}
     for collective in found:
         exposed[collective.step_key] = exposed.get(collective.step_key, 0) + collective.exposed_ns
@@ -226,7 +225,7 @@ def carries(launches: dict[str, str], streams: dict[int, str]) -> bool:
     ranges = {"step 0": "#" * 30, "forward": "####", "backward": "....#####", "optimizer": "............##"}
     trace = draw_trace(ranges=ranges, launches=launches, streams=streams)
     names = tuple(f"ncclDevKernel_AllReduce {name}" if "communication" in name else name for name in trace.names)
-    cause = find_root_cause(collectives_of(replace(trace, names=names)))
+    cause = find_root_cause(results_of(replace(trace, names=names)))
     assert cause is not None
     assert cause.operation == "all_reduce"
     return cause.carries_gradients

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.results import typical_step
 from ddp_prof.analyze.collectives.step_view import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.device_use import measure_device_use, measure_rank_use
@@ -45,9 +44,7 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     explanation = explain_run(analysis_of(trace, label=label))
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
-    collectives = explanation.collectives.collectives
-    step = typical_step(collectives)
-    keys = {collective.step_key for collective in collectives if collective.step_key is not None}
+    step, keys = explanation.collectives.typical_step, explanation.collectives.exposed_by_step
     steps = {key: view_step(explanation.run, key) for key in sorted(keys)}
     use = kernels_views(result, measure_device_use([measure_rank_use(rank) for rank in find_rank_events(trace)]))
     return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, step, use)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
+from functools import cached_property
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -13,14 +13,14 @@ import numpy as np
 from ddp_prof.analyze.collectives.clock_alignment import Alignment
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCollectives
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS, bus_factor
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
 from ddp_prof.analyze.outliers import Outliers, find_outliers
 from ddp_prof.analyze.quality.unknown_work import reason_of_run
 from ddp_prof.analyze.result_bases import FrameResult, RankResult, make_frame_from_rows, make_rows, none_for_unknown
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select, take_or_unknown
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,36 +48,25 @@ class RunBlocking:
     least_slack_ns: int | None
 
 
-def measure_run_blocking(collectives: Iterable[tuple[Hashable | None, int | None, int | None]]) -> RunBlocking | None:
+def measure_run_blocking(ranks: Sequence[RankCollectives]) -> RunBlocking | None:
     """Of all collectives of a run; ``None`` where of one it is not known, or there are none.
 
-    Args:
-        collectives: Of each what identifies its step on its rank, ``None`` outside of any, how long something stood
-            still for it, and its slack. Only where no step has a collective, those outside of steps count as one.
+    Only where no step has a collective, those outside of steps count as one.
     """
-    by_step: Counter[Hashable | None] = Counter()
-    slacks = []
-    count = 0
-    for step, blocking_ns, slack_ns in collectives:
-        if blocking_ns is None:
-            return None
-        count += 1
-        by_step[step] += blocking_ns
-        if slack_ns is not None:
-            slacks.append(slack_ns)
-    if not count:
+    timings = [rank.timings for rank in ranks if len(rank.timings)]
+    if not timings or any(np.any(of_rank.blocking_ns == UNKNOWN) for of_rank in timings):
         return None
-    total = sum(by_step.values())
-    if len(by_step) > 1:
-        by_step.pop(None, None)
+    slack_ns = np.concatenate([of_rank.slack_ns[of_rank.slack_ns != NO_TIME] for of_rank in timings])
+    total = sum(int(of_rank.blocking_ns.sum()) for of_rank in timings)
+    by_step = np.concatenate([of_rank.sum_by_step(of_rank.blocking_ns)[1] for of_rank in timings]).tolist() or [total]
     return RunBlocking(
-        typical_ns=round(median(by_step.values())),
+        typical_ns=round(median(by_step)),
         total_ns=total,
         steps=len(by_step),
-        blocked_steps=sum(ns > 0 for ns in by_step.values()),
-        collectives=count,
-        needed=len(slacks),
-        least_slack_ns=None if total else min(slacks, default=None),
+        blocked_steps=sum(ns > 0 for ns in by_step),
+        collectives=sum(map(len, timings)),
+        needed=len(slack_ns),
+        least_slack_ns=None if total or not len(slack_ns) else int(slack_ns.min()),
     )
 
 
@@ -204,11 +193,6 @@ class Collective(RankResult):
         return rate if rate is not None and rate <= FASTEST_LINK_BYTES_PER_S else None
 
     @property
-    def is_too_fast(self) -> bool:
-        """Whether its size over its time is more than any link carries."""
-        return (self._bandwidth_bytes_per_s or 0) > FASTEST_LINK_BYTES_PER_S
-
-    @property
     def _bandwidth_bytes_per_s(self) -> float | None:
         time_ns = self.duration_ns if self.transfer_ns is None else self.transfer_ns
         return self.bytes / time_ns * 1e9 if self.bytes is not None and time_ns > 0 else None
@@ -220,23 +204,55 @@ class Collective(RankResult):
         return None if factor is None or bandwidth is None else factor * bandwidth
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
 
     Attributes:
+        run: The run.
+        alignment: How the ranks' clocks were brought together.
         matched: Collectives that were found on several ranks.
         unmatched: Collectives of a rank that found no match on others, though there are others.
         reason: Why it is not known what is exposed; ``None`` where it is.
     """
 
-    collectives: tuple[Collective, ...]
+    run: RunAnalysis
     alignment: Alignment
     matched: int
     unmatched: int
     warnings: tuple[str, ...]
     reason: str | None = None
     host_waits: int = 0
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """A result for each: rank by rank, in the order of steps and launches."""
+        return tuple(one for index in range(len(self.run.ranks)) for one in _collectives_of_rank(self.run, index))
+
+    @cached_property
+    def exposed_by_step(self) -> dict[int, int]:
+        """Exposed time of all ranks in each step that communicates, by its key."""
+        exposed: dict[int, int] = {}
+        for rank, exposure in zip(self.run.ranks, self.run.exposures, strict=True):
+            steps, of_steps = rank.timings.sum_by_step(exposure.exposed_ns)
+            for key, exposed_ns in zip(rank.keys_of_steps[steps].tolist(), of_steps.tolist(), strict=True):
+                exposed[key] = exposed.get(key, 0) + exposed_ns
+        return exposed
+
+    @property
+    def typical_step(self) -> int | None:
+        """The key of the step with the median exposed time of all ranks; ``None`` without steps that communicate."""
+        keys = sorted(self.exposed_by_step, key=self.exposed_by_step.__getitem__)
+        return keys[len(keys) // 2] if keys else None
+
+    def rows_of_step(self, key: int | None) -> list[Ints]:
+        """For each rank the rows of its timings that are of a step; with ``None`` those outside of any."""
+        return [np.flatnonzero(rank.keys == (UNKNOWN if key is None else key)) for rank in self.run.ranks]
+
+    def of_step(self, key: int | None) -> list[Collective]:
+        """The collectives of all ranks in a step; with ``None`` those outside of any."""
+        found = enumerate(self.rows_of_step(key))
+        return [one for index, rows in found for one in _collectives_of_rank(self.run, index, rows)]
 
     @property
     def outliers(self) -> Outliers | None:
@@ -250,11 +266,7 @@ class RunCollectives(FrameResult):
     @property
     def blocking(self) -> RunBlocking | None:
         """What stood still for them; ``None`` where that is not known, or not all they cost: a host waited, too."""
-        rows = (
-            (None if one.step_key is None else one.step_identity, one.blocking_ns, one.slack_ns)
-            for one in self.collectives
-        )
-        return None if self.reason or self.host_waits else measure_run_blocking(rows)
+        return None if self.reason or self.host_waits else measure_run_blocking(self.run.ranks)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
@@ -275,16 +287,13 @@ def _to_row(collective: Collective) -> dict[str, Any]:
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
     """Explain the collectives of a run."""
-    collectives = tuple(
-        collective for index in range(len(run.ranks)) for collective in _collectives_of_rank(run, index)
-    )
     warnings = run.warnings
-    if too_fast := sum(collective.is_too_fast for collective in collectives):
+    if too_fast := sum(map(_count_too_fast, run.ranks, run.transfers_ns)):
         over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s: {too_fast}"
         doubt = f"collectives with more bytes than any link moves in their time, {over}; their sizes are in doubt, so "
         warnings += (f"{doubt}that no bandwidth is given",)
     return RunCollectives(
-        collectives=collectives,
+        run=run,
         alignment=run.alignment,
         matched=len(run.matches),
         unmatched=run.matches.unmatched,
@@ -294,29 +303,25 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
     )
 
 
-def typical_step(collectives: Iterable[Collective]) -> int | None:
-    """The key of the step with the median exposed time of all ranks; ``None`` without steps that communicate."""
-    exposed: dict[int, int] = {}
-    for collective in collectives:
-        if collective.step_key is not None:
-            exposed[collective.step_key] = exposed.get(collective.step_key, 0) + collective.exposed_ns
-    keys = sorted(exposed, key=exposed.__getitem__)
-    return keys[len(keys) // 2] if keys else None
+def _count_too_fast(rank: RankCollectives, transfer_ns: Ints) -> int:
+    """How many collectives of a rank have more bytes than any link moves in the time of their transfer."""
+    timings = rank.timings
+    time_ns = np.where(transfer_ns == UNKNOWN, timings.end_ns - timings.start_ns, transfer_ns)
+    known = (timings.bytes != UNKNOWN) & (time_ns > 0)
+    return int((timings.bytes[known] / time_ns[known] * 1e9 > FASTEST_LINK_BYTES_PER_S).sum())
 
 
-def _collectives_of_rank(run: RunAnalysis, index: int) -> list[Collective]:
-    rank, timings, exposure, wait_ns = (
-        run.ranks[index],
-        run.ranks[index].timings,
-        run.exposures[index],
-        run.waits_ns[index],
-    )
+def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None) -> list[Collective]:
+    """Results for some rows of a rank's timings, by default for all."""
+    rank, exposure = run.ranks[index], run.exposures[index]
+    rows = np.arange(len(rank.timings)) if rows is None else rows
+    timings, wait_ns = select(rank.timings, rows), run.waits_ns[index][rows]
     all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
     backward_end = none_for_unknown(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
     start = timings.start_ns.tolist()
     columns = {
         "step": none_for_unknown(take_or_unknown(rank.step_numbers, timings.step)),
-        "index": timings.index.tolist(),
+        "index": rank.timings.index[rows].tolist(),
         "op": _look_up_names(OPERATIONS, timings.operation),
         "phase": _look_up_names(PHASES, timings.phase),
         "bucket": none_for_unknown(timings.bucket),
@@ -328,31 +333,30 @@ def _collectives_of_rank(run: RunAnalysis, index: int) -> list[Collective]:
         "launch_ns": none_for_unknown(timings.launch_ns, NO_TIME),
         "start_ns": start,
         "end_ns": timings.end_ns.tolist(),
-        "overlapped_ns": exposure.overlapped_ns.tolist(),
-        "exposed_ns": exposure.exposed_ns.tolist(),
+        "overlapped_ns": exposure.overlapped_ns[rows].tolist(),
+        "exposed_ns": exposure.exposed_ns[rows].tolist(),
         "blocking": _look_up_names(BLOCKING, timings.blocking),
-        "exposed_by": map(_exposed_parts, exposure.pairs_ns.tolist()),
-        "transfer_ns": none_for_unknown(run.transfers_ns[index]),
+        "exposed_by": map(_exposed_parts, exposure.pairs_ns[rows].tolist()),
+        "transfer_ns": none_for_unknown(run.transfers_ns[index][rows]),
         "wait_ns": none_for_unknown(wait_ns),
-        "exposed_wait_ns": none_for_unknown(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns)),
+        "exposed_wait_ns": none_for_unknown(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns[rows])),
         "before_backward_end_ns": [
             None if end is None else end - begin for begin, end in zip(start, backward_end, strict=True)
         ],
-        "step_key": none_for_unknown(rank.keys),
+        "step_key": none_for_unknown(rank.keys[rows]),
         "blocking_ns": none_for_unknown(timings.blocking_ns),
         "slack_ns": none_for_unknown(timings.slack_ns, NO_TIME),
-        "consumer": _iterate_consumers(rank),
+        "consumer": _iterate_consumers(rank.consumers, timings),
     }
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return make_rows(Collective, columns, **shared)
 
 
-def _iterate_consumers(rank: RankCollectives) -> Iterator[Consumer | None]:
-    timings = rank.timings
+def _iterate_consumers(names: Sequence[str], timings: CollectiveTimings) -> Iterator[Consumer | None]:
     columns = (timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
     for name, stream, start_ns, held_by in zip(*(column.tolist() for column in columns), strict=True):
         known_one = name != UNKNOWN
-        yield Consumer(rank.consumers[name], stream, start_ns, HELD_BY[held_by]) if known_one else None
+        yield Consumer(names[name], stream, start_ns, HELD_BY[held_by]) if known_one else None
 
 
 def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]:

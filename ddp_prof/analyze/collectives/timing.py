@@ -29,6 +29,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT, operation_of
 from ddp_prof.analyze.core.device_phases import DevicePhases, find_device_phases
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.step_times import StepTimes
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
@@ -109,6 +110,11 @@ class CollectiveTimings(Table):
     def index(self) -> Ints:
         """The position of each in its step."""
         return np.arange(len(self)) - np.searchsorted(self.step, self.step, side="left")
+
+    def sum_by_step(self, values: Ints) -> tuple[Ints, Ints]:
+        """The steps that have collectives, and the sum of their values in each."""
+        step, which = np.unique(self.step[self.step != UNKNOWN], return_inverse=True)
+        return step, sum_by_group(values[self.step != UNKNOWN], which, len(step))
 
 
 @dataclass(frozen=True)

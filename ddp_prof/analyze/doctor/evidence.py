@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.critical_path import RunCritical
-from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+from ddp_prof.analyze.collectives.gradients import carry_gradients
+from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.dependencies.critical_path import find_work
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.overlap.overlap import TraceOverlap
-from ddp_prof.analyze.root_cause import carries_gradients
 from ddp_prof.analyze.variants.contention import Contention
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Table,
+    concatenate,
+    distinct,
+    distinct_rows,
+    empty,
+    select,
+    take_or_unknown,
+)
 from ddp_prof.trace import Category, Kind
 
 NEXT_NS = 20_000
@@ -88,6 +100,91 @@ class RankFacts:
 
 
 @dataclass(frozen=True)
+class Gradients(Table):
+    """The collectives that reduce gradients in steps: rank by rank and step by step, in the order of launch.
+
+    Attributes:
+        rank: Index of the rank, as in ``RunAnalysis.ranks``.
+        of: Number of the step of that rank, counted over all ranks.
+        step: The step's own number; ``UNKNOWN`` where it carries none.
+        exposed_ns: As of ``Exposure``; ``duration_ns`` from start to end. All others as of ``CollectiveTimings``.
+        consumer: Number of what needs it, the same for all that need this; ``UNKNOWN`` where that is not known.
+        is_copied: 1 where a memory copy is the consumer.
+    """
+
+    rank: Ints
+    of: Ints
+    step: Ints
+    phase: Ints
+    bytes: Ints
+    launch_ns: Ints
+    end_ns: Ints
+    duration_ns: Ints
+    exposed_ns: Ints
+    blocking_ns: Ints
+    consumer: Ints
+    consumer_start_ns: Ints
+    is_copied: Ints
+
+    @property
+    def counts(self) -> Ints:
+        """How many each step has."""
+        return np.bincount(self.of)
+
+    @property
+    def is_last(self) -> Mask:
+        """Which are the last ones of their step."""
+        return np.append(self.of[1:] != self.of[:-1], np.ones(min(1, len(self)), np.bool_))
+
+    def select_steps(self, chosen: Mask) -> Gradients:
+        """Those of some steps, which are numbered anew."""
+        found = select(self, chosen[self.of])
+        return replace(found, of=np.cumsum(np.append(True, np.diff(found.of) != 0))[: len(found)] - 1)
+
+    def every_in_step(self, rows: Mask) -> Mask:
+        """The steps all of whose collectives are among the rows."""
+        found: Mask = np.bincount(self.of[rows], minlength=len(self.counts)) == self.counts
+        return found
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The own numbers of their steps, without duplicates."""
+        return tuple(distinct(self.step[self.step != UNKNOWN]))
+
+
+def find_gradients(run: RunAnalysis) -> Gradients:
+    """The collectives of a run that reduce gradients in steps."""
+    found = [_gradients_of_rank(run, index) for index in range(len(run.ranks))]
+    together = concatenate(empty(Gradients), *found)
+    borders = (np.diff(together.of) != 0) | (np.diff(together.rank) != 0)
+    return replace(together, of=np.cumsum(np.append(True, borders))[: len(together)] - 1)
+
+
+def _gradients_of_rank(run: RunAnalysis, index: int) -> Gradients:
+    """Those of one rank; steps by their index."""
+    rank = run.ranks[index]
+    rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
+    timings = select(rank.timings, rows)
+    _, consumer = distinct_rows(timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
+    is_copy = [name.lower().startswith("memcpy") for name in rank.consumers]
+    return Gradients(
+        rank=np.full(len(rows), index),
+        of=timings.step,
+        step=take_or_unknown(rank.step_numbers, timings.step),
+        phase=timings.phase,
+        bytes=timings.bytes,
+        launch_ns=timings.launch_ns,
+        end_ns=timings.end_ns,
+        duration_ns=timings.end_ns - timings.start_ns,
+        exposed_ns=run.exposures[index].exposed_ns[rows],
+        blocking_ns=timings.blocking_ns,
+        consumer=np.where(timings.consumer == UNKNOWN, UNKNOWN, consumer),
+        consumer_start_ns=timings.consumer_start_ns,
+        is_copied=np.array([*is_copy, False], np.int64)[timings.consumer],  # UNKNOWN, -1, finds the last
+    )
+
+
+@dataclass(frozen=True)
 class RunEvidence:
     """All that the rules may look at.
 
@@ -112,34 +209,20 @@ class RunEvidence:
         return self.analysis.device == "cpu"
 
     @cached_property
-    def by_step(self) -> dict[tuple[object, ...], list[Collective]]:
-        """The collectives of each step of each rank, in the order of launch."""
-        found: dict[tuple[object, ...], list[Collective]] = defaultdict(list)
-        for one in self.collectives.collectives:
-            if one.step_key is not None:
-                found[one.step_identity].append(one)
-        return dict(found)
+    def gradients(self) -> Gradients:
+        """The collectives that reduce gradients."""
+        return find_gradients(self.analysis)
 
-    @cached_property
-    def gradients_by_step(self) -> dict[tuple[object, ...], list[Collective]]:
-        """Those of them that reduce gradients."""
-        found = {key: [one for one in step if carries_gradients(one, step)] for key, step in self.by_step.items()}
-        return {key: step for key, step in found.items() if step}
+    def rank_names(self, ranks: Ints) -> tuple[str, ...]:
+        """Names of ranks, by their indices, without duplicates."""
+        return tuple(
+            dict.fromkeys(self.analysis.ranks[index].name for index in ranks[np.sort(distinct_rows(ranks)[0])])
+        )
 
 
-def distinct_ranks(collectives: list[Collective]) -> tuple[str, ...]:
-    """Names of the ranks of some collectives, without duplicates."""
-    return tuple(dict.fromkeys(one.name for one in collectives))
-
-
-def distinct_steps(collectives: list[Collective]) -> tuple[int, ...]:
-    """Numbers of the steps of some collectives, without duplicates."""
-    return tuple(sorted({one.step for one in collectives if one.step is not None}))
-
-
-def median_or_zero(values: list[int]) -> int:
-    """The median; 0 for an empty list."""
-    return round(median(values)) if values else 0
+def median_or_zero(values: Sequence[int] | Ints) -> int:
+    """The median; 0 where there are no values."""
+    return round(median(np.asarray(values).tolist())) if len(values) else 0
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from itertools import pairwise
-
 import numpy as np
 
-from ddp_prof.analyze.collectives.results import Collective
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
+from ddp_prof.table import NO_TIME, distinct_rows
 
 _WORTH = 0.01
 """Share of a step from which waiting is reported."""
 _HOST_SHARE = 0.25
 _OVERHEAD_SHARE = 0.05
+_LEAST_HOOKS = 3
 _DELAY_TOLERANCE = 0.5
 """Where the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms; else by nothing."""
 
@@ -53,19 +53,15 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     Found where in most steps each has ended before the next one is launched, and where one that takes longer delays the
     next one by as much. Short collectives end in time, too, without anybody waiting; their length delays nothing.
     """
-    launched: dict[str, list[list[Collective]]] = defaultdict(list)
-    for step in run.gradients_by_step.values():
-        hooks = [one for one in step if one.phase == "backward" and one.launch_ns is not None]
-        if len(hooks) >= 3 and len(hooks) == len(step):
-            launched[hooks[0].name].append(hooks)
-    blocked = [
-        hooks
-        for of_rank in launched.values()
-        for hooks in of_rank
-        if all((after.launch_ns or 0) >= before.end_ns for before, after in pairwise(hooks))
-    ]
-    steps = len(run.gradients_by_step)
-    if 2 * len(blocked) <= steps:
+    gradients = run.gradients
+    is_hook = (gradients.phase == BACKWARD_PHASE) & (gradients.launch_ns != NO_TIME)
+    launched = gradients.select_steps((gradients.counts >= _LEAST_HOOKS) & gradients.every_in_step(is_hook))
+    ended_in_time = launched.is_last
+    before = np.flatnonzero(~ended_in_time)
+    ended_in_time[before] = launched.launch_ns[before + 1] >= launched.end_ns[before]
+    blocked = launched.select_steps(launched.every_in_step(ended_in_time))
+    steps = len(gradients.counts)
+    if 2 * len(blocked.counts) <= steps:
         return None
     delay = _delay_by_length(launched)
     if delay is None:
@@ -73,31 +69,33 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("host synchronization in backward", reason)
     if abs(delay - 1) > _DELAY_TOLERANCE:
         return None
-    wait = median_or_zero([sum(one.duration_ns for one in hooks) for hooks in blocked])
+    wait = median_or_zero(sum_by_group(blocked.duration_ns, blocked.of, len(blocked.counts)))
     return Finding(
         "host synchronization in backward",
-        f"In {len(blocked)} of {steps} steps each collective that backward launched had ended "
+        f"In {len(blocked.counts)} of {steps} steps each collective that backward launched had ended "
         f"before the next one was launched, and delayed it by {delay:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
         "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
-        tuple(dict.fromkeys(hooks[0].name for hooks in blocked)),
+        run.rank_names(blocked.rank),
         (),
         wait,
     )
 
 
-def _delay_by_length(launched: dict[str, list[list[Collective]]]) -> float | None:
+def _delay_by_length(launched: Gradients) -> float | None:
     """How much later the next collective is launched per time that one takes longer; ``None`` for too few steps.
 
     The slope of a line through the deviations from the medians of each position in the steps of a rank. It takes
     all steps: of those alone whose collectives ended in time, long ones have long intervals for that reason.
     """
-    rows: dict[tuple[str, int], list[tuple[int, int]]] = defaultdict(list)
-    for name, of_rank in launched.items():
-        for hooks in of_rank:
-            for position, (before, after) in enumerate(pairwise(hooks)):
-                rows[name, position].append((before.duration_ns, (after.launch_ns or 0) - (before.launch_ns or 0)))
-    deviations = [np.array(of_one) - np.median(of_one, axis=0) for of_one in rows.values() if len(of_one) > 2]
+    counts = launched.counts
+    position = np.arange(len(launched)) - (np.cumsum(counts) - counts)[launched.of]
+    before = np.flatnonzero(~launched.is_last)
+    interval_ns = launched.launch_ns[before + 1] - launched.launch_ns[before]
+    values = np.column_stack([launched.duration_ns[before], interval_ns])
+    first, which = distinct_rows(launched.rank[before], position[before])
+    alike = [values[which == number] for number in range(len(first))]
+    deviations = [of_one - np.median(of_one, axis=0) for of_one in alike if len(of_one) > 2]
     if not deviations:
         return None
     lengths, intervals = np.concatenate(deviations).T

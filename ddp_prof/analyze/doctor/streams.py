@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.collective_ranges import OPERATIONS
 from ddp_prof.analyze.doctor.evidence import (
     Abstained,
     Finding,
     RunEvidence,
-    distinct_ranks,
-    distinct_steps,
     median_or_zero,
 )
 from ddp_prof.table import NO_TIME, UNKNOWN
 
+_COMPUTE_STREAM = BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
 
 
@@ -23,19 +23,21 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 
     Found where more than half of the time of communication is on the stream that computes.
     """
-    there = [one for one in run.collectives.collectives if one.blocking == "compute_stream"]
-    total_ns = sum(one.duration_ns for one in run.collectives.collectives)
-    own_ns = sum(one.duration_ns for one in there)
-    if run.is_cpu or 2 * own_ns <= total_ns:
+    timings = [rank.timings for rank in run.analysis.ranks]
+    lengths_ns = [of_rank.end_ns - of_rank.start_ns for of_rank in timings]
+    there = [of_rank.blocking == _COMPUTE_STREAM for of_rank in timings]
+    own_ns = [np.where(rows, length_ns, 0) for rows, length_ns in zip(there, lengths_ns, strict=True)]
+    total_ns = sum(int(length_ns.sum()) for length_ns in lengths_ns)
+    if run.is_cpu or 2 * sum(int(own.sum()) for own in own_ns) <= total_ns:
         return None
-    ids = {id(one) for one in there}
-    per_step = [sum(one.duration_ns for one in step if id(one) in ids) for step in run.by_step.values()]
+    per_step = [ns for of_rank, own in zip(timings, own_ns, strict=True) for ns in of_rank.sum_by_step(own)[1].tolist()]
+    found = [one for one in run.collectives.collectives if one.blocking == "compute_stream"]
     return Finding(
         "communication on the compute stream",
-        f"{len(there):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
+        f"{len(found):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
         "Launch them with async_op=True, or on a stream of their own, and wait where their result is needed.",
-        distinct_ranks(there),
-        distinct_steps(there),
+        tuple(dict.fromkeys(one.name for one in found)),
+        tuple(sorted({one.step for one in found if one.step is not None})),
         median_or_zero(per_step) if per_step else None,
     )
 
@@ -83,7 +85,7 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
 
     Found where most collectives begin only when an operation of another stream has ended.
     """
-    if run.is_cpu or not run.collectives.collectives:
+    if run.is_cpu or not any(len(rank.timings) for rank in run.analysis.ranks):
         return None
     if not any(facts.could_begin for facts in run.facts):
         reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
@@ -131,7 +133,7 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
         f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "
         f"{found.contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
         "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
-        distinct_ranks(list(run.collectives.collectives)),
+        tuple(dict.fromkeys(rank.name for rank in run.analysis.ranks if len(rank.timings))),
         (),
         -gain,
     )

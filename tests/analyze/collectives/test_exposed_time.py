@@ -8,7 +8,7 @@ import pytest
 
 from ddp_prof.analyze.overlap.overlap import measure_overlap
 from tests.drawing import PID, draw_trace
-from tests.measuring import collectives_of
+from tests.measuring import collectives_of, results_of
 
 STEP = {"step 0": "#" * 24}
 
@@ -260,7 +260,7 @@ def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(own_trac
     found = {}
     for path in own_traces:
         trace = load_trace(path)
-        found[path.stem] = find_root_cause(collectives_of(trace), trace.manifest)
+        found[path.stem] = find_root_cause(results_of(trace))
     for name in ("naive", "flat"):
         cause = found[name]
         assert (cause.when, cause.why, cause.blocking) == ("tail", "blocking_call", "after_backward")

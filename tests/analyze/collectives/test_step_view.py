@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.results import measure_collectives, typical_step
+from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.step_view import ExposedStretch, view_step
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from ddp_prof.present.headlines import Headline
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, rank_capture, run_of
 from tests.analyze.collectives.test_timing import OURS
+from tests.drawing import draw_trace
 from tests.measuring import analysis_of
 from tests.nsys_factory import write_capture
 from tests.present.runs import HOSTILE_TITLE
@@ -32,7 +33,7 @@ def test_a_step_is_told_from_its_first_launch() -> None:
 def test_ranks_share_a_clock_and_show_who_waits(tmp_path) -> None:
     files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", rank_capture(rank)) for rank in (0, 1)]
     run = run_of(*map(load_trace, files))
-    step = typical_step(measure_collectives(run).collectives)
+    step = measure_collectives(run).typical_step
     assert step is not None
     (early,), (late,) = (rank.collectives for rank in view_step(run, step))
     assert abs(late.start_ns - early.start_ns - LATE_MS * MS) < 0.05 * MS
@@ -77,7 +78,11 @@ def test_of_many_collectives_those_exposed_longest_are_shown() -> None:
 
 def test_a_step_without_communication_has_no_lives() -> None:
     assert view_step(RUN, 99) == ()
-    assert typical_step(()) is None
+
+
+def test_without_collectives_no_step_is_typical() -> None:
+    silent = analysis_of(draw_trace(ranges={"step 0": "######"}, streams={7: "ccccc."}))
+    assert measure_collectives(silent).typical_step is None
 
 
 def test_exposed_time_that_is_counted_elsewhere_does_not_pass_for_overlapped() -> None:

@@ -179,7 +179,7 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
 def test_ranks_of_one_process_number_are_kept_apart() -> None:
     """As in Kineto's files, which all call their process 0."""
     run = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b"))
-    headline = find_root_cause(measure_collectives(run).collectives)
+    headline = find_root_cause(measure_collectives(run))
     assert headline is not None
     assert (headline.collectives_per_step, headline.is_last) == (1, True)
 

@@ -30,7 +30,7 @@ CONTRACT = {
 def view_of(trace, by: str = "collective"):
     run = analysis_of(trace)
     result = measure_collectives(run)
-    cause = find_root_cause(result.collectives, run.manifest)
+    cause = find_root_cause(result)
     return collectives_view(run, result, root_cause_headline(cause, result.reason), by)
 
 
