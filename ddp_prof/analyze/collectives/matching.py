@@ -94,6 +94,8 @@ class Matches:
 
 def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     """Find the collectives that several ranks have in common."""
+    if len(ranks) < 2:
+        return Matches(np.empty((0, len(ranks)), np.int64), 0)
     streams = _pair_streams(ranks)
     shared = [
         rows
@@ -104,7 +106,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
     return Matches(
         np.array(shared, np.int64).reshape(len(shared), len(ranks)),
-        candidates - matched if len(ranks) > 1 else 0,
+        candidates - matched,
         by_stream=any(streams),
     )
 
