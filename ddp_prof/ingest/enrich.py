@@ -8,6 +8,7 @@ activities and launching calls, made when the trace was built, holds for all of 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +19,13 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.string_table import NameTable
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.range_names import PROCESS, parse_ranges
-from ddp_prof.trace import UNKNOWN, Ints, Mask, Trace, distinct, distinct_rows
+from ddp_prof.trace import UNKNOWN, Ints, Kind, Mask, Trace, distinct, distinct_rows
 
-LAUNCH_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ", "registersPerThread")
-"""Columns of Nsight Systems that hold the launch shape and the registers per thread."""
+SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+"""Columns of Nsight Systems that hold the launch shape."""
+REGISTERS = "registersPerThread"
+ALL_SHAPES = sys.maxsize
+"""Kernels whose shapes are read: all of them."""
 
 _LATEST_NS = 4 * 10**18
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
@@ -133,9 +137,10 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
 
     Args:
         trace: Its kernels come first among the activities.
-        columns: One for each of :data:`LAUNCH_COLUMNS`, one row per kernel; ``UNKNOWN`` where the profiler noted none.
+        columns: One for each of :data:`SHAPE_COLUMNS`, then the registers per thread, where these are known; one row
+            per kernel, of all or of the first ones; ``UNKNOWN`` where the profiler noted none.
     """
-    *sizes, registers = columns
+    sizes, registers = columns[: len(SHAPE_COLUMNS)], columns[len(SHAPE_COLUMNS) :]
     names = NameTable(trace.names)
     first, which = distinct_rows(*sizes)
     used = np.stack([size[first] for size in sizes], axis=1)
@@ -145,4 +150,11 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     ]
     others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
     shape_id = np.concatenate([np.array(index, np.int64)[which], others])
-    return replace(trace, names=names.as_tuple(), shape_id=shape_id, registers=np.concatenate([registers, others]))
+    kernels = int((trace.activities.kind == Kind.KERNEL).sum())
+    return replace(
+        trace,
+        names=names.as_tuple(),
+        shape_id=shape_id,
+        shapes_known=len(shape_id) if len(which) == kernels else len(which),
+        registers=np.concatenate([*registers, others]) if registers else trace.registers,
+    )

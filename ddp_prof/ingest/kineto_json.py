@@ -70,7 +70,9 @@ _MOST = 2**62
 _MOST_LETTERS = 100
 
 
-def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
+def load_kineto_json(
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     document = read_document(path)
     by_category: dict[str, list[Event]] = defaultdict(list)
@@ -122,7 +124,7 @@ def load_kineto_json(path: Path, *, extra_patterns: Sequence[str] = (), with_lau
         gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
     steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
-    if with_launches:
+    if with_launches or with_shapes:
         kernels = by_category[_KERNEL]
         registers = _parse_integers((event.args or EventArguments()).registers for event in kernels)
         steps.append(partial(add_launch_shapes, columns=[*_launch_sizes(kernels), registers]))

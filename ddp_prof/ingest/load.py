@@ -102,14 +102,17 @@ READERS = (
 """All formats. A new one is a row here, and a module that reads it."""
 
 
-def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
+def load_trace(
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+) -> Trace:
     """Read a trace of any supported format; the format is detected by content, not by name.
 
     Args:
         path: A report of Nsight Systems or its export, as SQLite or as a folder of Parquet or Arrow files, or a
             PyTorch profiler's JSON, plain or gzipped.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_launches: Read shapes of kernels, names and ends of calls, too.
+        with_launches: Read shapes and registers of kernels, names and ends of calls, too.
+        with_shapes: Else of how many kernels at least, the first ones of the file, shapes are read.
 
     Raises:
         TraceError: The file cannot be read as a trace.
@@ -121,7 +124,7 @@ def load_trace(path: Path, *, extra_patterns: Sequence[str] = (), with_launches:
         if reader.recognises(head):
             load: Callable[..., Trace] = resolve_name(reader.load)
             started = perf_counter()
-            trace = load(path, extra_patterns=extra_patterns, with_launches=with_launches)
+            trace = load(path, extra_patterns=extra_patterns, with_launches=with_launches, with_shapes=with_shapes)
             counts = f"{len(trace.activities):,} activities, {len(trace.calls):,} calls, {len(trace.spans):,} ranges"
             _LOG.info(
                 "%s: %s, %s, read in %.2f s", printable(str(path)), reader.source, counts, perf_counter() - started

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap.overlap import TraceOverlap
     from ddp_prof.analyze.quality.inventory import TraceInventory
     from ddp_prof.analyze.variants.contention import KernelSamples
+    from ddp_prof.analyze.variants.slowdown_limit import SlowdownLimit
     from ddp_prof.trace import Trace
 
 
@@ -56,8 +57,12 @@ def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) ->
 
 
 ALL_AT_ONCE = "this needs all events at once"
-OF_EACH_KERNEL = frozenset({"kernels", "device use"})
-"""What is measured of each kernel: it has rows for all of them, and tells them apart by their launch shapes."""
+FIRST_KERNELS = 1 << 16
+"""Kernels whose launch shapes are read to limit a slowdown: some hundred steps."""
+BY_SHAPE = frozenset({"kernels", "device use"})
+"""What tells kernels apart by their launch shapes."""
+OF_EACH_KERNEL = BY_SHAPE | {"slowdown"}
+"""What is measured of each kernel: it may have rows for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +74,8 @@ class LoadOptions:
         backward_range: Regular expression for ranges that hold the backward pass.
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
         with_launches: Read more of launches: kernels' shapes, names and ends of calls, which timelines show. What is
-            measured of each kernel is measured with them, whatever is said here.
+            measured of each kernel is measured with shapes, whatever is said here.
+        with_shapes: Else of how many kernels at least, the first ones of the file, shapes are read.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         part_rows: Read exports in parts of about so many rows; by default only those that are large.
@@ -80,6 +86,7 @@ class LoadOptions:
     backward_range: str | None = None
     comm_patterns: tuple[str, ...] = ()
     with_launches: bool = False
+    with_shapes: int = 0
     one_run: bool = False
     separate: bool = False
     to_draw: bool = False
@@ -139,8 +146,27 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     from ddp_prof.runs.parts import warn_reading_whole
 
     warn_reading_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
-    trace = load_trace(file, extra_patterns=options.comm_patterns, with_launches=options.with_launches)
+    trace = load_trace(
+        file,
+        extra_patterns=options.comm_patterns,
+        with_launches=options.with_launches,
+        with_shapes=options.with_shapes,
+    )
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
+
+
+def add_all_shapes(part: TraceEvents) -> TraceEvents:
+    """The same with the launch shapes of all kernels, where only those of the first ones are known.
+
+    Raises:
+        TraceError: The file cannot be read again.
+    """
+    from ddp_prof.ingest.nsys.sqlite_export import read_all_shapes
+
+    if part.trace.shape_id is None or part.trace.knows_shapes:
+        return part
+    trace = read_all_shapes(part.trace)
+    return TraceEvents(trace, tuple(rank.in_trace(trace) for rank in part.ranks))
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
@@ -182,8 +208,12 @@ def measure_report(
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
-    if OF_EACH_KERNEL & {*measures}:
-        options = replace(options, with_launches=True)
+    from ddp_prof.ingest.enrich import ALL_SHAPES
+
+    if BY_SHAPE & {*measures}:
+        options = replace(options, with_shapes=ALL_SHAPES)
+    elif "slowdown" in measures:
+        options = replace(options, with_shapes=FIRST_KERNELS)
     events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
@@ -233,6 +263,13 @@ def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSam
     return [sample_kernels(rank) for rank in part.ranks]
 
 
+def _measure_slowdown(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples | SlowdownLimit]:
+    from ddp_prof.analyze.variants.contention import sample_kernels
+    from ddp_prof.analyze.variants.slowdown_limit import limit_slowdown
+
+    return [(sample_kernels if part.trace.knows_shapes else limit_slowdown)(rank) for rank in part.ranks]
+
+
 def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
     from ddp_prof.analyze.kernels.device_use import measure_rank_use
 
@@ -273,6 +310,7 @@ MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
     "overlap": _measure_overlap,
     "collectives": _measure_collectives,
     "kernels": _measure_kernels,
+    "slowdown": _measure_slowdown,
     "device use": _measure_device_use,
     "critical": _measure_critical,
     "facts": _measure_facts,

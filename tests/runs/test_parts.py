@@ -83,7 +83,10 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
         for name in ("timings", "compute", "device_phases", "times", "backward_end_ns", "step_keys", "groups"):
             assert same(getattr(one, name), getattr(other, name)), name
         assert same(one, other)
-    assert measure_collectives(found["collectives"]) == measure_collectives(expected["collectives"])
+    one, other = measure_collectives(found["collectives"]), measure_collectives(expected["collectives"])
+    assert one.collectives == other.collectives
+    for name in ("alignment", "matched", "unmatched", "warnings", "reason", "host_waits"):
+        assert getattr(one, name) == getattr(other, name), name
 
 
 @pytest.mark.slow

@@ -204,7 +204,7 @@ class Collective(RankResult):
         return None if factor is None or bandwidth is None else factor * bandwidth
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
 

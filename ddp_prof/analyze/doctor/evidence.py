@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
@@ -190,7 +190,8 @@ class RunEvidence:
 
     Attributes:
         facts: Of the ranks of ``analysis``, in its order.
-        contention: How much slower compute is beside communication; ``None`` where it was not measured.
+        contention: Measures how much slower compute is beside communication.
+        most_contention_ns: What that costs a step at most; ``None`` where it is to be measured.
         compared_files: Of how many of its traces that was measured, and how many there are; ``None`` for all.
     """
 
@@ -200,7 +201,8 @@ class RunEvidence:
     critical: RunCritical
     skew: RunSkew
     facts: tuple[RankFacts, ...]
-    contention: Contention | None = None
+    contention: Callable[[], Contention]
+    most_contention_ns: int | None = None
     compared_files: tuple[int, int] | None = None
 
     @property

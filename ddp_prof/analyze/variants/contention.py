@@ -81,11 +81,21 @@ class Contention:
     half_width_ns: int | None = None
 
 
-def sample_kernels(rank: RankEvents) -> KernelSamples:
-    """The kernels of compute in a rank's steps, in the order of launch."""
+def rows_of_compute(rank: RankEvents) -> Ints:
+    """The events of a rank that are kernels of compute in steps."""
     events = rank.events
     is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
-    rows = np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
+    return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
+
+
+def sample_kernels(rank: RankEvents) -> KernelSamples:
+    """The kernels of compute in a rank's steps, in the order of launch."""
+    return find_samples(rank, rows_of_compute(rank))
+
+
+def find_samples(rank: RankEvents, rows: Ints) -> KernelSamples:
+    """The same of some of the rank's events: all kernels of compute of some steps."""
+    events = rank.events
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
     found, kernel = identify_kernels(rank.trace, events.activity[rows])
@@ -121,7 +131,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     if not any(len(sample.kernel) for sample in samples):
         return _without_figure("no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
-    key = _kernel_keys(both)
+    key = kernel_keys(both)
     duration = np.concatenate([sample.duration_ns for sample in both])
     beside = np.concatenate([sample.beside_ns for sample in both])
     step = np.concatenate([sample.step for sample in both])
@@ -183,7 +193,7 @@ def _other_difference(
     )
 
 
-def _kernel_keys(samples: Sequence[KernelSamples]) -> Ints:
+def kernel_keys(samples: Sequence[KernelSamples]) -> Ints:
     """One number for each kernel that is the same (name and position), over all samples."""
     _, kernel = merge_keys((sample.names, sample.kernel) for sample in samples)
     position = np.concatenate([sample.position for sample in samples])

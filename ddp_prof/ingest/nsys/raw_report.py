@@ -11,9 +11,11 @@ import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest.enrich import ALL_SHAPES
 from ddp_prof.ingest.nsys.program import Nsys, find_nsys
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import require_disk_space
@@ -24,19 +26,22 @@ EXPORT_TO_REPORT = 4
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
-def load_nsys_report(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
+def load_nsys_report(
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+) -> Trace:
     """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
+    load = partial(_load, path, extra_patterns=extra_patterns, with_launches=with_launches, with_shapes=with_shapes)
     if is_exported(path):
-        return _load(path, beside, extra_patterns, with_launches)
+        return load(beside)
     if os.access(path.parent, os.W_OK):
         _export(path, beside)
-        trace = _load(path, beside, extra_patterns, with_launches)
+        trace = load(beside)
         note = f"exported to {beside.name}, which lies beside the report and is read from now on"
         return replace(trace, warnings=(*trace.warnings, note))
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         _export(path, Path(folder) / beside.name)
-        return _load(path, Path(folder) / beside.name, extra_patterns, with_launches)
+        return load(Path(folder) / beside.name)
 
 
 def is_exported(report: Path) -> bool:
@@ -45,8 +50,14 @@ def is_exported(report: Path) -> bool:
     return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
 
 
-def _load(report: Path, export: Path, extra_patterns: Sequence[str], with_launches: bool) -> Trace:
-    trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=report, with_launches=with_launches)
+def _load(report: Path, export: Path, *, extra_patterns: Sequence[str], with_launches: bool, with_shapes: int) -> Trace:
+    trace = load_nsys_sqlite(
+        export,
+        extra_patterns=extra_patterns,
+        run=report,
+        with_launches=with_launches,
+        with_shapes=with_shapes and ALL_SHAPES,  # the export may be gone when those of others are asked for
+    )
     return replace(trace, path=report, source="nsys-report")
 
 
@@ -59,11 +70,11 @@ def _export(report: Path, target: Path) -> None:
         )
     require_disk_space(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
     with tempfile.TemporaryDirectory(prefix=".ddp_prof.", dir=target.parent) as folder:
-        partial = Path(folder) / target.name
-        output = nsys.export(report, partial)
-        if not partial.is_file():
+        unfinished = Path(folder) / target.name
+        output = nsys.export(report, unfinished)
+        if not unfinished.is_file():
             raise _failure(report, nsys, output)
-        partial.replace(target)
+        unfinished.replace(target)
 
 
 def _failure(report: Path, nsys: Nsys, output: str) -> TraceError:

@@ -19,7 +19,8 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.collective_args import NcclRange, add_nccl_metadata
 from ddp_prof.ingest.communication_ranges import mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.enrich import (
-    LAUNCH_COLUMNS,
+    REGISTERS,
+    SHAPE_COLUMNS,
     UNNAMED_CALL,
     UNNAMED_KERNEL,
     UNNAMED_RANGE,
@@ -71,7 +72,12 @@ _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA gr
 
 
 def load_nsys_sqlite(
-    path: Path, *, extra_patterns: Sequence[str] = (), run: Path | None = None, with_launches: bool = False
+    path: Path,
+    *,
+    extra_patterns: Sequence[str] = (),
+    run: Path | None = None,
+    with_launches: bool = False,
+    with_shapes: int = 0,
 ) -> Trace:
     """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
@@ -79,17 +85,35 @@ def load_nsys_sqlite(
     """
     with open_sqlite(path) as file:
         manifest, classifier = load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns)
-        return file.run_with_deadline(lambda: _load(file, manifest, classifier, with_launches))
+        return file.run_with_deadline(lambda: _load(file, manifest, classifier, with_launches, with_shapes))
 
 
-def _load(file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool) -> Trace:
+def read_all_shapes(trace: Trace) -> Trace:
+    """A trace of which the shapes of the first kernels are known, with those of all kernels.
+
+    Raises:
+        TraceError: The export cannot be read again.
+    """
+    with open_sqlite(trace.path) as file:
+        return add_launch_shapes(trace, file.run_with_deadline(lambda: _kernel_columns(file, SHAPE_COLUMNS)))
+
+
+def _load(
+    file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool, with_shapes: int
+) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
     activity_columns = file.start(_activity_columns, file)
     range_rows = file.start(_range_rows, file)
     call_columns = file.start(_call_columns, file, with_launches)
     synchronizations = file.start(read_synchronizations, file)
-    launches = file.start(_launch_columns, file) if with_launches else None
+    launches = (
+        file.start(_kernel_columns, file, (*SHAPE_COLUMNS, REGISTERS))
+        if with_launches
+        else file.start(_kernel_columns, file, SHAPE_COLUMNS, with_shapes)
+        if with_shapes
+        else None
+    )
     has_strings = file.has_columns("StringIds", "id", "value")
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
     names = NameTable()
@@ -207,9 +231,10 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     )
 
 
-def _launch_columns(file: SqliteFile) -> list[Ints]:
-    start, *columns = file.read_integers(KERNELS, ("start", *LAUNCH_COLUMNS)).values()
-    return [column[start != UNKNOWN] for column in columns]
+def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int | None = None) -> list[Ints]:
+    """Columns of the kernels that have a start; of the first rows alone where they are told how many."""
+    start, *found = file.read_integers(KERNELS, ("start", *columns), rows).values()
+    return [column[start != UNKNOWN] for column in found]
 
 
 def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest.enrich import ALL_SHAPES
 from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
 from ddp_prof.trace import Trace
@@ -31,7 +32,9 @@ MOST_TEXT_PER_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
 _HINT = "export the report again"
 
 
-def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False) -> Trace:
+def load_nsys_table_folder(
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+) -> Trace:
     """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
@@ -41,7 +44,13 @@ def load_nsys_table_folder(path: Path, *, extra_patterns: Sequence[str] = (), wi
         export = Path(folder) / "export.sqlite"
         _write_database(tables, export)
         try:
-            trace = load_nsys_sqlite(export, extra_patterns=extra_patterns, run=path, with_launches=with_launches)
+            trace = load_nsys_sqlite(
+                export,
+                extra_patterns=extra_patterns,
+                run=path,
+                with_launches=with_launches,
+                with_shapes=with_shapes and ALL_SHAPES,  # the export is gone when those of others are asked for
+            )
         except TraceError as error:
             raise TraceError(path if error.path == export else error.path, error.reason, error.hint) from error
     return replace(trace, path=path, source="nsys-tables")

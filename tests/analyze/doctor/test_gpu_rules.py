@@ -44,7 +44,7 @@ def diagnose(
             critical=measure_critical_paths(run, [(trace.path, measure_chains(rank)) for rank in ranks]),
             skew=measure_skew(run),
             facts=tuple(measure_facts(rank) for rank in ranks),
-            contention=contention,
+            contention=lambda: contention,
             compared_files=compared_files,
         )
     )
