@@ -163,6 +163,14 @@ class DataParallel(torch.nn.Module, ABC):
         """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
         return ()
 
+    def before_step(self, optimizer: torch.optim.Optimizer, *, is_own: bool) -> None:  # noqa: ARG002  # sharded looks
+        """Any optimizer is about to step; ``is_own``: on :meth:`optimizer_parameters`. Called by a hook."""
+        if is_own and self.is_unfinished:
+            raise CommunicationError(
+                "optimizer.step() on gradients that are not synchronized: "
+                "call finish_gradient_synchronization() after backward, before the step"
+            )
+
     def on_step(self) -> None:
         """An optimizer has stepped on :meth:`optimizer_parameters`. Called by a hook."""
 
@@ -250,14 +258,9 @@ def add_hooks(
         for index, parameter in enumerate(parameters)
     ]
     ids = frozenset(map(id, stepped))
-    handles.append(register_optimizer_step_pre_hook(partial(_check_finished, owner, ids)))
+    handles.append(register_optimizer_step_pre_hook(partial(_report_before_step, owner, ids)))
     handles.append(register_optimizer_step_post_hook(partial(_report_step, owner, ids)))
-    return make_remover(listener, handles)
-
-
-def make_remover(owner: object, handles: Sequence[RemovableHandle]) -> weakref.finalize[..., Any]:
-    """A finalizer that removes hooks when it is called or when their owner is deleted."""
-    remover = weakref.finalize(owner, _remove, handles)
+    remover = weakref.finalize(listener, _remove, handles)
     remover.atexit = False
     return remover
 
@@ -273,15 +276,12 @@ def _report_gradient(owner: weakref.ref[Any], index: int, _parameter: torch.Tens
         listener.on_gradient(index)
 
 
-def _check_finished(
+def _report_before_step(
     owner: weakref.ref[Any], stepped: frozenset[int], optimizer: torch.optim.Optimizer, *_: object
 ) -> None:
     listener = owner()
-    if listener is not None and listener.is_unfinished and _steps_on(optimizer, stepped):
-        raise CommunicationError(
-            "optimizer.step() on gradients that are not synchronized: "
-            "call finish_gradient_synchronization() after backward, before the step"
-        )
+    if listener is not None:
+        listener.before_step(optimizer, is_own=_steps_on(optimizer, stepped))
 
 
 def _report_step(

@@ -19,17 +19,13 @@ all-gather together send what one all-reduce does, but the second half hides beh
 from __future__ import annotations
 
 import math
-import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ddp_prof import annotate
-from ddp_prof.ddp.base import make_remover
 from ddp_prof.ddp.bucket_assignment import Assignment, ParameterSize, assign_buckets, cap_in_bytes
 from ddp_prof.ddp.collective import InFlight, launch_all_reduce
 from ddp_prof.ddp.reducer import Reducer
@@ -56,7 +52,7 @@ class ShardedDDP(ReducingVariant):
         options: As of :class:`ReducingVariant`, without ``find_unused_parameters``.
     """
 
-    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers", "_step_hook"}
+    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers"}
 
     def __init__(
         self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
@@ -76,8 +72,6 @@ class ShardedDDP(ReducingVariant):
         self._layers = list(self.module.modules())
         for layer in self._layers:
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
-        hook = register_optimizer_step_pre_hook(partial(_before_step, weakref.ref(self)))
-        self._step_hook = make_remover(self, [hook])
 
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
         return assign_buckets(sizes, cap_bytes=self._cap_bytes)
@@ -94,6 +88,23 @@ class ShardedDDP(ReducingVariant):
             self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
         return super().forward(*args, **kwargs)
 
+    def before_step(self, optimizer: torch.optim.Optimizer, *, is_own: bool) -> None:
+        super().before_step(optimizer, is_own=is_own)
+        stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if any(id(parameter) in stepped for parameter in self._trained):
+            raise CommunicationError(
+                "the optimizer steps on the module's parameters, whose gradients sharded keeps in parts: "
+                "make it of variant.optimizer_parameters()"
+            )
+        if not is_own:
+            return
+        if isinstance(optimizer, ShardedOptimizer):
+            raise CommunicationError(
+                "sharded divides the optimizer's state already, and a ShardedOptimizer would give every rank one "
+                "rank's part: use the optimizer itself"
+            )
+        self.wait_for_parameters()  # an all-gather still reads the part that is stepped on
+
     def on_step(self) -> None:
         """Launch the all-gathers of what the optimizer changed. Called by a hook when a step on the shards ends."""
         for bucket in reversed(self._shard_reducer.shard_buckets()):
@@ -107,7 +118,6 @@ class ShardedDDP(ReducingVariant):
         self.wait_for_parameters()
         for layer in self._layers:
             layer._parameters = dict(layer._parameters)
-        self._step_hook()
         super().remove()
 
     def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
@@ -150,25 +160,6 @@ class ShardedDDP(ReducingVariant):
 
 def _is_compiled(layer: torch.nn.Module) -> bool:
     return layer._compiled_call_impl is not None or "_orig_mod" in layer._modules
-
-
-def _before_step(owner: weakref.ref[ShardedDDP], optimizer: torch.optim.Optimizer, *_: object) -> None:
-    variant = owner()
-    if variant is None:
-        return
-    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-    if any(id(parameter) in stepped for parameter in variant._trained):
-        raise CommunicationError(
-            "the optimizer steps on the module's parameters, whose gradients sharded keeps in parts: "
-            "make it of variant.optimizer_parameters()"
-        )
-    if any(id(parameter) in stepped for parameter in variant.optimizer_parameters()):
-        if isinstance(optimizer, ShardedOptimizer):
-            raise CommunicationError(
-                "sharded divides the optimizer's state already, and a ShardedOptimizer would give every rank one "
-                "rank's part: use the optimizer itself"
-            )
-        variant.wait_for_parameters()  # an all-gather still reads the part that is stepped on
 
 
 class Gathers:
