@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import Trace
-from tests.browser.conftest import Visit, new_visit
+from tests.browser.conftest import Visit
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 
@@ -72,23 +71,6 @@ def test_a_capture_without_steps_opens_on_all_of_it(visit: Visit, tmp_path: Path
     assert visit.ask("[page.data.typical, page.step]") == [None, None]
     assert window(visit) == [0, 6]
     assert "#" not in visit.page.url
-
-
-def test_a_long_page_opens_on_the_typical_step_too(
-    chromium: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While columns are read an overview stands in; it shows that step, not the whole."""
-    monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 3)
-    with new_visit(chromium) as visit:
-        visit.page.add_init_script("""addEventListener("DOMContentLoaded", () => { const react = Plotly.react;
-            window.ranges = []; Plotly.react = (element, traces, layout, ...rest) => {
-            window.ranges.push(layout.xaxis.range.map((ms) => Math.round(ms * 1e4) / 10));
-            return react.call(Plotly, element, traces, layout, ...rest); }; });""")
-        visit.open_timeline(page_of(tmp_path, steps_of(4, 8, 5, 7)), "")
-        assert visit.page.evaluate("performance.getEntriesByName('overview').length") == 1
-        ranges = visit.page.evaluate("window.ranges")
-        assert ranges == len(ranges) * [[-0.1, 5.1]]
-        assert len(ranges) > 0
 
 
 def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:

@@ -184,7 +184,7 @@ class TestDrawing:
     ) -> None:
         monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 10)
         visit.open_timeline(write(build_timeline([busy_source]), tmp_path))
-        assert visit.page.evaluate("performance.getEntriesByName('overview').length") == 1
+        assert visit.page.evaluate("performance.getEntriesByName('first view').length") == 1
         assert visit.complaints == []
 
 

@@ -100,6 +100,7 @@ def write_page(
     css: str = "",
     script: str = "",
     shared_plotly: bool = False,
+    late_plotly: bool = False,
 ) -> None:
     """Write a page; after a failure the old one is unchanged.
 
@@ -113,6 +114,8 @@ def write_page(
         css: Added to the style of all pages.
         script: Runs after that of all pages, and may use what it defines.
         shared_plotly: Whether :func:`write_shared_plotly` wrote it beside the page; else it is part of the page.
+        late_plotly: Whether the script runs plotly.js itself, which is then text of the element ``plotly``, or the file
+            that this one names.
     """
     from plotly.offline import get_plotlyjs
 
@@ -129,6 +132,7 @@ def write_page(
             css=trusted_markup(_base_css() + css),
             plotly=trusted_markup(plotly),
             plotly_file=PLOTLY_FILE,
+            late_plotly=late_plotly,
             scripts=[trusted_markup(part) for part in scripts],
             recoloring=json_in_page(theme.recoloring()),
             figures={name: _figure_html(figure) for name, figure in (figures or {}).items()},

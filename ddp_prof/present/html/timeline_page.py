@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.dependencies.blocking import HELD_BY
@@ -28,10 +31,10 @@ from ddp_prof.present.timeline.figure import shown_in_legend
 from ddp_prof.present.timeline.layout import MARGIN, base_layout
 from ddp_prof.present.timeline.model import Timeline
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import distinct
+from ddp_prof.trace import distinct, select
 
 BOXES_READ_AT_ONCE = 100_000
-"""A page with more shows an overview first."""
+"""A page with more shows the window on which it opens first, where that holds fewer, or an overview."""
 
 _ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = (
@@ -40,7 +43,18 @@ _SCRIPTS = (
     *(f"lanes/{name}" for name in ("arrange", "labels", "launches", "needs")),
     *(
         f"view/{name}"
-        for name in ("paint", "inspect", "details", "timeline", "whole", "pointer", "controls", "address", "start")
+        for name in (
+            "paint",
+            "sketch",
+            "inspect",
+            "details",
+            "timeline",
+            "whole",
+            "pointer",
+            "controls",
+            "address",
+            "start",
+        )
     ),
 )
 
@@ -59,12 +73,14 @@ def write_timeline_page(
         explained = [rank.explained for rank in ranks]
         folded = pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
         payloads["folded"] = pool.submit(folded.payload)
-        data = json_in_page(_page_data(model, placed, shown, folded, titles))
+        opening = _opening(model, placed, titles)
+        data = json_in_page(_page_data(model, placed, shown, folded, opening, titles))
     values = {
         "headline": page_headline(model),
         "explanation": explanation(model),
         "data": data,
         "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
+        "opening": trusted_markup(opening.payload() if opening else ""),
     }
     write_page(
         path,
@@ -76,7 +92,25 @@ def write_timeline_page(
         # All in one scope of its own.
         script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
         shared_plotly=shared_plotly,
+        late_plotly=True,
     )
+
+
+def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> PackedBoxes | None:
+    """The boxes of the window on which a page opens that takes long to read."""
+    windows = model.opening_ns
+    if windows is None or model.boxes <= BOXES_READ_AT_ONCE:
+        return None
+    panels = [window for window, panel in zip(windows, model.panels, strict=True) for _ in panel.ranks]
+    lanes = []
+    for each in placed:
+        if not each.lane.is_folded:
+            boxes, (start_ns, end_ns) = each.lane.boxes, panels[each.rank]
+            seen = np.flatnonzero((boxes.end_ns >= start_ns) & (boxes.start_ns <= end_ns))
+            lanes.append(each._replace(lane=replace(each.lane, boxes=select(boxes, seen))))
+    if sum(len(each.lane.boxes) for each in lanes) > BOXES_READ_AT_ONCE:
+        return None
+    return pack_boxes(lanes, titles)
 
 
 def _colors() -> str:
@@ -95,7 +129,12 @@ def _asset(name: str) -> str:
 
 
 def _page_data(
-    model: Timeline, placed: Sequence[PlacedLane], shown: PackedBoxes, folded: PackedBoxes, titles: Titles
+    model: Timeline,
+    placed: Sequence[PlacedLane],
+    shown: PackedBoxes,
+    folded: PackedBoxes,
+    opening: PackedBoxes | None,
+    titles: Titles,
 ) -> dict[str, Any]:
     codes = sorted({code for each in placed for code in distinct(each.lane.boxes.category)})
     names = [theme.CATEGORIES[code] for code in codes]
@@ -141,6 +180,10 @@ def _page_data(
         ],
         "rows": list(_row_data(model, shown)),
         "foldedRows": list(_row_data(model, folded)),
+        "opening": opening and {
+            "rows": [(row.placed.place, row.level, len(row.boxes)) for row in opening.rows],
+            "tables": opening.tables,
+        },
         "tables": shown.tables,
         "foldedTables": folded.tables,
         "titles": list(titles.titles),

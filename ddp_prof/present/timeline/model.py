@@ -240,6 +240,21 @@ class Timeline:
         return min(starts), max(ends)
 
     @property
+    def opening_ns(self) -> tuple[tuple[int, int], ...] | None:
+        """Of each panel what a page shows at first: the typical step, and a little on either side.
+
+        ``None`` where no panel has steps. A panel without this step is shown where the first that has it is.
+        """
+        key = self.typical_step
+        marks = [next((mark for mark in panel.steps if mark.key == key), None) for panel in self.panels]
+        shown = [mark for mark in marks if mark is not None]
+        if not shown:
+            return None
+        longest = max(mark.end_ns - mark.start_ns for mark in shown)
+        starts = [(mark or shown[0]).start_ns for mark in marks]
+        return tuple((start - longest // 3 - 1000, start + longest + longest // 3 + 1000) for start in starts)
+
+    @property
     def typical_step(self) -> int | None:
         """Key of the step of median length, of two such the shorter, in the first panel; ``None`` where it has none."""
         first = next((panel for panel in self.panels if panel.steps), None)

@@ -10,15 +10,15 @@ class Row {
     Object.assign(this, { place, level, count, overview, panel, seen: false, top: 0, bottom: 0 });
   }
 
-  /** @param {Columns} columns that hold its boxes @param {number} first of them @returns {number} the next row's first */
-  fill(columns, first) {
-    Object.assign(this, { columns, first, made: null });
-    return first + this.count;
+  /** @param {Columns} columns that hold its boxes @param {number} first of them @param {number} count @returns {number} the next row's first */
+  fill(columns, first, count = this.count) {
+    Object.assign(this, { columns, first, stop: first + count, made: null });
+    return this.stop;
   }
 
   /** @returns {Track[]} made when they are first asked for */
   get tracks() {
-    this.made ??= this.columns ? tracksOf(this.columns, this.first, this.first + this.count) : [];
+    this.made ??= this.columns ? tracksOf(this.columns, this.first, this.stop) : [];
     return this.made;
   }
 

@@ -18,7 +18,7 @@ class Labels {
   }
 
   update() {
-    const { arrangement, element, width } = this.timeline, { l, t } = element._fullLayout._size;
+    const { arrangement, element, width, margin } = this.timeline, { l, t } = element._fullLayout?._size ?? margin;
     Object.assign(this.box.style, { top: `${t}px` });
     this.box.style.setProperty("--left", `${l}px`);
     this.box.style.setProperty("--width", `${width}px`);

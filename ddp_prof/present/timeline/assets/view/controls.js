@@ -101,10 +101,19 @@ function onKey(timeline, details, event) {
   act(timeline, details);
 }
 
+/** Says what step is seen, in a menu as wide as that of all steps: thousands of entries take longer than the first view. */
+function showStep(timeline) {
+  const menu = byId("steps"), names = timeline.stepKeys.map((key) => timeline.stepName(key));
+  byId("step-controls").hidden = !names.length;
+  if (timeline.step === null) return;
+  const widest = names.reduce((one, other) => (widthOf(other) > widthOf(one) ? other : one));
+  menu.append(new Option(timeline.stepName(timeline.step), timeline.step, false, true), new Option(widest));
+}
+
 function controlSteps(timeline) {
   const menu = byId("steps");
   byId("step-controls").hidden = !timeline.stepKeys.length;
-  menu.append(...timeline.stepKeys.map((key) => new Option(timeline.stepName(key), key)));
+  menu.replaceChildren(menu.options[0], ...timeline.stepKeys.map((key) => new Option(timeline.stepName(key), key)));
   menu.addEventListener("change", () => (menu.value ? timeline.showStep(Number(menu.value)) : timeline.showSteps()));
   byId("step-before").addEventListener("click", () => timeline.showNeighbour(-1));
   byId("step-after").addEventListener("click", () => timeline.showNeighbour(1));

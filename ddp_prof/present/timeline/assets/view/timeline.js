@@ -13,6 +13,7 @@ class Timeline {
     this.data = data;
     this.listeners = [];
     this.painters = [];
+    this.isComplete = false;
     this.folding = new Folding();
     const rowOf = (row) => new Row(data.lanes[row.lane], row, data.ranks[data.lanes[row.lane].rank].panel);
     this.shownRows = data.rows.map(rowOf);
@@ -34,16 +35,22 @@ class Timeline {
     this.arrange();
   }
 
-  /** @param {Columns} columns of the boxes that are shown @param {Object} untold times, see encoding.py */
-  fill(columns, { rank: ranks, time }) {
+  /**
+   * @param {Columns} columns of the boxes that are shown @param {Object} untold times, see encoding.py
+   * @param {?Array<[number, number, number]>} parts lane, level and count of the rows that columns of the window hold
+   * on which the page opens; without them the columns hold all boxes
+   */
+  fill(columns, { rank: ranks, time }, parts = null) {
     this.columns = columns;
-    this.shownRows.reduce((first, row) => row.fill(columns, first), 0);
-    summed(time);
-    const spans = (rows) => rows.map(({ first, count }) => [first, first + count]);
+    this.isComplete = !parts;
+    const countOf = ({ place, level, count }) => (parts ? parts.find(([lane, at]) => lane === place && at === level)?.[2] ?? 0 : count);
+    this.shownRows.reduce((first, row) => row.fill(columns, first, countOf(row)), 0);
+    const times = summed(new Float64Array(time));
+    const spans = (rows) => rows.map(({ first, stop }) => [first, stop]);
     this.data.ranks.forEach((_, rank) => {
       const rows = this.shownRows.filter((row) => row.rank === rank), isStrip = ({ kind }) => kind === "strip";
       const others = rows.filter((row) => !isStrip(row));
-      toTimes(columns, spans(rows.filter(isStrip)), spans(others), time.filter((_, at) => ranks[at] === rank));
+      toTimes(columns, spans(rows.filter(isStrip)), spans(others), times.filter((_, at) => ranks[at] === rank));
     });
   }
 
@@ -134,6 +141,16 @@ class Timeline {
   /** Shows what a page opens on: the typical step, of a capture without steps all of it. */
   open() {
     return this.data.typical === null ? this.showSteps() : this.showStep(this.data.typical);
+  }
+
+  /** Whether the window is that which a page with steps opens on. */
+  get isOpening() {
+    return this.step !== null && this.step === this.data.typical && this.isBase;
+  }
+
+  /** Whether the boxes in the window were read. */
+  get canDraw() {
+    return this.isComplete || Boolean(this.columns && this.isOpening);
   }
 
   /** Whether the window is that which the step, or all steps, were shown in. */
@@ -350,7 +367,7 @@ class Timeline {
   }
 
   async draw() {
-    if (!this.columns) return; // the overview stays until then
+    if (!this.canDraw) return; // what stands in stays until then
     const { drawn, boxes, columns } = mergeAll(this.rows.filter(({ seen }) => seen), this.view, this.width);
     Object.assign(this, { drawn, boxes, columnWidth: this.view.span / columns });
     await this.#paint(drawn);
@@ -374,15 +391,23 @@ class Timeline {
     drawn.forEach((each) => painter.add(each));
     if (this.selected && this.columns) painter.addSelection(this.selected);
     layout.annotations = painter.numbers();
+    if (!window.Plotly) {
+      sketch(this.element, painter.traces(), layout);
+      return this.#painted();
+    }
     await Plotly.react(this.element, painter.traces(), layout, CONFIG);
+    removeSketch(this.element);
     const taken = this.arrangement.height - this.element._fullLayout._size.h;
     if (taken >= 1) {
       this.legendRoom += Math.ceil(taken); // what the legend needs it shall not take from the lanes
-      await this.#paint(drawn);
-    } else {
-      this.labels.update();
-      this.painters.forEach((listener) => listener());
+      return this.#paint(drawn);
     }
+    return this.#painted();
+  }
+
+  #painted() {
+    this.labels.update();
+    this.painters.forEach((listener) => listener());
   }
 
   /** What follows from the arrangement: heights, margins, thin lines between panels and ranks. */

@@ -23,7 +23,7 @@ class WholeRun {
     this.box.style.setProperty("--left", `${figure._fullLayout?._size.l ?? margin.l}px`);
     this.box.style.setProperty("--width", `${width}px`);
     this.box.classList.toggle("narrow", this.timeline.arrangement.narrow);
-    const look = `${width} ${devicePixelRatio} ${dark.matches} ${Boolean(this.timeline.columns)}`;
+    const look = `${width} ${devicePixelRatio} ${dark.matches} ${this.timeline.isComplete}`;
     if (look !== this.drawn) this.bands.forEach((band) => this.#draw(band, width * devicePixelRatio));
     this.drawn = look;
     this.bands.forEach((band) => this.#placeWindow(band, width));
@@ -55,10 +55,18 @@ class WholeRun {
 
   /** The share of each pixel column that a category covers in a row. @returns {?Float64Array} */
   #shares(row, code, columns) {
+    const [start, end] = this.span, width = (end - start) / columns;
+    if (!this.timeline.isComplete) return this.#sharesOfOverview(row, code, (at) => start + (at + 0.5) * width, columns);
     const track = row.tracks.find(({ category }) => category === code);
     if (!track) return null;
-    const [start, end] = this.span, width = (end - start) / columns;
     return Float64Array.from({ length: columns }, (_, at) => track.covered(start + at * width, start + (at + 1) * width) / width);
+  }
+
+  /** The same at low resolution, while the boxes are being read; nothing outside of measured steps. */
+  #sharesOfOverview({ overview }, code, timeAt, columns) {
+    if (!overview?.[code]) return null;
+    const bytes = bytesOf(atob(overview[code])), [from, to] = this.timeline.data.home;
+    return Float64Array.from({ length: columns }, (_, at) => (bytes[Math.floor(((timeAt(at) - from) / (to - from)) * bytes.length)] ?? 0) / 255);
   }
 
   /** The window is moved by where it was taken hold of, or comes to where the pointer went down beside it. */

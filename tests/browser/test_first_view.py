@@ -1,0 +1,149 @@
+"""What a page of many boxes shows before it has read them all: the window on which it opens, as it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.trace import Trace
+from tests.browser.conftest import Visit, new_visit
+from tests.drawing import draw_trace
+from tests.measuring import source_of
+
+HOLD = """let streams = 0;
+  const kept = DecompressionStream, held = new Promise((done) => (window.release = done));
+  globalThis.DecompressionStream = class { constructor(format) {
+    const { readable, writable } = new kept(format), mayPass = streams++ < window.most ? null : held;
+    return { writable, readable: readable.pipeThrough(new TransformStream({ flush: () => mayPass })) };
+  } };"""
+"""Lets so many columns be read, and others once they are released."""
+
+DRAWN = """page.drawn.map(({ row, boxes, cells }) => [row.lane, row.level, row.top, row.bottom,
+  boxes.map(({ track, at }) => [track.category, track.start[at], track.end[at], page.texts(track, at)]),
+  cells.map(({ track, from, to, count, share, base }) => [track.category, from, to, count, share, base])])"""
+
+TEXTS = """[...page.element.querySelectorAll("text")].map((each) => {
+  const { left, top, width } = each.getBoundingClientRect(); return [each.textContent, left, top, width]; })
+  .filter(([text]) => text).sort()"""
+
+FILLS = """[...page.element.querySelectorAll(".fills .js-fill, .sketch svg svg path")].map((path) => {
+  const { left, top, right, bottom } = path.getBoundingClientRect(), { fill, fillOpacity } = getComputedStyle(path);
+  const alpha = fill.startsWith("rgba") ? Number(fill.match(/[\\d.]+(?=\\))/)[0]) : Number(fillOpacity);
+  return [fill.match(/\\d+/g).slice(0, 3).join(), alpha, left, top, right, bottom]; })
+  .filter(([, , left, , right]) => right > left)"""
+
+
+def steps_of(*lengths: int) -> Trace:
+    """Steps of so many microseconds; many boxes are shorter than a pixel."""
+    ranges, streams, network, launches, at = [], "", "", "", 0
+    for index, length in enumerate(lengths):
+        ranges.append((f"step|index={index}", "." * at + "#" * length))
+        ranges.append(("forward", "." * at + "#" * (length // 2)))
+        streams += ("a.bb.c." * 500)[: length - 60] + "D" * 20 + "." * 40
+        network += "." * (length - 80) + "N" * 60 + "." * 20
+        launches += ("a.b..c." * 500)[: length - 80] + "N" + "." * 19 + "D" + "." * 59
+        at += length
+    return draw_trace(ranges=ranges, launches={"main": launches}, streams={7: streams, 9: network}, character_ns=1000)
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two runs on a page that is long to these tests; it opens on step 1, which starts at another time in each."""
+    monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 12_000)
+    sources = [source_of("one", steps_of(3000, 2000, 1500, 2500)), source_of("other", steps_of(2700, 2100, 1600, 2400))]
+    write_timeline_page(build_timeline(sources), tmp_path / "run.html")
+    return tmp_path / "run.html"
+
+
+@pytest.fixture
+def held(chromium: Any, page: Path) -> Iterator[Visit]:
+    """A visit that has the first view before it, and reads the rest when it is told to."""
+    with new_visit(chromium) as visit:
+        wait_for_first_view(visit, page.as_uri(), 1)
+        yield visit
+
+
+def wait_for_first_view(visit: Visit, address: str, streams: int) -> None:
+    visit.page.add_init_script(f"window.most = {streams}; {HOLD}")
+    visit.page.goto(address)
+    visit.page.wait_for_function("performance.getEntriesByName('first view').length && window.Plotly")
+
+
+def complete(visit: Visit) -> None:
+    visit.page.evaluate("release()")
+    visit.wait_for_timeline()
+
+
+def test_it_shows_what_the_complete_page_shows(held: Visit) -> None:
+    assert held.count(".sketch") == 1
+    before = {name: held.ask(asked) for name, asked in (("drawn", DRAWN), ("texts", TEXTS), ("fills", FILLS))}
+    height = held.page.evaluate("document.documentElement.scrollHeight")
+    said = [held.page.locator(of).text_content() for of in ("#in-view", "#sums", "#labels")]
+    step = held.page.locator("#steps option:checked").text_content()
+    places = [held.page.locator(of).bounding_box() for of in ("#search", "#sums", "#labels", "#timeline")]
+    complete(held)
+    assert held.count(".sketch") == 0
+    drawn = held.ask(DRAWN)
+    counts = [(len(boxes), len(cells)) for *_, boxes, cells in drawn]
+    assert [sum(each) > 20 for each in zip(*counts, strict=True)] == [True, True]
+    assert before["drawn"] == drawn
+    texts = held.ask(TEXTS)
+    assert [text for text, *_ in before["texts"]] == [text for text, *_ in texts]
+    assert [place for _, *place in before["texts"]] == [pytest.approx(place, abs=1.5) for _, *place in texts]
+    fills = held.ask(FILLS)
+    assert [color for color, *_ in before["fills"]] == [color for color, *_ in fills]
+    assert [alpha for _, alpha, *_ in before["fills"]] == pytest.approx([alpha for _, alpha, *_ in fills], abs=0.01)
+    assert [place for _, _, *place in before["fills"]] == [pytest.approx(place, abs=0.6) for _, _, *place in fills]
+    assert said == [held.page.locator(of).text_content() for of in ("#in-view", "#sums", "#labels")]
+    assert step == held.page.locator("#steps option:checked").text_content() == "step 1"
+    assert held.page.evaluate("document.documentElement.scrollHeight") == height
+    assert places == [held.page.locator(of).bounding_box() for of in ("#search", "#sums", "#labels", "#timeline")]
+    assert held.complaints == []
+
+
+def test_its_columns_hold_that_window_only(held: Visit) -> None:
+    boxes = "page.shownRows.reduce((sum, { tracks }) => sum + tracks.reduce((all, { length }) => all + length, 0), 0)"
+    early = held.ask(boxes)
+    complete(held)
+    assert 100 < early < 0.5 * held.ask(boxes)
+
+
+def test_keys_and_clicks_before_all_is_read_do_no_harm(held: Visit) -> None:
+    left, top = held.page.locator("#timeline").bounding_box()["x"] + 600, 300
+    for key in ("n", "f", "Backspace", "e", "+", "0", "Escape", "c"):
+        held.page.keyboard.press(key)
+    held.page.mouse.move(left, top)
+    held.page.mouse.click(left, top)
+    held.page.mouse.wheel(0, 200)
+    held.page.locator("#labels button.lane").first.click()
+    held.page.locator("#zoom-in").click()
+    view = held.ask("[page.view.from, page.view.to]")
+    complete(held)
+    assert held.ask("[page.step, page.view.from, page.view.to]") == [1, *view]
+    held.page.keyboard.press("n")
+    assert held.ask("page.step") == 2
+    assert held.complaints == []
+
+
+def test_an_address_that_changes_meanwhile_is_followed(held: Visit) -> None:
+    held.page.evaluate("location.hash = 'step=2'")
+    complete(held)
+    assert held.ask("page.step") == 2
+    assert held.ask("page.drawn.every(({ row }) => row.stop - row.first === row.count)")
+    assert held.complaints == []
+
+
+def test_where_the_address_asks_for_more_an_overview_stands_in(chromium: Any, page: Path) -> None:
+    with new_visit(chromium) as visit:
+        wait_for_first_view(visit, f"{page.as_uri()}#step=2", 0)
+        assert visit.count(".sketch path") > 5
+        assert visit.ask("page.drawn") == []
+        complete(visit)
+        assert visit.ask("page.step") == 2
+        assert visit.count(".sketch") == 0
+        assert visit.complaints == []
