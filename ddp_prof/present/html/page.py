@@ -119,7 +119,7 @@ def write_page(
     """
     from plotly.offline import get_plotlyjs
 
-    plotly = "" if shared_plotly else get_plotlyjs()
+    plotly = "" if shared_plotly else _without_loader(get_plotlyjs())
     scripts = [part for part in (asset("draw.js"), script) if part]
     stream = (
         _environment()
@@ -140,6 +140,17 @@ def write_page(
     )
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(stream)
+
+
+def _without_loader(plotly: str) -> str:
+    """plotly.js without the function around it that is for module loaders; as it is where it looks otherwise.
+
+    A browser reads a function in a script twice, first to find its end: here megabytes.
+    """
+    found = re.fullmatch(
+        r"(/\*.*?\*/\n)\(\n function\(root, factory\).*?\(\) => \{\n(.*)return Plotly;\n\}\)\);\s*", plotly, re.DOTALL
+    )
+    return "".join(found.groups()) if found else plotly
 
 
 def asset(name: str) -> str:
