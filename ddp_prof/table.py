@@ -103,11 +103,18 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
 
 def _codes(column: Ints) -> Ints:
     """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
-    low, high = int(column.min(initial=0)), int(column.max(initial=0))
+    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     if low == high:
         return np.zeros_like(column)
     if high - low > _MOST_FLAGS:
-        return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
+        is_far = column > low + _MOST_FLAGS
+        if 2 * is_far.sum() > len(column):
+            return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
+        # A few values far from the others, as an id of -1 in 32 bits: only they are sorted.
+        near, far = _codes(column[~is_far]), np.unique(column[is_far], return_inverse=True)[1]
+        together = np.empty(len(column), np.int64)
+        together[~is_far], together[is_far] = near, near.max() + 1 + far
+        return together
     place = column - low
     seen = np.zeros(high - low + 1, np.int64)
     seen[place] = 1

@@ -60,7 +60,6 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     has_forward[events.step[rows][events.phase[rows] == PHASES.index(FORWARD)]] = True
     rows = rows[(events.phase[rows] != UNKNOWN) | ~has_forward[events.step[rows]]]
     rows = rows[~_is_within_backward(events, rows)]
-    rows = rows[np.lexsort((events.start_ns[rows], events.step[rows]))]
     # Each step has one row before its first compute; each compute begins a stretch.
     step = np.concatenate([np.arange(steps + 1), events.step[rows]])
     start = np.concatenate([np.full(steps + 1, ALWAYS), events.start_ns[rows]])
@@ -77,9 +76,9 @@ def _is_within_backward(events: Events, rows: Ints) -> Mask:
     """Which of the rows are compute of an optimizer after which backward's is the next of another phase in the step."""
     is_optimizer = events.phase[rows] == PHASES.index(OPTIMIZER)
     others = rows[~is_optimizer]
-    others = others[np.lexsort((events.phase[others] != BACKWARD_PHASE, events.start_ns[others], events.step[others]))]
     if not is_optimizer.any() or not len(others):
         return np.zeros(len(rows), np.bool_)
+    others = others[np.lexsort((events.phase[others] != BACKWARD_PHASE, events.start_ns[others], events.step[others]))]
     # Steps laid end to end on one axis cannot reach into each other, so one search serves all of them.
     low = int(events.start_ns[rows].min())
     axis = events.step * (int(events.start_ns[rows].max()) - low + 1) + events.start_ns - low
