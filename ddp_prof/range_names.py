@@ -5,6 +5,7 @@ A name is followed by fields, all separated by ``|``::
     process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu
     step|index=3
     step|index=0|warmup=1
+    step|index=9|unfinished=1
     backward
     optimizer|bucket=3
     all_reduce|bucket=3|bytes=1048576|params=2
@@ -14,7 +15,8 @@ A name is followed by fields, all separated by ``|``::
     broadcast|bucket=0|bytes=64|params=1
 
 An optimizer that steps on one bucket, within backward or synchronize, names the bucket. What came to a bucket after its
-gradients were taken has a range with ``late=1``.
+gradients were taken has a range with ``late=1``. A step that holds a range ``unfinished=1`` is no whole one: the program
+ended in it.
 
 Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
 This module needs nothing but Python, so that any program can use it.

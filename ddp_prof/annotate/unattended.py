@@ -98,8 +98,12 @@ class _Recording:
     def begin_own_step(self) -> None:
         """Before a step that the program marks: what was counted until then ends."""
         self.begin()
+        self._end_step()
+
+    def _end_step(self) -> None:
         if self._range is not None:
             self._range.end()
+            self._range = None
 
     def count(self, optimizer: Any, *_: Any) -> None:
         """After a step of any optimizer."""
@@ -108,8 +112,7 @@ class _Recording:
             self._begin_step()
 
     def _begin_step(self) -> None:
-        if self._range is not None:
-            self._range.end()
+        self._end_step()
         self._step += 1
         if self._step == self._first:
             self._start()
@@ -138,6 +141,9 @@ class _Recording:
         recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, as a loader's worker is
             return
+        if self._range is not None:  # no step of the optimizer ends this one any more
+            with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self._step, unfinished=1)):
+                pass
         if recorded is not None:
             recorded.stop()
             target = Path(f"{self._trace}.rank{self._rank}.json.gz")

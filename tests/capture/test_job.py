@@ -161,6 +161,38 @@ def test_three_lines_in_a_program_under_capture(how: str, collectives: int, tmp_
     assert [warning for warning in result.warnings if "ranges of steps" in warning] == []
 
 
+TWO_OPTIMIZERS = """
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+models = [DistributedDataParallel(torch.nn.Linear(64, 64)) for _ in range(2)]
+optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+for _ in range(5):
+    for model, optimizer in zip(models, optimizers):
+        optimizer.zero_grad()
+        model(torch.randn(8, 64)).sum().backward()
+        optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_what_follows_the_last_step_of_the_first_optimizer_is_no_step(tmp_path: Path) -> None:
+    """It holds phases, of the second optimizer, and lasts until the program ends."""
+    script = tmp_path / "train.py"
+    script.write_text(TWO_OPTIMIZERS)
+    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "torch", "--", *TORCHRUN, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (run,) = dp.load_runs([tmp_path])
+    for rank in run.overlap().ranks:
+        assert [(step.step, step.collectives) for step in rank.marked_steps] == [(step, 2) for step in (1, 2, 3, 4)]
+    assert "the program ended in it" in done.stdout
+
+
 SPAWNED = """
 import os, sys
 import torch

@@ -118,7 +118,8 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
         return _steps_from_names(trace, mine, _match_step_names(trace, pattern, re.RegexFlag(0)))
     ours = parse_ranges(trace.names, STEP).items()
     named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
-    steps, notes = _steps_from_names(trace, mine, named)
+    unfinished = {index for index, name in ours if name.number("unfinished")}
+    steps, notes = _steps_from_names(trace, mine, named, unfinished)
     for usual in STEP_PATTERNS:
         if len(steps) or notes:
             break
@@ -144,10 +145,13 @@ def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[i
 
 
 def _steps_from_names(
-    trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]]
+    trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]], unfinished: Collection[int] = ()
 ) -> tuple[Steps, tuple[str, ...]]:
-    """The ranges with these names that are steps; of each name the number, if it has one, and whether it is warm-up."""
-    rows, notes = _select_steps(trace.spans, rows_named(trace.spans, mine, named))
+    """The ranges with these names that are steps; of each name the number, if it has one, and whether it is warm-up.
+
+    Ranges with the names ``unfinished`` say that the one round them is no whole step.
+    """
+    rows, notes = _select_steps(trace.spans, rows_named(trace.spans, mine, named), unfinished)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
@@ -156,16 +160,22 @@ def _steps_from_names(
     return Steps(number, start, end, warmup), notes
 
 
-def _select_steps(spans: Spans, rows: Ints) -> tuple[Ints, tuple[str, ...]]:
-    """Of ranges that match those that are steps, by start."""
+def _select_steps(spans: Spans, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
+    """Of ranges that match those that are steps, by start; one called ``unfinished`` marks the one that holds it."""
     notes = []
 
     def leave_out(kept: Ints, why: str) -> Ints:
         if left_out := len(rows) - len(kept):
-            notes.append(f"{left_out} range{'s' if left_out > 1 else ''} that could be steps left out: {why}")
+            ranges = "1 range that could be a step" if left_out == 1 else f"{left_out} ranges that could be steps"
+            notes.append(f"{ranges} left out: {why}")
         return kept
 
     rows = leave_out(rows[spans.is_open[rows] == 0], "still open when the recording ended")
+    is_mark = np.isin(spans.name_id[rows], list(unfinished))
+    if is_mark.any():
+        marks, rows = rows[is_mark], rows[~is_mark]
+        at = innermost(spans.start_ns[rows], spans.end_ns[rows], spans.start_ns[marks])
+        rows = leave_out(np.delete(rows, at[at != UNKNOWN]), "the program ended in it")
     if not _overlap(spans, rows):
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)

@@ -32,6 +32,20 @@ def test_the_inner_range_wins() -> None:
     assert got.tolist() == want
 
 
+def test_a_step_in_which_the_program_ended_is_left_out() -> None:
+    """Also where it holds phases, as of a second optimizer or of a test after training."""
+    ranges = [
+        ("step|index=0", "####............"),
+        ("step|index=1", "....####........"),
+        ("step|index=2", "........########"),
+        ("forward", "..#...#...####.."),
+        ("step|index=2|unfinished=1", "..............#."),
+    ]
+    steps, notes = find_steps_and_notes(draw_trace(ranges=ranges), PID)
+    assert steps.number.tolist() == [0, 1]
+    assert notes == ("1 range that could be a step left out: the program ended in it",)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=10),
     st.lists(st.integers(-2, 60), max_size=20),
@@ -131,7 +145,7 @@ class TestRangesThatOverlap:
         trace = draw_trace(ranges={"epoch step 1": "############", "step 5": ".####", "step 6": "......#####"})
         steps, (note,) = find_steps_and_notes(trace, PID, r"step (\d+)")
         assert steps.number.tolist() == [5, 6]
-        assert note == "1 range that could be steps left out: they hold others that could be"
+        assert note == "1 range that could be a step left out: they hold others that could be"
 
     def test_of_two_threads_the_one_with_more_counts(self) -> None:
         trace = draw_trace(
