@@ -15,8 +15,8 @@ A name is followed by fields, all separated by ``|``::
     broadcast|bucket=0|bytes=64|params=1
 
 An optimizer that steps on one bucket, within backward or synchronize, names the bucket. What came to a bucket after its
-gradients were taken has a range with ``late=1``. A step that holds a range ``unfinished=1`` is no whole one: the program
-ended in it.
+gradients were taken has a range with ``late=1``. A step that holds a range ``unfinished=1`` is no whole one, since the
+program ended in it.
 
 Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
 This module needs nothing but Python, so that any program can use it.

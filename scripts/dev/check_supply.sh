@@ -74,22 +74,27 @@ list_licences() {
     grep -v '^| *|' | tr -s ' -'
 }
 
-# What `train` brings beside the reading side: found in the checkout's own environment, whose torch is a large download.
-list_training() {
+# list_extra PACKAGE...: what an extra brings beside the reading side, found in the checkout's own environment: torch is a
+# large download.
+list_extra() {
   local packages
-  mapfile -t packages < <("$venv/bin/python" - "$scratch/reading" <<'PYTHON'
+  mapfile -t packages < <("$venv/bin/python" - "$scratch/reading" "$@" <<'PYTHON'
 import re, sys
-from importlib.metadata import requires
+from importlib.metadata import PackageNotFoundError, requires
 from pathlib import Path
 
 known = {line.split("|")[1].strip().lower().replace("_", "-") for line in Path(sys.argv[1]).read_text().splitlines()}
-found, waiting = set(), ["torch", "nvtx"]
+found, waiting = set(), sys.argv[2:]
 while waiting:
     name = waiting.pop()
-    if name not in found | known:
-        found.add(name)
-        needed = [each for each in requires(name) or () if "extra ==" not in each and "platform_" not in each]
-        waiting += [re.match(r"[\w.-]+", each)[0].lower().replace("_", "-") for each in needed]
+    if name in found | known:
+        continue
+    try:
+        needed = requires(name) or ()
+    except PackageNotFoundError:  # for another platform or Python
+        continue
+    found.add(name)
+    waiting += [re.match(r"[\w.-]+", each)[0].lower().replace("_", "-") for each in needed if "extra ==" not in each]
 print(*sorted(found), sep="\n")
 PYTHON
 )
@@ -100,7 +105,11 @@ licences() {
   printf '# Licences\n\nAs the packages tell; made by `scripts/dev/check_supply.sh --write`.\n\n'
   printf 'Of all that the reading side installs on the newest Python tried:\n\n%s\n\n' "$(<"$scratch/reading")"
   printf "What recording (\`train\`) brings beside it. A torch for CUDA brings NVIDIA's libraries, too, under NVIDIA's terms.\n\n"
-  list_training
+  list_extra torch nvtx
+  printf '\nWhat `cluster` brings:\n\n'
+  list_extra distributed
+  printf '\nWhat `mcp` brings:\n\n'
+  list_extra mcp
 }
 
 main() {
