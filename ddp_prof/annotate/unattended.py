@@ -49,6 +49,14 @@ def start() -> None:
     ranges.at_own_step = recording.begin_own_step
 
 
+def make_profile(*, on_gpu: bool) -> profile:
+    """A recording by torch.profiler, which notes whom streams wait for, too: what blocks is told by that."""
+    return profile(
+        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
+        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
+    )
+
+
 def _wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
     original = getattr(owner, name)
 
@@ -126,11 +134,7 @@ class _Recording:
         ranges.enable()
         if self._trace is not None and self._is_free:
             self._is_free = False
-            on_gpu = torch.cuda.is_available()
-            self._profile = profile(
-                activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
-                experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
-            )
+            self._profile = make_profile(on_gpu=torch.cuda.is_available())
             self._profile.start()
             self._is_free = True
         elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():

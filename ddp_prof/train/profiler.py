@@ -10,9 +10,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile
 
+from ddp_prof.annotate.unattended import make_profile
 from ddp_prof.atomic_file import atomic_write
 
 
@@ -63,27 +62,17 @@ def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
 @contextmanager
 def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
     """``torch.profiler``, written as Kineto JSON: one file per rank, our ranges included; none after a failure."""
-    on_gpu = meet.device.type == "cuda"
-    recorded = profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
-        # Stream waits with the records that they are for: what blocks is told by them.
-        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
-    )
+    recorded = make_profile(on_gpu=meet.device.type == "cuda")
     meet()
     with recorded:
         meet()
         yield
-    write_kineto(recorded, path)
+    with atomic_write(path) as partial:
+        recorded.export_chrome_trace(str(partial))
+        if path.name.endswith(".gz"):
+            partial.write_bytes(gzip.compress(partial.read_bytes(), 6))
 
 
 def rank_path(path: Path, rank: int) -> Path:
     suffix = ".json.gz" if path.name.endswith(".json.gz") else ".json"
     return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
-
-
-def write_kineto(recorded: profile, path: Path) -> None:
-    """Export the profile; the file is there whole or not at all."""
-    with atomic_write(path) as partial:
-        recorded.export_chrome_trace(str(partial))
-        if path.name.endswith(".gz"):
-            partial.write_bytes(gzip.compress(partial.read_bytes(), 6))
