@@ -160,7 +160,7 @@ install_offline() {
 }
 
 install_package() {
-  local target="$root" list
+  local target="$root" list compile=--no-compile
   list="$(IFS=, && echo "${extras[*]}")"
   [ -z "$list" ] || target+="[$list]"
   find_uv
@@ -175,7 +175,9 @@ install_package() {
   fi
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || quietly "$venv/bin/python" -m ensurepip ||
     fail "there is no pip in $venv: delete that folder and run this again"
-  quietly "$venv/bin/python" -m pip install -c "$root/constraints.txt" -e "$target" ||
+  # As with uv bytecode comes with the first import: pip would compile all of 12,000 files, for half a minute.
+  [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile
+  quietly "$venv/bin/python" -m pip install "$compile" -c "$root/constraints.txt" -e "$target" ||
     fail "the installation failed ($(reason)): see all of it with VERBOSE=1 scripts/env.sh"
 }
 

@@ -55,7 +55,7 @@ def env(checkout: Checkout) -> Checkout:
 
 
 def _pip(env: Checkout, extras: str) -> str:
-    return f"pip -c {env.root}/constraints.txt -e {env.root}{extras}"
+    return f"pip --no-compile -c {env.root}/constraints.txt -e {env.root}{extras}"
 
 
 def test_installs_with_constraints_and_then_does_nothing(env: Checkout) -> None:
@@ -117,6 +117,11 @@ def test_without_a_gpu_no_cuda_is_fetched(env: Checkout) -> None:
     assert env.calls[1] == f"pip install -c {env.root}/constraints.txt uv"
     assert env.calls[2].startswith("uv auto pip install")
     assert len(env.calls) == 3
+
+
+def test_pip_compiles_where_no_import_may(env: Checkout) -> None:
+    assert env.run(SCRIPT, "read", PYTHONDONTWRITEBYTECODE="1").returncode == 0
+    assert env.calls[-1] == _pip(env, "[pictures]").replace("--no-compile", "--compile")
 
 
 def test_with_a_gpu_pip_takes_the_default(env: Checkout) -> None:
