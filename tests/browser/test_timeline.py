@@ -212,7 +212,7 @@ class TestSums:
         visit.open_timeline(write(model, tmp_path))
         first = min(int(table.start_ns.min()) for table in (trace.activities, trace.spans, trace.calls) if len(table))
         zero, chance = first - model.start_ns, np.random.default_rng(0)
-        windows = [(model.start_ns, model.end_ns), *map(sorted, chance.integers(model.start_ns, model.end_ns, (40, 2)))]
+        windows = [(model.start_ns, model.end_ns), *map(sorted, chance.integers(model.start_ns, model.end_ns, (15, 2)))]
         for window in windows:
             start, end = map(int, window)
             visit.show(start, end)
