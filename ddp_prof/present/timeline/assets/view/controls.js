@@ -108,6 +108,7 @@ function showStep(timeline) {
   if (timeline.step === null) return;
   const widest = names.reduce((one, other) => (widthOf(other) > widthOf(one) ? other : one));
   menu.append(new Option(timeline.stepName(timeline.step), timeline.step, false, true), new Option(widest));
+  menu.style.width = `${menu.offsetWidth}px`; // or all entries would be measured
 }
 
 function controlSteps(timeline) {
