@@ -327,8 +327,9 @@ def _end_of_last_before(work: Events, collectives: Events) -> Ints:
 
     ``NO_TIME`` where that is not done when the collective starts, or where one call launched both, as a graph's does.
     """
-    work = select(work, np.lexsort((work.end_ns, work.launch_ns)))
-    last = np.searchsorted(work.launch_ns, collectives.launch_ns, side="right") - 1
+    order = np.lexsort((work.end_ns, work.launch_ns))
+    at = np.searchsorted(work.launch_ns[order], collectives.launch_ns, side="right") - 1
+    last = take_or_unknown(order, at)
     end_ns = take_or_unknown(work.end_ns, last, NO_TIME)
     is_before = (take_or_unknown(work.launch_ns, last) < collectives.launch_ns) & (end_ns <= collectives.start_ns)
     return np.where((take_or_unknown(work.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
