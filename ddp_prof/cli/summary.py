@@ -32,6 +32,5 @@ def summary_measures(files: list[Path], part_rows: int | None = None) -> tuple[s
 def views(runs: "list[Run]") -> "list[TableView]":
     from ddp_prof.present.tables.summary import summary_view
 
-    files = [file for run in runs for file in run.files]
-    ask_doctor = summary_measures(files, runs[0].options.part_rows) == DOCTOR
-    return [summary_view(summarize_runs(runs, ask_doctor=ask_doctor))]
+    was_asked_for = all("facts" in run.measured[file] for run in runs for file in run.files)
+    return [summary_view(summarize_runs(runs, ask_doctor=was_asked_for))]
