@@ -28,12 +28,9 @@ _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.in
 
 def analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, to_draw: bool) -> RunAnalysis:
     """The collectives of the steps that start in a span, and of those outside of steps that start in it."""
-    found = analyze_trace(trace, ranks, to_draw=to_draw)
-    return replace(
-        found,
-        ranks=tuple(_limit_to_span(one, rank, span) for one, rank in zip(found.ranks, ranks, strict=True)),
-        trace_warnings=(),
-    )
+    found = analyze_trace(trace, ranks, to_draw=to_draw, warnings=())
+    limited = tuple(_limit_to_span(one, rank, span) for one, rank in zip(found.ranks, ranks, strict=True))
+    return replace(found, ranks=limited)
 
 
 def _limit_to_span(found: RankCollectives, rank: RankEvents, span: Intervals) -> RankCollectives:
@@ -116,10 +113,9 @@ class PartOverlap(NamedTuple):
 def measure_part_overlap(trace: Trace, ranks: Sequence[RankEvents], span: Intervals) -> PartOverlap:
     """Measure what starts in the span of a part."""
     result = replace(
-        measure_overlap(trace, ()),
+        measure_overlap(trace, (), warnings=()),
         attribution=measure_attribution(ranks, span),
         ranks=tuple(measure_rank(rank, span) for rank in ranks),
-        warnings=(),
     )
     return PartOverlap(result, tuple(map(hides_work, ranks)))
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import pickle
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import DdpProfError, TraceError
 
@@ -100,11 +101,22 @@ class LoadOptions:
         return RangePatterns(self.step_range, self.backward_range)
 
 
-class TraceEvents(NamedTuple):
-    """One file: what was recorded, and what each of its ranks did."""
+@dataclass(frozen=True, eq=False)
+class TraceEvents:
+    """One file, also as a pair: what was recorded, and what each of its ranks did."""
 
     trace: Trace
     ranks: tuple[RankEvents, ...]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.trace, self.ranks))
+
+    @cached_property
+    def warnings(self) -> tuple[str, ...]:
+        """About the figures of the file."""
+        from ddp_prof.analyze.quality.diagnostics import diagnose
+
+        return diagnose(self.trace, self.ranks)
 
 
 def own_version() -> str:
@@ -248,13 +260,13 @@ def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
 def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
     from ddp_prof.analyze.overlap.overlap import measure_overlap
 
-    return measure_overlap(part.trace, part.ranks)
+    return measure_overlap(part.trace, part.ranks, part.warnings)
 
 
 def _measure_collectives(part: TraceEvents, options: LoadOptions) -> RunAnalysis:
     from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
-    return analyze_trace(part.trace, part.ranks, to_draw=options.to_draw)
+    return analyze_trace(part.trace, part.ranks, to_draw=options.to_draw, warnings=part.warnings)
 
 
 def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples]:

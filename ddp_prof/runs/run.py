@@ -415,7 +415,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.trace import UNKNOWN
 
     trace, ranks = part
-    result = measure_overlap(trace, ranks)
+    result = measure_overlap(trace, ranks, part.warnings)
     found = {
         (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
         for rank, exposure, transfer_ns in zip(analysis.ranks, analysis.exposures, analysis.transfers_ns, strict=True)

@@ -115,15 +115,20 @@ class RunAnalysis(Brief):
         return _workload_key(self.manifest) == _workload_key(other.manifest)
 
 
-def analyze_trace(trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True) -> RunAnalysis:
-    """Analyze a single trace; keeps only the compute that exposed time needs, and pictures with ``to_draw``."""
+def analyze_trace(
+    trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True, warnings: tuple[str, ...] | None = None
+) -> RunAnalysis:
+    """Analyze a single trace; keeps only the compute that exposed time needs, and pictures with ``to_draw``.
+
+    ``warnings`` are those about its figures, where :func:`diagnose` was asked already.
+    """
     return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
         device=trace.device,
         manifest=trace.manifest,
         ranks=tuple(trim_compute(find_timings(rank), to_draw=to_draw) for rank in ranks),
-        trace_warnings=diagnose(trace, ranks),
+        trace_warnings=diagnose(trace, ranks) if warnings is None else warnings,
         caveats=find_caveats(trace),
     )
 

@@ -257,12 +257,15 @@ class TraceOverlap(FrameResult):
         return make_frame_from_rows(["run", *names], [{"run": self.label, **row} for row in rows])
 
 
-def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> TraceOverlap:
+def measure_overlap(
+    trace: Trace, ranks: Sequence[RankEvents] | None = None, warnings: tuple[str, ...] | None = None
+) -> TraceOverlap:
     """Measure the overlap of every rank and step in a trace.
 
     Args:
         trace: The trace.
         ranks: What its ranks did, as :func:`find_rank_events` finds it; by default with the usual names of ranges.
+        warnings: About its figures, where :func:`diagnose` was asked already.
     """
     ranks = find_rank_events(trace) if ranks is None else ranks
     return TraceOverlap(
@@ -273,7 +276,7 @@ def measure_overlap(trace: Trace, ranks: Sequence[RankEvents] | None = None) -> 
         device=trace.device,
         attribution=measure_attribution(ranks),
         ranks=tuple(measure_rank(rank) for rank in ranks),
-        warnings=diagnose(trace, ranks),
+        warnings=diagnose(trace, ranks) if warnings is None else warnings,
         world_size=trace.world_size,
         caveats=find_caveats(trace),
     )
