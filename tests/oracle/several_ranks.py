@@ -315,7 +315,18 @@ def budget(ranks: list[Rank], apart: int = 1_000_000) -> dict[str, int | None] |
 
 
 def _is_unknown(rank: Rank) -> bool:
-    return rank.is_blind or not rank.events or any(event.category is Category.OTHER for event in rank.events)
+    return (
+        rank.is_blind
+        or not rank.events
+        or any(event.category is Category.OTHER for event in rank.events)
+        or _hides_waits(rank)
+    )
+
+
+def _hides_waits(rank: Rank) -> bool:
+    """A CPU that marks no wait: what of a collective is within a phase was computing or waiting."""
+    both = rank.instants(Category.COMPUTE) & rank.instants(Category.COMMUNICATION)
+    return rank.device is None and not rank.synchronize and bool(both)
 
 
 PARTS = ("compute", "transfer", "tail", "wait", "calls")

@@ -205,7 +205,7 @@ def test_the_half_width_is_of_the_scatter_only(steps: list[int], more: int, rank
     """Longer steps scatter as much; ranks that do the same add no knowledge; a run differs from itself by nothing."""
     plain, longer = run_of_steps("naive", steps), run_of_steps("flat", *[[step + more for step in steps]] * ranks)
     first, second = waterfall_of(plain, longer).budgets
-    assert first.half_width_ns == second.half_width_ns
+    assert first.half_width_ns == pytest.approx(second.half_width_ns, abs=1)  # ns: halves are rounded
     (change,) = waterfall_of(plain, run_of_steps("flat", steps)).changes
     assert not any(change.is_beyond_spread(part) for part in (*PARTS, "step"))
 
