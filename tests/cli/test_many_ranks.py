@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.runs import run as runs
-from ddp_prof.trace import Trace
+from ddp_prof.runs.report import TraceEvents
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.nsys_factory import write_capture
@@ -30,8 +30,8 @@ def test_it_draws_the_ranks_with_most_exposed_time_and_says_so(folder: Path, mon
     drawn: list[str] = []
     source = runs.timeline_source
 
-    def noted(title: str, part: tuple[Trace, object], analysis: object) -> object:
-        drawn.append(part[0].path.name)
+    def noted(title: str, part: TraceEvents, analysis: object) -> object:
+        drawn.append(part.trace.path.name)
         return source(title, part, analysis)
 
     monkeypatch.setattr(runs, "timeline_source", noted)
