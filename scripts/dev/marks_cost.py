@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 scripts/dev/marks_cost.py
 
-Without a profiler and under torch.profiler; of the differences of 600 pairs the median with its 95 % interval.
+Without a profiler and under torch.profiler; of the differences of 600 pairs the median with its 95 % interval. Each 50
+pairs have models of their own, made in turns: how long a step takes depends on where its tensors lie.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_prof import annotate
 from ddp_prof.analyze.statistics import bootstrap_interval
 
-PAIRS, WARMUP = 600, 10
+ROUNDS, PAIRS, WARMUP = 12, 50, 5
 
 
 def make_step(samples: torch.Tensor, *, marked: bool) -> Callable[[], None]:
@@ -54,15 +55,20 @@ def seconds(step: Callable[[], None]) -> float:
     return time.perf_counter() - begun
 
 
-def measure(name: str, plain: Callable[[], None], marked: Callable[[], None]) -> None:
-    """Run pairs of steps, each order in turn, and print what the first rank saw."""
+def measure_pairs(samples: torch.Tensor, number: int) -> list[tuple[float, float]]:
+    """The lengths of plain and marked steps of two new models, each first in turn."""
+    steps = {marked: make_step(samples, marked=marked) for marked in ((False, True) if number % 2 else (True, False))}
     pairs = []
-    for number in range(PAIRS + WARMUP):
-        first, second = (plain, marked) if number % 2 else (marked, plain)
-        times = {first: seconds(first), second: seconds(second)}
-        pairs.append((times[plain], times[marked]))
-    kept = np.array(pairs[WARMUP:])
-    cost, step = kept[:, 1] - kept[:, 0], float(np.median(kept[:, 0]))
+    for pair in range(WARMUP + PAIRS):
+        lengths = {marked: seconds(steps[marked]) for marked in ((False, True) if pair % 2 else (True, False))}
+        pairs.append((lengths[False], lengths[True]))
+    return pairs[WARMUP:]
+
+
+def measure(name: str, samples: torch.Tensor) -> None:
+    """Print what the marks cost, as the first rank saw it."""
+    pairs = np.array([pair for number in range(ROUNDS) for pair in measure_pairs(samples, number)])
+    cost, step = pairs[:, 1] - pairs[:, 0], float(np.median(pairs[:, 0]))
     low, high = bootstrap_interval(cost) or (float("nan"), float("nan"))
     if dist.get_rank() == 0:
         middle = float(np.median(cost))
@@ -76,8 +82,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     samples = torch.randn(256, 512)
-    steps = make_step(samples, marked=False), make_step(samples, marked=True)
-    measure("no profiler", *steps)
+    measure("no profiler", samples)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-        measure("torch.profiler", *steps)
+        measure("torch.profiler", samples)
     dist.destroy_process_group()
