@@ -112,7 +112,7 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         **STILL,
         "legend": {**LEGEND, "traceorder": "normal"},
         "xaxis": axis(
-            "a step by parts, ms: medians over steps and ranks",
+            "parts of a step, ms: of each the median over steps and ranks",
             domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
         ),
         "xaxis2": axis(
