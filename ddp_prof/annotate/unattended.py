@@ -98,7 +98,6 @@ class _Recording:
             atexit.register(self.stop)
             if multiprocessing.parent_process():  # one that was forked ends without calling atexit's functions
                 Finalize(None, self.stop, exitpriority=0)
-            self._rank = _find_rank()  # now: at the end the process group may be gone
             if self._first > 0:
                 ranges.enable(False)
             self._begin_step()
@@ -121,6 +120,7 @@ class _Recording:
 
     def _begin_step(self) -> None:
         self._end_step()
+        self._rank = _find_rank(self._rank)  # at the end the process group may be gone
         self._step += 1
         if self._step == self._first:
             self._start()
@@ -182,7 +182,7 @@ def _meet() -> None:
         store.wait([name], MEETING)
 
 
-def _find_rank() -> int:
+def _find_rank(known: int) -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
-    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), 0)
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), known)
