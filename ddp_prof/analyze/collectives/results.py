@@ -189,13 +189,11 @@ class Collective(RankResult):
 
         ``None`` where that is more than any link carries: the size is not what this collective moved.
         """
-        rate = self._bandwidth_bytes_per_s
-        return rate if rate is not None and rate <= FASTEST_LINK_BYTES_PER_S else None
-
-    @property
-    def _bandwidth_bytes_per_s(self) -> float | None:
         time_ns = self.duration_ns if self.transfer_ns is None else self.transfer_ns
-        return self.bytes / time_ns * 1e9 if self.bytes is not None and time_ns > 0 else None
+        if self.bytes is None or time_ns <= 0:
+            return None
+        rate = self.bytes / time_ns * 1e9
+        return rate if rate <= FASTEST_LINK_BYTES_PER_S else None
 
     @property
     def busbw_bytes_per_s(self) -> float | None:

@@ -97,6 +97,7 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     of_steps = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
+    of_lengths = [[step.length for step in of_rank] for of_rank in of_steps]
     step = _median_step_length(result)
     exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in of_steps])
     tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
@@ -127,7 +128,9 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         window_ns=_round_or_none(_median(of_steps, "window_ns")),
-        **_median_parts(of_steps),
+        compute_only_ns=_round_or_none(_median(of_lengths, "compute_only_ns")),
+        exposed_memory_ns=_round_or_none(_median(of_lengths, "exposed_memory_ns")),
+        idle_ns=_round_or_none(_median(of_lengths, "idle_ns")),
     )
 
 
@@ -136,13 +139,6 @@ def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -
         return None
     baseline = _median_step_length(naive)
     return baseline.value / step.value if baseline else None
-
-
-def _median_parts(ranks: Sequence[Sequence[StepOverlap]]) -> dict[str, int | None]:
-    """Medians of the parts of a step's length that no communication fills."""
-    lengths = [[step.length for step in of_rank] for of_rank in ranks]
-    names = ("compute_only_ns", "exposed_memory_ns", "idle_ns")
-    return {name: _round_or_none(_median(lengths, name)) for name in names}
 
 
 def _round_or_none(median: float | None) -> int | None:
