@@ -191,6 +191,19 @@ class TestAddress:
         assert visit.ask("[page.selected, page.step]") == [None, 2]
         assert visit.complaints == []
 
+    def test_an_address_given_to_a_busy_page_is_followed(self, visit: Visit, page: Path) -> None:
+        """The page is due to write what it shows when the address arrives."""
+        visit.open_timeline(page)
+        visit.page.evaluate("""() => {
+            const work = () => { for (const end = performance.now() + 500; performance.now() < end;); };
+            window.ddpProf.show(0, 5000).then(() => setTimeout(work, 100));
+        }""")
+        visit.page.wait_for_timeout(150)
+        visit.page.goto(page.as_uri() + "#step=1")
+        visit.page.wait_for_timeout(500)
+        assert visit.ask("page.step") == 1
+        assert visit.page.url.endswith("#step=1")
+
     def test_a_button_copies_the_address(self, chromium: Any, page: Path) -> None:
         with new_visit(chromium) as visit:
             visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])

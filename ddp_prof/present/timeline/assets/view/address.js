@@ -33,6 +33,7 @@ class Address {
 
   /** Shows what the address says; what is not there is passed over. */
   follow() {
+    this.known = location.hash;
     const { timeline } = this, asked = new URLSearchParams(location.hash.slice(1));
     const [step, from, to] = ["step", "from", "to"].map((name) => Number(asked.get(name) ?? NaN));
     timeline.folding.chosen.clear();
@@ -95,7 +96,9 @@ class Address {
     }
   }
 
+  /** Where another address was given meanwhile, the page is about to hear of it, and it stays. */
   write() {
+    if (location.hash !== this.known) return;
     const { step, view, isBase, folding, search, data } = this.timeline, parts = new URLSearchParams();
     if (step !== null && !(isBase && step === data.typical)) parts.set("step", step);
     if (step === null && isBase && data.typical !== null) parts.set("step", "all");
@@ -110,6 +113,7 @@ class Address {
     if (search.words) parts.set("search", search.words);
     const said = [String(parts), this.#selection()].filter(Boolean).join("&"), hash = said && `#${said}`;
     if (hash !== location.hash) history.replaceState(null, "", hash || "#");
+    this.known = location.hash;
     for (const [link, page] of this.links) link.setAttribute("href", step === null ? page : `${page}#step=${step}`);
   }
 }
