@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
-from ddp_prof.ingest.nsys import program  # noqa: E402  # needs nothing but Python
+from ddp_prof.ingest import nsys_program as program  # noqa: E402  # needs nothing but Python
 
 NSIGHT_COMPUTE = (
     "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.overlap.overlap import measure_overlap
-from ddp_prof.analyze.quality.diagnostics import diagnose
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.quality import diagnose
 from ddp_prof.trace import UNKNOWN, Activities, Calls, empty, find_launching_calls
 from tests.drawing import draw_trace, table
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.overlap.comparison import compare_variants
-from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from tests.conftest import ROOT
 

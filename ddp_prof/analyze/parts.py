@@ -15,12 +15,11 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace
 from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, RankCollectives
-from ddp_prof.analyze.core.device_phases import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_breakdown import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
 from ddp_prof.analyze.intervals import Intervals
-from ddp_prof.analyze.overlap.coverage import measure_attribution, merge_attributions
-from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap, measure_overlap, measure_rank
-from ddp_prof.analyze.quality.unknown_work import NOTHING, hides_work, merge_reasons
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap, measure_overlap, measure_rank
+from ddp_prof.analyze.quality import NOTHING, hides_work, measure_attribution, merge_attributions, merge_reasons
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, concatenate, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from ddp_prof.analyze.collectives.gradients import carry_gradients
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
-from ddp_prof.analyze.core.collective_ranges import NOTIFY
+from ddp_prof.analyze.collectives.timing import carry_gradients
+from ddp_prof.analyze.core.attribution import NOTIFY
 from ddp_prof.manifest import Manifest
 from ddp_prof.trace import UNKNOWN
 
@@ -42,7 +42,7 @@ class RootCause:
         follows_own_bucket: Whether its bucket had another one of its operation before it, as what came late.
         has_launch: Whether the trace holds its launch, by which its phase is told.
         carries_gradients: Whether it may be taken for a reduction of gradients; see
-            :mod:`~ddp_prof.analyze.collectives.gradients`.
+            :mod:`~ddp_prof.analyze.collectives.timing`.
         collective_ns: Its part.
         bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.core.collective_ranges import ALL_REDUCE, bus_factor
+from ddp_prof.analyze.core.attribution import ALL_REDUCE, bus_factor
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.bucket_model import BucketModel, LinkModel, MessageCost, Unknown, fit_link
 from ddp_prof.benchmark.machine import probe_machine

@@ -104,7 +104,7 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
 
 def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
     """Columns of the database in nanoseconds: medians over steps and ranks; ``None`` is not known."""
-    from ddp_prof.analyze.overlap.overlap import measure_overlap
+    from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.ingest.load import load_trace
 
     try:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ddp_prof.ingest.nsys.program import Nsys
+from ddp_prof.ingest.nsys_program import Nsys
 
 CAPTURE_RANGE = "cudaProfilerApi"
 EVENT_TRACE = "--cuda-event-trace"

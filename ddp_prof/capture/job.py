@@ -17,7 +17,7 @@ from ddp_prof.capture.command_line import CAPTURE_RANGE, Recording, profile_comm
 from ddp_prof.capture.gpus import visible_gpus
 from ddp_prof.capture.processes import run, scratch_folder
 from ddp_prof.errors import WorkloadError
-from ddp_prof.ingest.nsys.program import Nsys, find_nsys
+from ddp_prof.ingest.nsys_program import Nsys, find_nsys
 from ddp_prof.printable import printable
 from ddp_prof.range_names import BACKWARD, STEP, parse_ranges
 

@@ -20,7 +20,7 @@ from ddp_prof.capture.command_line import CAPTURE_RANGE, Recording, profile_comm
 from ddp_prof.capture.gpus import visible_gpus
 from ddp_prof.capture.job import CHECKOUT, PACKAGE, Job, installed, read_place
 from ddp_prof.errors import DdpProfError
-from ddp_prof.ingest.nsys.program import Nsys
+from ddp_prof.ingest.nsys_program import Nsys
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.launch import most_ranks
 from ddp_prof.variants import BUCKETED, VARIANTS, variant_extras

@@ -18,7 +18,7 @@ from ddp_prof.capture.job import choose_nsys, export_reports, find_losses, insta
 from ddp_prof.capture.plan import Plan, UsageError, clean_environment, digest_plan, read_plan
 from ddp_prof.capture.processes import NOT_DONE, find_reason, process_namespace, run, scratch_folder
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.ingest.nsys.program import Nsys
+from ddp_prof.ingest.nsys_program import Nsys
 from ddp_prof.printable import printable
 from ddp_prof.train.launch import Stopped, stop_on_signals
 

@@ -17,7 +17,7 @@ from ddp_prof.present.table import TableOptions, show
 from ddp_prof.runs.run import Run, are_one_variant, changes_between
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.overlap.regression_gate import GateReport
+    from ddp_prof.analyze.variants.regression_gate import GateReport
 
 NS_PER_MS = 1_000_000
 
@@ -126,7 +126,7 @@ def command(
             "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms or --baseline"
         )
 
-    from ddp_prof.analyze.overlap.regression_gate import (
+    from ddp_prof.analyze.variants.regression_gate import (
         DEFAULT_REGRESSION,
         Requirements,
         check_run,

@@ -69,7 +69,7 @@ def _headline(run: Run) -> Headline:
 
 
 def _draw(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
-    from ddp_prof.analyze.collectives.step_view import view_step
+    from ddp_prof.analyze.collectives.straggler import view_step
     from ddp_prof.present.charts.collectives import draw_step_collectives
     from ddp_prof.present.html.page import write_figure
 

@@ -69,7 +69,7 @@ def views(runs: list[Run]) -> list[TableView]:
 
 
 def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartChange]) -> TableView:
-    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.json_documents import changes_document, waterfall_document
     from ddp_prof.present.tables.comparison import compare_view
 

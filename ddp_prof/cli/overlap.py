@@ -28,7 +28,7 @@ def command(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
 
 
 def views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
-    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.tables.overlap import overlap_view
 

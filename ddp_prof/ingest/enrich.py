@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.string_table import NameTable
+from ddp_prof.ingest.names import NameTable
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import UNKNOWN, Ints, Kind, Mask, Trace, distinct, distinct_rows

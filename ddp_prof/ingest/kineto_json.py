@@ -18,8 +18,7 @@ import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.collective_args import CollectiveRow, collective_metadata, message_bytes
-from ddp_prof.ingest.communication_ranges import name_operations
+from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
 from ddp_prof.ingest.enrich import (
     UNNAMED_CALL,
     UNNAMED_KERNEL,
@@ -30,9 +29,8 @@ from ddp_prof.ingest.enrich import (
     refuse_impossible_times,
     report_unresolved_names,
 )
-from ddp_prof.ingest.kernel_categories import KernelClassifier
 from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
-from ddp_prof.ingest.string_table import NameTable
+from ddp_prof.ingest.names import KernelClassifier, NameTable
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES
 from ddp_prof.table import concatenate

@@ -75,14 +75,14 @@ READERS = (
         (".sqlite",),
         is_common_suffix=False,
         recognises=lambda head: head.startswith(b"SQLite format 3\0"),
-        load="ddp_prof.ingest.nsys.sqlite_export:load_nsys_sqlite",
+        load="ddp_prof.ingest.nsys_export:load_nsys_sqlite",
     ),
     Reader(
         "nsys-report",
         (".nsys-rep", ".qdrep"),
         is_common_suffix=False,
         recognises=lambda head: b"Profiler Report" in head[:4096],
-        load="ddp_prof.ingest.nsys.raw_report:load_nsys_report",
+        load="ddp_prof.ingest.nsys_conversion:load_nsys_report",
     ),
     Reader(
         "kineto",
@@ -96,7 +96,7 @@ READERS = (
         ("_pqtdir", "_arwdir"),
         is_common_suffix=False,
         recognises=lambda head: head.startswith(_TABLE_FOLDER),
-        load="ddp_prof.ingest.nsys.table_folder:load_nsys_table_folder",
+        load="ddp_prof.ingest.nsys_conversion:load_nsys_table_folder",
     ),
 )
 """All formats. A new one is a row here, and a module that reads it."""
@@ -167,7 +167,7 @@ def find_traces(path: Path) -> list[Path]:
 
 def refuse_to_export(path: Path) -> None:
     """Raise TraceError for a raw report without its export: to read it would write one."""
-    from ddp_prof.ingest.nsys.raw_report import is_exported
+    from ddp_prof.ingest.nsys_conversion import is_exported
 
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
     if raw.recognises(_head(path)) and not is_exported(path):

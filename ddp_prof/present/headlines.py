@@ -18,11 +18,11 @@ from ddp_prof.analyze.collectives.exposed_time import (
 )
 from ddp_prof.analyze.collectives.results import Collective, RunBlocking
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
-from ddp_prof.analyze.outliers import Outliers
-from ddp_prof.analyze.overlap.comparison import VariantSummary
-from ddp_prof.analyze.overlap.overlap import RankOverlap
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
+from ddp_prof.analyze.overlap import RankOverlap
+from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.root_cause import RootCause
+from ddp_prof.analyze.statistics import Outliers
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE

@@ -10,18 +10,17 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.clock_alignment import Alignment
-    from ddp_prof.analyze.collectives.critical_path import RunCritical
     from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.doctor.rules import Diagnosis
+    from ddp_prof.analyze.critical.critical_path import RunCritical
+    from ddp_prof.analyze.doctor import Diagnosis
+    from ddp_prof.analyze.inventory import TraceInventory
     from ddp_prof.analyze.kernels.device_use import DeviceUse
-    from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.overlap.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
-    from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
-    from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
     from ddp_prof.analyze.variants.before_after import PartChange
+    from ddp_prof.analyze.variants.comparison import VariantSummary
+    from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
     from ddp_prof.analyze.variants.waterfall import Waterfall
 
 Document = dict[str, Any]

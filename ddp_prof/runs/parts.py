@@ -17,7 +17,7 @@ from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
 from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.analyze.parts import PartOverlap
-from ddp_prof.analyze.quality.diagnostics import Diagnostics
+from ddp_prof.analyze.quality import Diagnostics
 from ddp_prof.printable import printable
 from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 from ddp_prof.trace import UNKNOWN, Ints, Trace
@@ -141,7 +141,7 @@ def _free_memory() -> int | None:
 
 def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
     """Returns a test for names of ranges of steps, phases, collectives or processes."""
-    from ddp_prof.analyze.core.known_names import KNOWN_NAMES
+    from ddp_prof.analyze.core.steps import KNOWN_NAMES
 
     ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))
     usual = re.compile("|".join(f"(?:{known.pattern})" for known in KNOWN_NAMES), re.I)
@@ -173,7 +173,7 @@ def _measure(
     from ddp_prof.analyze.core.rank_events import collect_capture_facts, find_rank_events
     from ddp_prof.analyze.intervals import union_of_one
     from ddp_prof.analyze.parts import analyze_part, measure_part_overlap
-    from ddp_prof.analyze.quality.diagnostics import gather_diagnostics
+    from ddp_prof.analyze.quality import gather_diagnostics
 
     trace = part.trace
     seen = collect_capture_facts(trace)
@@ -202,7 +202,7 @@ def _measure_lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
 
 def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
     """Refuse captures that cannot be measured in parts: kernels without names, ranks without steps or devices."""
-    from ddp_prof.ingest.time_blocks import CannotSplitError
+    from ddp_prof.ingest.split_export import CannotSplitError
 
     if trace.unresolved_names.kernels:
         raise CannotSplitError("it has kernels without a name")
@@ -223,7 +223,7 @@ def _merge_facts(measured: Sequence[PartResult]) -> CaptureFacts:
 
 
 def _find_hosts_ahead(measured: Sequence[PartResult]) -> _Ahead:
-    from ddp_prof.analyze.core.step_times import is_ahead
+    from ddp_prof.analyze.core.step_breakdown import is_ahead
 
     # A device may have no work in a part.
     keys = dict.fromkeys(key for one in measured for key in one.lead)

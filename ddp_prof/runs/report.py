@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 from ddp_prof.errors import DdpProfError, TraceError
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.critical_path import RankChains
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
+    from ddp_prof.analyze.critical.critical_path import RankChains
     from ddp_prof.analyze.doctor.evidence import RankFacts
+    from ddp_prof.analyze.inventory import TraceInventory
+    from ddp_prof.analyze.kernels.contention import KernelSamples, SlowdownLimit
     from ddp_prof.analyze.kernels.device_use import RankUse
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.quality.inventory import TraceInventory
-    from ddp_prof.analyze.variants.contention import KernelSamples
-    from ddp_prof.analyze.variants.slowdown_limit import SlowdownLimit
+    from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.trace import Trace
 
 
@@ -114,7 +113,7 @@ class TraceEvents:
     @cached_property
     def warnings(self) -> tuple[str, ...]:
         """About the figures of the file."""
-        from ddp_prof.analyze.quality.diagnostics import diagnose
+        from ddp_prof.analyze.quality import diagnose
 
         return diagnose(self.trace, self.ranks)
 
@@ -173,7 +172,7 @@ def add_all_shapes(part: TraceEvents) -> TraceEvents:
     Raises:
         TraceError: The file cannot be read again.
     """
-    from ddp_prof.ingest.nsys.sqlite_export import read_all_shapes
+    from ddp_prof.ingest.nsys_export import read_all_shapes
 
     if part.trace.shape_id is None or part.trace.knows_shapes:
         return part
@@ -203,7 +202,7 @@ def measure_report(
     Raises:
         TraceError: It cannot be read.
     """
-    from ddp_prof.ingest.time_blocks import CannotSplitError
+    from ddp_prof.ingest.split_export import CannotSplitError
     from ddp_prof.runs.parts import SPLITTABLE, measure_in_parts
 
     why = ALL_AT_ONCE
@@ -258,7 +257,7 @@ def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
 
 
 def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
-    from ddp_prof.analyze.overlap.overlap import measure_overlap
+    from ddp_prof.analyze.overlap import measure_overlap
 
     return measure_overlap(part.trace, part.ranks, part.warnings)
 
@@ -270,14 +269,13 @@ def _measure_collectives(part: TraceEvents, options: LoadOptions) -> RunAnalysis
 
 
 def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples]:
-    from ddp_prof.analyze.variants.contention import sample_kernels
+    from ddp_prof.analyze.kernels.contention import sample_kernels
 
     return [sample_kernels(rank) for rank in part.ranks]
 
 
 def _measure_slowdown(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples | SlowdownLimit]:
-    from ddp_prof.analyze.variants.contention import sample_kernels
-    from ddp_prof.analyze.variants.slowdown_limit import limit_slowdown
+    from ddp_prof.analyze.kernels.contention import limit_slowdown, sample_kernels
 
     return [(sample_kernels if part.trace.knows_shapes else limit_slowdown)(rank) for rank in part.ranks]
 
@@ -289,7 +287,7 @@ def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUs
 
 
 def _measure_critical(part: TraceEvents, _options: LoadOptions) -> list[RankChains]:
-    from ddp_prof.analyze.collectives.critical_path import measure_chains
+    from ddp_prof.analyze.critical.critical_path import measure_chains
 
     return [measure_chains(rank) for rank in part.ranks]
 
@@ -301,7 +299,7 @@ def _measure_facts(part: TraceEvents, _options: LoadOptions) -> list[RankFacts]:
 
 
 def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
-    from ddp_prof.analyze.quality.inventory import take_inventory
+    from ddp_prof.analyze.inventory import take_inventory
 
     return take_inventory(part.trace, options.patterns)
 

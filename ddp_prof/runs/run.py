@@ -41,17 +41,17 @@ from ddp_prof.runs.workers import Workers, measure_files
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.collectives.critical_path import RunCritical
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.doctor.rules import Diagnosis
+    from ddp_prof.analyze.critical.critical_path import RunCritical
+    from ddp_prof.analyze.doctor import Diagnosis
+    from ddp_prof.analyze.inventory import TraceInventory
+    from ddp_prof.analyze.kernels.contention import KernelSamples
     from ddp_prof.analyze.kernels.device_use import DeviceUse
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
-    from ddp_prof.analyze.quality.inventory import TraceInventory
+    from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.analyze.variants.contention import KernelSamples
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.present.tables.summary import SummarizedRun
     from ddp_prof.present.timeline.model import Source
@@ -128,7 +128,7 @@ class Run:
 
     def overlap(self) -> TraceOverlap:
         """How much communication compute hides, by rank and step."""
-        from ddp_prof.analyze.overlap.overlap import merge_ranks
+        from ddp_prof.analyze.overlap import merge_ranks
 
         merged = merge_ranks(self._measure("overlap"))
         self._refuse_repeated_ranks((rank.file, rank.rank) for rank in merged.ranks)
@@ -179,7 +179,7 @@ class Run:
 
     def critical(self) -> RunCritical:
         """What the critical path of each step consists of, over all ranks."""
-        from ddp_prof.analyze.collectives.critical_path import measure_critical_paths
+        from ddp_prof.analyze.critical.critical_path import measure_critical_paths
 
         self.prepare("collectives", "critical")
         chains = [(file, of_rank) for file in self.files for of_rank in self.measured[file]["critical"]]
@@ -187,10 +187,14 @@ class Run:
 
     def doctor(self) -> Diagnosis:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
+        from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
-        from ddp_prof.analyze.doctor.rules import diagnose_run
-        from ddp_prof.analyze.variants.contention import KernelSamples, measure_contention
-        from ddp_prof.analyze.variants.slowdown_limit import SlowdownLimit, limit_contention_ns
+        from ddp_prof.analyze.kernels.contention import (
+            KernelSamples,
+            SlowdownLimit,
+            limit_contention_ns,
+            measure_contention,
+        )
 
         self.prepare(*DOCTOR)
         slowdown = self._measure_sampled("slowdown")
@@ -364,7 +368,7 @@ def summarize_runs(runs: Sequence[Run], *, ask_doctor: bool) -> list[SummarizedR
         runs: The runs.
         ask_doctor: Whether the doctor is asked, who needs all events of a trace at once.
     """
-    from ddp_prof.analyze.overlap.comparison import compare_variants
+    from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.tables.summary import SummarizedRun
 
     results = [run.overlap() for run in runs]
@@ -407,9 +411,9 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         analysis: The collectives of the run that it belongs to.
     """
     from ddp_prof.analyze.collectives.timing import consumer_activities
-    from ddp_prof.analyze.overlap.comparison import compare_variants
-    from ddp_prof.analyze.overlap.overlap import measure_overlap
-    from ddp_prof.analyze.quality.diagnostics import find_caveats
+    from ddp_prof.analyze.overlap import measure_overlap
+    from ddp_prof.analyze.quality import find_caveats
+    from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.device_use import measure_idle
-from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
 from tests.measuring import results_of

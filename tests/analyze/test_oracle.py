@@ -15,12 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.collectives import clock_alignment, exposed_time
+from ddp_prof.analyze.collectives import exposed_time, run_analysis
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.overlap.comparison import compare_variants
-from ddp_prof.analyze.overlap.overlap import StepLength, TraceOverlap, measure_overlap, merge_ranks
-from ddp_prof.analyze.overlap.regression_gate import Requirements, check_run
+from ddp_prof.analyze.overlap import StepLength, TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.tables.collectives import _summed_rows
@@ -51,13 +51,13 @@ def _queues_at_the_scale_of_what_is_drawn() -> Iterator[None]:
 
 @pytest.mark.slow
 @DRAWN
-@given(runs(), st.sampled_from([clock_alignment.APART_NS, 6]))
+@given(runs(), st.sampled_from([run_analysis.APART_NS, 6]))
 def test_all_figures_agree_with_the_oracle(traces: tuple[Trace, ...], apart: int) -> None:
     """A pair is given up where its ends lie further apart than ``apart``, at the scale of what is drawn or never."""
     expected = oracle.ranks_of(*traces)
     oracle.explain(expected, apart)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clock_alignment, "APART_NS", apart)
+        patch.setattr(run_analysis, "APART_NS", apart)
         check_overlap(traces)
         check_collectives(traces, expected)
         check_skew(traces, expected, apart)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.outliers import find_outlier_keys
-from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.statistics import find_outlier_keys
 from ddp_prof.present.headlines import outliers_text
 from tests.drawing import draw_trace
 from tests.measuring import results_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.overlap.overlap import measure_overlap, merge_ranks
+from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
 from tests.measuring import analysis_of, collectives_of
 from tests.nsys_factory import Capture, Kernel, write_capture

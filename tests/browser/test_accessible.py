@@ -11,7 +11,7 @@ from axe_playwright_python.sync_playwright import Axe
 from tests.browser.conftest import visit_in
 from tests.command_line import run
 from tests.conftest import ROOT
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 TIMELINES = ("naive.html", "known.html")

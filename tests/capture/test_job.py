@@ -20,7 +20,7 @@ from ddp_prof.capture import job
 from ddp_prof.capture.job import Job, export_reports, find_losses
 from ddp_prof.capture.processes import _find_marked_processes
 from ddp_prof.errors import WorkloadError
-from ddp_prof.ingest.nsys.program import Nsys
+from ddp_prof.ingest.nsys_program import Nsys
 from tests.capture.conftest import exported
 
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")

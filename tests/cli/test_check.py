@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.present.tables.gate import verdict_line
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.conftest import ROOT
-from tests.ingest.nsys.test_sqlite_export import MS, known_truth
+from tests.ingest.test_nsys_export import MS, known_truth
 from tests.nsys_factory import write_capture
 
 STEADY = (50, 50, 51, 51, 50)

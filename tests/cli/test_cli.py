@@ -15,7 +15,7 @@ import pytest
 from ddp_prof.cli import COMMANDS
 from tests.command_line import csv_rows, run
 from tests.conftest import ROOT
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 READING = set(COMMANDS) - {"capture", "mcp", "completion"}
@@ -229,7 +229,7 @@ def test_what_the_machine_cannot_do_is_one_line(
     def fail(*_arguments: object) -> None:
         raise error
 
-    monkeypatch.setattr("ddp_prof.ingest.nsys.sqlite_export._activities", fail)
+    monkeypatch.setattr("ddp_prof.ingest.nsys_export._activities", fail)
     result = run("overlap", path)
     assert (result.exit_code, len(result.stderr.splitlines())) == (1, 1)
     assert told in result.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from tests.command_line import run
 from tests.conftest import IS_WHOLE_GATE, ROOT
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import ddp_prof.cli
 from ddp_prof.atomic_file import atomic_write
 from tests.benchmark.results_factory import study_like
 from tests.command_line import run
-from tests.ingest.nsys.test_sqlite_export import known_truth
-from tests.ingest.nsys.test_table_folder import write_tables
 from tests.ingest.test_hostile import ESCAPE, contents, journal
+from tests.ingest.test_nsys_export import known_truth
+from tests.ingest.test_nsys_table_folder import write_tables
 from tests.nsys_factory import write_capture
 
 pytestmark = pytest.mark.usefixtures("no_browser")

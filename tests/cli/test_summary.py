@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.command_line import run
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"

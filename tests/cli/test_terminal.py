@@ -13,7 +13,7 @@ import pytest
 from ddp_prof.present import table
 from tests.command_line import run
 from tests.conftest import ROOT
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 UNET = ROOT.parent / "shared" / "traces" / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"

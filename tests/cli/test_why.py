@@ -14,7 +14,7 @@ from ddp_prof.runs.load import load_runs
 from ddp_prof.runs.pages import report_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
 from tests.command_line import run
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 

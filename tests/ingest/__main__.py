@@ -9,8 +9,8 @@ from tempfile import TemporaryDirectory
 
 from tests.command_line import run
 from tests.ingest import test_hostile, test_hostile_tables
-from tests.ingest.nsys.test_sqlite_export import known_truth
-from tests.ingest.nsys.test_table_folder import write_tables
+from tests.ingest.test_nsys_export import known_truth
+from tests.ingest.test_nsys_table_folder import write_tables
 from tests.nsys_factory import write_capture
 
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.ingest.collective_args import message_bytes
+from ddp_prof.ingest.collectives import message_bytes
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN
-from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.test_kineto_json import event, write
+from tests.ingest.test_nsys_export import known_truth
 from tests.measuring import collectives_of, results_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 

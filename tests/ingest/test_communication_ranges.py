@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.overlap.overlap import RankOverlap, measure_overlap
+from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.ingest.load import load_trace
 from tests.ingest.test_kineto_json import event, write
 from tests.measuring import collectives_of

@@ -14,7 +14,7 @@ import ddp_prof.trace
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category
-from tests.ingest.nsys.test_raw_report import report, stand_in  # noqa: F401
+from tests.ingest.test_nsys_raw_report import report, stand_in  # noqa: F401
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 MAIN, AUTOGRAD = 100, 131

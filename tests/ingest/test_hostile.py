@@ -29,7 +29,7 @@ from click.testing import Result
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.ingest import endless
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.test_manifest import LIES
 

@@ -14,8 +14,6 @@ import pyarrow as pa
 import pytest
 from pyarrow import ipc, parquet
 
-from tests.ingest.nsys.test_sqlite_export import known_truth
-from tests.ingest.nsys.test_table_folder import write_tables
 from tests.ingest.test_hostile import (
     CALLS,
     COMMANDS,
@@ -29,6 +27,8 @@ from tests.ingest.test_hostile import (
     put_canary,
     run_on,
 )
+from tests.ingest.test_nsys_export import known_truth
+from tests.ingest.test_nsys_table_folder import write_tables
 from tests.nsys_factory import write_capture
 
 Change = Callable[[Path], object]

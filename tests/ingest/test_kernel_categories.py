@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS, KernelClassifier
+from ddp_prof.ingest.names import COMMUNICATION_KERNELS, KernelClassifier
 from ddp_prof.trace import Category
 
 CLASSIFIER = KernelClassifier()

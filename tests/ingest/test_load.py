@@ -12,7 +12,7 @@ import pytest
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import READERS, find_traces, load_trace
 from ddp_prof.trace import SOURCE_NAMES
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 KERNEL = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7, "args": {}}

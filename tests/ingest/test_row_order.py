@@ -14,8 +14,8 @@ import pytest
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.conftest import ROOT, SHARED_TRACES
-from tests.ingest.nsys.test_sqlite_export import known_truth
 from tests.ingest.test_enrich import EVERYTHING
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
 REAL = sorted([*(ROOT / "traces").glob("*.sqlite"), *SHARED_TRACES.glob("*.sqlite")])

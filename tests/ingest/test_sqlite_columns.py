@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import sqlite_columns
 from ddp_prof.ingest.enrich import UNNAMED_RANGE
-from ddp_prof.ingest.nsys.sqlite_export import load_nsys_sqlite
+from ddp_prof.ingest.nsys_export import load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, is_constant, open_sqlite
 from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import Capture, Range, write_capture

@@ -13,7 +13,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import Category, UnresolvedNames
 from tests.command_line import run
-from tests.ingest.nsys.test_sqlite_export import MS, known_truth
+from tests.ingest.test_nsys_export import MS, known_truth
 from tests.nsys_factory import GENERATIONS, write_capture
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.step_view import view_step
+from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.device_use import measure_device_use, measure_rank_use
-from ddp_prof.analyze.overlap.comparison import compare_variants
-from ddp_prof.analyze.overlap.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
+from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.trace import Trace

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_prof.analyze.collectives.clock_alignment import Alignment
 from ddp_prof.analyze.collectives.results import RunBlocking
+from ddp_prof.analyze.collectives.run_analysis import Alignment
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
-from ddp_prof.analyze.overlap.comparison import VariantSummary
 from ddp_prof.analyze.root_cause import RootCause
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.headlines import Headline, describe_changes, root_cause_headline, skew_headline
 
 TAIL = RootCause(

@@ -13,7 +13,7 @@ from ddp_prof.present.tables.collectives import collectives_view
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.present.tables.straggler import skew_view
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import Capture, Range, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"

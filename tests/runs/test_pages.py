@@ -15,7 +15,7 @@ from ddp_prof.present.html import report as pages
 from ddp_prof.runs.pages import MEASURES, make_pages, report_runs
 from ddp_prof.runs.run import Run
 from tests.command_line import run
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 RUNS = 3

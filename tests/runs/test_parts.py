@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import time_blocks
+from ddp_prof.ingest import split_export
 from ddp_prof.ingest.split_export import SplitExport, count_rows
 from ddp_prof.runs import parts
 from ddp_prof.runs.parts import SPLITTABLE, measure_in_parts
 from ddp_prof.runs.report import LoadOptions, TraceEvents, load_events, measure_events, measure_report
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.runs.test_pickles import FOREIGN, same
 
@@ -71,7 +71,7 @@ def whole_of(path: Path, options: LoadOptions = LoadOptions()) -> dict[str, Any]
 
 
 def parts_of(path: Path, rows: int, options: LoadOptions = LoadOptions()) -> dict[str, Any] | None:  # noqa: B008
-    with patch.object(time_blocks, "BLOCK_ROWS", 4), suppress(time_blocks.CannotSplitError):
+    with patch.object(split_export, "BLOCK_ROWS", 4), suppress(split_export.CannotSplitError):
         return measure_in_parts(path, options.patterns, options.comm_patterns, rows)
     return None
 
@@ -122,7 +122,7 @@ CUDA = [trace for trace in FOREIGN if trace.suffix == ".sqlite"]
 @pytest.mark.parametrize("trace", CUDA, ids=lambda path: path.name)
 def test_parts_of_a_real_capture_tell_what_the_whole_does(trace: Path, rows: int) -> None:
     found = None
-    with suppress(time_blocks.CannotSplitError):
+    with suppress(split_export.CannotSplitError):
         found = measure_in_parts(trace, LoadOptions().patterns, (), rows)
     if "ddp_unet" in trace.name:
         assert found is not None, "it has steps and collectives, and can be cut"

@@ -15,7 +15,7 @@ import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
 from tests.command_line import run
-from tests.ingest.nsys.test_sqlite_export import known_truth
+from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 RANKS = 5

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.overlap import StepOverlap, TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.ingest.load import find_traces, load_trace
 from tests.scripts.test_capture import capture
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.analyze.overlap.overlap import StepOverlap, TraceOverlap, measure_overlap
+from ddp_prof.analyze.overlap import StepOverlap, TraceOverlap, measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import write_manifest

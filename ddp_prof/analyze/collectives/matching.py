@@ -22,8 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.core.attribution import last_by_step
-from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT
+from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT, last_by_step
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 
 LEAST_COMMON_STEPS = 3

@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import Alignment
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
-from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, CollectiveTimings, RankCollectives
-from ddp_prof.analyze.core.collective_ranges import OPERATIONS, bus_factor
-from ddp_prof.analyze.dependencies.blocking import HELD_BY
-from ddp_prof.analyze.outliers import Outliers, find_outliers
-from ddp_prof.analyze.quality.unknown_work import reason_of_run
+from ddp_prof.analyze.core.attribution import OPERATIONS, bus_factor
+from ddp_prof.analyze.core.blocking import HELD_BY
+from ddp_prof.analyze.quality import reason_of_run
 from ddp_prof.analyze.result_bases import FrameResult, RankResult, make_frame_from_rows, make_rows, none_for_unknown
+from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select, take_or_unknown
 

@@ -1,4 +1,16 @@
-"""A run's ranks compared: which collectives are one and the same, on one clock, and what of each was exposed.
+"""One time for all ranks of a run, though each file has a clock of its own.
+
+First by UTC, if the files give it for their time 0. Then by the collectives that ranks share, whose ends nearly
+coincide on all ranks (as HTA's straggler analysis and NVIDIA's recipes assume, too): the median of the differences is
+the file's offset, and where the run is long and the differences grow, a drift. What remains of the differences is the
+residual; differences of time between ranks below it mean nothing. A single collective in common is met exactly by any
+offset, so it fits nothing: then UTC counts alone, and what the ends differ by on it is the residual.
+
+A pair that only the order of collectives tells is one no more where its ends lie further apart on the common clock than
+a tenth of the time it lasts; by gloo, whose threads wait for a core, than all of it. Where that is so of most of them,
+and no UTC says the same as their ends, order tells nothing, and all of them are given up.
+
+A run's ranks compared: which collectives are one and the same, on one clock, and what of each was exposed.
 
 Everything is computed when it is first asked for, and once.
 """
@@ -12,16 +24,200 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.clock_alignment import APART_NS, SESSION_START, Alignment, compare_ranks
 from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
-from ddp_prof.analyze.collectives.matching import Matches, shift_unnumbered_steps
+from ddp_prof.analyze.collectives.matching import NEEDS_ALL, Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.quality.diagnostics import diagnose, find_caveats, merge_file_warnings
+from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Trace
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace
+
+ONE_CLOCK = "one clock"
+SESSION_START = "session start"
+MATCHED_ENDS = "ends of matched collectives"
+NONE = "none"
+
+LEAST_PAIRS = 2
+"""Matched ends of two files below which nothing tells how well the clocks agree: a single one is met exactly."""
+
+APART_NS = 1_000_000
+"""Plausible difference between the ends of one collective on two ranks, for a short one."""
+
+_APART, _APART_ON_HOST = 0.1, 1.0
+"""The same for a long one, as a share of its shortest duration: for kernels, and for threads of a host."""
+
+GIVEN_UP = "the ends of what may be one collective lie further apart than it lasts"
+"""Why collectives that are identified by order alone are not matched."""
+
+_LONGEST = np.iinfo(np.int64).max
+_DRIFT_AFTER_NS = 10_000_000_000
+_DRIFT_PAIRS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ClockOffset:
+    """Converts a file's times to those of the first file: ``t + offset + drift * (t - origin)``.
+
+    Attributes:
+        offset_ns: Difference of the clocks at ``origin_ns``, UTC of their time 0 included.
+        beyond_epoch_ns: The part of it that the files' UTC times do not explain.
+        drift: Growth of the difference, a ratio; 0 where none was found.
+    """
+
+    clock: Path
+    offset_ns: int
+    beyond_epoch_ns: int
+    drift: float
+    origin_ns: int
+
+    def common_ns(self, time_ns: Ints) -> Ints:
+        """Times on the first file's clock."""
+        result: Ints = time_ns + self.offset_ns
+        if self.drift:
+            result = result + np.rint(self.drift * (time_ns - self.origin_ns)).astype(np.int64)
+        return result
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How the ranks' clocks were brought together.
+
+    Attributes:
+        method: The method; ``none`` if the clocks could not be aligned and times of ranks cannot be compared.
+        residual_p50_ns: Median of what is left of the differences; ``None`` where nothing tells.
+        residual_p95_ns: Their 95th percentile: no difference below it is claimed. 0 for a single clock.
+        missing_ranks: Ranks of the job that no file holds.
+    """
+
+    method: str
+    residual_p50_ns: int | None
+    residual_p95_ns: int | None
+    missing_ranks: tuple[int, ...]
+    clocks: tuple[ClockOffset, ...]
+
+    def offset_for(self, clock: Path) -> ClockOffset:
+        """The offset of a file."""
+        return next(item for item in self.clocks if item.clock == clock)
+
+
+def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]:
+    """The collectives that ranks have in common, on one clock."""
+    matches = match_collectives(ranks)
+    alignment = align_clocks(ranks, matches)
+    if not len(matches) or alignment.residual_p95_ns is None:
+        return matches, alignment
+    by_order = ~matches.are_identified(ranks)[:, np.newaxis]
+    apart = _find_implausible_parts(ranks, matches, alignment) & by_order
+    if not apart.any():
+        return matches, alignment
+    kept = matches.drop_parts(apart)
+    alignment = align_clocks(ranks, kept)
+    if not len(kept) or (2 * len(kept) < len(matches) and not _is_confirmed_by_utc(alignment)):
+        kept = matches.drop_parts(np.broadcast_to(by_order, matches.rows.shape), GIVEN_UP)
+        alignment = align_clocks(ranks, kept)
+    return kept, alignment
+
+
+def _is_confirmed_by_utc(alignment: Alignment) -> bool:
+    """Whether there is only one clock, or UTC agrees with the ends."""
+    if alignment.method != ONE_CLOCK and SESSION_START not in alignment.method:
+        return False
+    beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in alignment.clocks)
+    return beyond_ns + (alignment.residual_p95_ns or 0) <= APART_NS
+
+
+def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
+    """Mask of the parts that end too far from the median of their row on the common clock (of two: from each other).
+
+    Only operations that no rank can end before all have begun, and unknown ones, are examined.
+    """
+    present = matches.rows != UNKNOWN
+    start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
+    common = np.stack([alignment.offset_for(rank.clock).common_ns(end[:, at]) for at, rank in enumerate(ranks)], axis=1)
+    shortest = np.min(end - start, axis=1, where=present, initial=_LONGEST)
+    first = np.min(common, axis=1, where=present, initial=_LONGEST)
+    since = np.where(present, (common - first[:, np.newaxis]).astype(np.float64), np.nan)
+    distance = np.abs(since - np.nanmedian(since, axis=1, keepdims=True))
+    distance[present.sum(axis=1) == 2] *= 2
+    on_host = (matches.column(ranks, "lane", UNKNOWN) == UNKNOWN).all(axis=1)
+    most = np.maximum(APART_NS, np.where(on_host, _APART_ON_HOST, _APART) * shortest)
+    operation = matches.column(ranks, "operation", UNKNOWN).max(axis=1, initial=UNKNOWN)
+    needs_all = np.isin(operation, [UNKNOWN, *NEEDS_ALL])
+    apart: Mask = present & (distance > most[:, np.newaxis]) & needs_all[:, np.newaxis]
+    return apart
+
+
+def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
+    """Bring the clocks of all files together."""
+    files = list(dict.fromkeys(rank.clock for rank in ranks))
+    missing = find_missing_ranks(ranks)
+    if len(files) < 2:
+        return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
+    epochs = {rank.clock: rank.epoch_ns for rank in ranks}
+    has_epochs = all(epoch is not None for epoch in epochs.values())
+    base = {file: (epochs[file] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for file in files}
+    ends = _ends_by_file(ranks, matches, files)
+    offsets, residuals = [ClockOffset(files[0], 0, 0, 0.0, 0)], []
+    shares_all, is_fitted, tells = True, False, True
+    for index, file in enumerate(files[1:], 1):
+        both = (ends[:, 0] != NO_TIME) & (ends[:, index] != NO_TIME)
+        if not both.any():
+            offsets.append(ClockOffset(file, base[file], 0, 0.0, 0))
+            shares_all = tells = False
+            continue
+        own, reference = ends[both, index], ends[both, 0]
+        is_single = len(own) < LEAST_PAIRS
+        is_fitted |= not (is_single and has_epochs)
+        tells &= has_epochs or not is_single
+        offset, drift = (0, 0.0) if is_single and has_epochs else _fit(own, reference - own - base[file])
+        offsets.append(ClockOffset(file, base[file] + offset, offset, drift, int(own.min())))
+        residuals.append(np.abs(offsets[-1].common_ns(own) - reference))
+    known = np.concatenate(residuals) if tells else None
+    methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if shares_all and is_fitted else [])
+    return Alignment(
+        method=", ".join(methods) or NONE,
+        residual_p50_ns=None if known is None else round(float(np.percentile(known, 50))),
+        residual_p95_ns=None if known is None else round(float(np.percentile(known, 95))),
+        missing_ranks=missing,
+        clocks=tuple(offsets),
+    )
+
+
+def find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
+    """Ranks of the job that no file holds; empty if the files do not give the world size."""
+    present = {rank.rank for rank in ranks if rank.rank is not None}
+    world = max((rank.world_size or 0 for rank in ranks), default=0)
+    return tuple(sorted(set(range(world)) - present)) if present else ()
+
+
+def _ends_by_file(ranks: Sequence[RankCollectives], matches: Matches, files: Sequence[Path]) -> Ints:
+    """The end of each matched collective on each file's clock, the latest of the file's ranks; ``NO_TIME`` if none."""
+    ends = matches.column(ranks, "end_ns")
+    in_file = [[rank.clock == file for rank in ranks] for file in files]
+    return np.stack([ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
+
+
+def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
+    """Offset and drift by medians, which a few stragglers do not move.
+
+    The drift is the median slope of pairs half the run apart (after Theil and Sen), and only counts where it amounts
+    to more than the scatter.
+    """
+    offset = round(float(np.median(difference_ns)))
+    half = len(time_ns) // 2
+    if half < _DRIFT_PAIRS or int(time_ns.max() - time_ns.min()) < _DRIFT_AFTER_NS:
+        return offset, 0.0
+    order = np.argsort(time_ns, kind="stable")
+    time, difference = time_ns[order], difference_ns[order]
+    drift = float(np.median((difference[half:] - difference[:-half]) / (time[half:] - time[:-half])))
+    rest = difference - drift * (time - time[0])
+    scatter = np.median(np.abs(rest - np.median(rest)))
+    if abs(drift) * float(time[-1] - time[0]) <= 2 * scatter:
+        return offset, 0.0
+    return round(float(np.median(rest))), drift
+
 
 _CLOCKS_APART_NS = 10_000_000_000
 """Usual difference between clocks of machines; a step is seldom longer."""

@@ -15,6 +15,8 @@ kernels are launched by one call, nor of what began earlier: there the gradient 
 in forward. It is inferred: a collective waits for the stream that is current where it is launched, and the last
 operation there is the one that the same thread launched last. Where a trace records who waits for whom, that is to
 stand in its place: :func:`_input_ends`.
+
+Which collectives reduce gradients: what buckets and hooks are about.
 """
 
 from __future__ import annotations
@@ -25,16 +27,24 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, last_by_step
-from ddp_prof.analyze.core.collective_ranges import OPERATIONS, POINT_TO_POINT, operation_of
-from ddp_prof.analyze.core.device_phases import DevicePhases, find_device_phases
+from ddp_prof.analyze.core.attribution import (
+    ALL_REDUCE,
+    BACKWARD_PHASE,
+    NOTIFY,
+    OPERATIONS,
+    POINT_TO_POINT,
+    SYNCHRONIZE_PHASE,
+    Events,
+    last_by_step,
+    operation_of,
+)
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.core.step_times import StepTimes
+from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.quality.unknown_work import why_unknown
+from ddp_prof.analyze.quality import why_unknown
 from ddp_prof.analyze.result_bases import RankResult
+from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.trace import (
     NO_TIME,
     UNKNOWN,
@@ -45,6 +55,7 @@ from ddp_prof.trace import (
     Table,
     Trace,
     distinct,
+    distinct_rows,
     select,
     take_or_unknown,
 )
@@ -370,3 +381,34 @@ def _find_operations(trace: Trace, events: Events, noted: CollectiveMetadata, by
     told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
     by_note = codes(noted.op_id)
     return np.where(by_note == UNKNOWN, told, by_note)
+
+
+_REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
+"""Operations that gradients may be reduced by; ``UNKNOWN`` where the trace does not tell the operation."""
+
+
+def carry_gradients(rank: RankCollectives) -> Mask:
+    """Which collectives of a rank may be taken for reductions of gradients.
+
+    A bucket of ours is one. Of others, a reduction that backward launched; or one that was launched after it, where
+    backward launched none in the step: else it is that of a norm or a loss. Where forward launches the same, it is of
+    tensors; where no phase is known, as in a trace of inference, nothing says that it is of gradients.
+    """
+    timings = rank.timings
+    is_reduction = np.isin(timings.operation, _REDUCTIONS)
+    _, step = distinct_rows(timings.step)
+    _, alike = distinct_rows(timings.step, timings.operation, timings.group)
+    knows_backward = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME) != NO_TIME
+    tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
+    in_backward = timings.phase == BACKWARD_PHASE
+    is_late = ~_are_with_any(step, is_reduction & in_backward)
+    of_tensors = _are_with_any(alike, timings.phase == PHASES.index(FORWARD))
+    is_launched_so = (in_backward | is_late) & ~of_tensors & _are_with_any(step, knows_backward | tells_phase)
+    found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | is_launched_so)
+    return found
+
+
+def _are_with_any(group: Ints, chosen: Mask) -> Mask:
+    """Which rows have a chosen one in their group."""
+    found: Mask = (np.bincount(group[chosen], minlength=int(group.max(initial=-1)) + 1) > 0)[group]
+    return found

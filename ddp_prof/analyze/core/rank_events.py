@@ -11,21 +11,40 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
+    GLOO,
+    NOTIFY,
     SYNCHRONIZE_PHASE,
+    CollectiveRanges,
     Events,
     device_events,
+    find_collective_ranges,
     host_communication,
     host_events,
     last_by_step,
+    operation_of,
     operator_events,
 )
 from ddp_prof.analyze.core.blocking import RankBlocking, device_blocking, host_blocking, unknown_blocking
-from ddp_prof.analyze.core.collective_ranges import GLOO, NOTIFY, CollectiveRanges, find_collective_ranges, operation_of
-from ddp_prof.analyze.core.phases import Phases, find_phases
-from ddp_prof.analyze.core.step_breakdown import StepBreakdown, TimeParts, divide_time, measure_breakdown
-from ddp_prof.analyze.core.step_times import StepTimes, device_lead, is_ahead, measure_step_times
-from ddp_prof.analyze.core.steps import NO_PATTERNS, RangePatterns, Steps, describe_ranges, find_steps
-from ddp_prof.analyze.dependencies.edges import Dependencies, HostCalls, find_dependencies
+from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
+from ddp_prof.analyze.core.step_breakdown import (
+    StepBreakdown,
+    StepTimes,
+    TimeParts,
+    device_lead,
+    divide_time,
+    is_ahead,
+    measure_breakdown,
+    measure_step_times,
+)
+from ddp_prof.analyze.core.steps import (
+    NO_PATTERNS,
+    Phases,
+    RangePatterns,
+    Steps,
+    describe_ranges,
+    find_phases,
+    find_steps,
+)
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges

@@ -1,4 +1,9 @@
-"""The steps of a process as the program's ranges tell them."""
+"""Names that other programs give to steps and phases; docs/names.md is generated from this table.
+
+The steps of a process as the program's ranges tell them.
+
+The phases of a step as the program's ranges tell them.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +14,89 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.core.known_names import STEP_PATTERNS
-from ddp_prof.analyze.intervals import innermost
-from ddp_prof.range_names import STEP, parse_ranges
+from ddp_prof.analyze.intervals import Intervals, innermost, union
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
+
+_LOOPS = "training loops"
+_OURS = "ddp_prof, training loops"
+_EPOCH = r"^(?:#{1,9} ?)?(?:epoch[ _:=#]*\d+[ ,_/-]+)?(?:training|train|global)?[ _/-]?"
+_NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
+
+
+@dataclass(frozen=True)
+class KnownName:
+    """Names of one kind by one writer.
+
+    Attributes:
+        kind: ``step``, or a phase.
+        writer: Who writes them.
+        pattern: Regular expression, in any case; the first group of a step's is its number.
+        examples: Names that it is for.
+    """
+
+    kind: str
+    writer: str
+    pattern: str
+    examples: tuple[str, ...]
+
+
+KNOWN_NAMES = (
+    KnownName(STEP, "torch.profiler", r"^ProfilerStep(?:#(\d+)|\*)?$", ("ProfilerStep#3", "ProfilerStep*")),
+    KnownName(
+        STEP, "Megatron-Bridge", r"\.training_step_(\d+)$", ("megatron.bridge.training.train.train.training_step_3",)
+    ),
+    KnownName(
+        STEP, _LOOPS, rf"{_EPOCH}(?:step|iteration|iter){_NUMBER}",
+        ("step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3"),
+    ),
+    KnownName(STEP, _LOOPS, rf"{_EPOCH}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3")),
+    KnownName(STEP, "Lightning", r"^(?:\[pl\]\[profile\])?run_training_batch$", ("[pl][profile]run_training_batch",)),
+    KnownName(
+        STEP, "JAX", r"^(?:TSL:)?XlaModule:#",
+        ("TSL:XlaModule:#prefix=jit(train_step)/jit(main),hlo_module=jit_train_step,program_id=7#",),
+    ),
+    KnownName(FORWARD, _OURS, r"^#{0,9} ?(?:forward|fwd)(?:[ _]?pass)? ?#*$", ("forward", "fwd", "## forward pass ##")),
+    KnownName(FORWARD, "torch", r"^DistributedDataParallel\.forward$", ("DistributedDataParallel.forward",)),
+    KnownName(FORWARD, "DeepSpeed", r"^DeepSpeedEngine\.forward$", ("DeepSpeedEngine.forward",)),
+    KnownName(
+        FORWARD, "Lightning", r"\[Strategy\]\w+\.training_step$", ("[pl][profile][Strategy]DDPStrategy.training_step",)
+    ),
+    KnownName(
+        BACKWARD, _OURS, r"^#{0,9} ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
+        ("backward", "bwd", "loss.backward", "## backward ##"),
+    ),
+    KnownName(BACKWARD, "DeepSpeed", r"^DeepSpeedEngine\.backward$", ("DeepSpeedEngine.backward",)),
+    KnownName(
+        BACKWARD, "Lightning", r"\[Strategy\]\w+\.backward$", ("[pl][profile][Strategy]DDPStrategy.backward",)
+    ),
+    KnownName(SYNCHRONIZE, _OURS, r"^synchronize$", ("synchronize",)),
+    KnownName(
+        OPTIMIZER, _OURS, r"^#{0,9} ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^optimizer\|bucket=\d+$",
+        ("optimizer", "opt", "optimizer_step", "optimizer.step"),
+    ),
+    KnownName(OPTIMIZER, "torch", r"^Optimizer\.step#", ("Optimizer.step#AdamW.step",)),
+    KnownName(
+        OPTIMIZER, "DeepSpeed", r"^(?:DeepSpeedEngine|DeepSpeedZeroOptimizer\w*)\.step$",
+        ("DeepSpeedEngine.step", "DeepSpeedZeroOptimizer_Stage3.step"),
+    ),
+    KnownName(
+        OPTIMIZER, "Lightning", r"\[Strategy\]\w+\.optimizer_step$",
+        ("[pl][profile][Strategy]FSDPStrategy.optimizer_step",),
+    ),
+    KnownName(
+        OPTIMIZER, "Megatron-Bridge", r"\.train_step\.optimizer_step$",
+        ("megatron.bridge.training.train.train_step.optimizer_step",),
+    ),
+)  # fmt: skip
+"""Of steps the first that occurs is taken, and only where there are no ranges of ours; phases may be of several."""
+
+STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == STEP)
+
+
+def phase_pattern(phase: str) -> str:
+    """Regular expression of all names of a phase."""
+    return "|".join(known.pattern for known in KNOWN_NAMES if known.kind == phase)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +298,57 @@ def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
     """The rows of ``mine`` with one of these names, by start."""
     rows = np.flatnonzero(mine & np.isin(spans.name_id, np.fromiter(ids, np.int64, len(ids))))
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]
+
+
+@dataclass(frozen=True)
+class Phases(Table):
+    """The ranges of phases of one process.
+
+    Attributes:
+        start_ns: Start of the host's range.
+        end_ns: Its end.
+        kind: Index into ``range_names.PHASES``.
+        lane: Thread that opened the range.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    kind: Ints
+    lane: Ints
+
+    def union_of(self, kind: int) -> Intervals:
+        """The time covered by the ranges of one kind."""
+        return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
+
+    def innermost_of(self, kind: int) -> Intervals:
+        """The time in which the innermost phase is of this kind. The times of two kinds never overlap."""
+        edges = np.sort(np.concatenate([self.start_ns, self.end_ns]))
+        rows = np.flatnonzero(self.kind_at(edges) == kind)
+        return union(edges[rows], edges[rows + 1])
+
+    def kind_at(self, time_ns: Ints) -> Ints:
+        """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
+        return take_or_unknown(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
+
+
+def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
+    """The ranges of phases of a process.
+
+    Args:
+        trace: The trace.
+        process: Process id.
+        backward_pattern: Regular expression for the names of backward ranges, instead of the usual names.
+    """
+    mine = trace.spans.process == process
+    rows, kinds = [], []
+    for kind, phase in enumerate(PHASES):
+        own = backward_pattern if phase == BACKWARD else None
+        matches = re.compile(own or phase_pattern(phase), re.IGNORECASE).search
+        rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
+        kinds.append(np.full(len(rows[-1]), kind, np.int64))
+    row = np.concatenate(rows)
+    spans = trace.spans
+    phases = Phases(spans.start_ns[row], spans.end_ns[row], np.concatenate(kinds), spans.lane[row])
+    # What is computed again in backward, as with activation checkpointing, is backward's.
+    is_again = (phases.kind == PHASES.index(FORWARD)) & phases.union_of(PHASES.index(BACKWARD)).holds(phases.start_ns)
+    return select(phases, ~is_again)

@@ -1,1 +1,46 @@
-"""Structural findings: what in the set-up of a job keeps its communication from hiding, with evidence and advice."""
+"""All rules of the doctor, and what they say of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddp_prof.analyze.doctor import communication, hosts
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
+
+RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
+    communication.compute_stream,
+    communication.bucket_count,
+    communication.late_readiness,
+    hosts.host_sync,
+    hosts.launch_bound,
+    hosts.straggler,
+    communication.bucket_copies,
+    communication.need_order,
+    communication.one_communicator,
+    communication.hardware_queue,
+    communication.unused_vote,
+    communication.net_gain,
+    hosts.graph_replay,
+    hosts.profiler_overhead,
+)
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """What the doctor says of a run.
+
+    Attributes:
+        findings: What was found, what costs most first; empty where nothing was.
+        abstained: The rules that the traces do not let decide.
+    """
+
+    findings: tuple[Finding, ...]
+    abstained: tuple[Abstained, ...]
+
+
+def diagnose_run(run: RunEvidence) -> Diagnosis:
+    """Ask every rule."""
+    said = [rule(run) for rule in RULES]
+    findings = sorted((one for one in said if isinstance(one, Finding)), key=lambda one: -(one.cost_ns or 0))
+    return Diagnosis(tuple(findings), tuple(one for one in said if isinstance(one, Abstained)))

@@ -9,16 +9,16 @@ from statistics import median
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.critical_path import RunCritical
-from ddp_prof.analyze.collectives.gradients import carry_gradients
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
+from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.dependencies.critical_path import find_work
+from ddp_prof.analyze.critical.chains import find_work
+from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.overlap.overlap import TraceOverlap
-from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,

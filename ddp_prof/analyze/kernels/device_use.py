@@ -38,7 +38,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     measure_kernels,
 )
-from ddp_prof.analyze.quality.unknown_work import has_no_usable_events, hides_work
+from ddp_prof.analyze.quality import has_no_usable_events, hides_work
 from ddp_prof.analyze.result_bases import FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category

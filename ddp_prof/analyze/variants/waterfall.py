@@ -1,7 +1,7 @@
 """The waterfall: which part of a step each variant removed or added.
 
 The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds. All of them lie in the
-windows of its steps, see :mod:`.step_times`, so that none is negative:
+windows of its steps, see :mod:`.step_breakdown`, so that none is negative:
 
 - *compute*: what the rank computes, less the contention;
 - *contention*: what communication beside it adds to compute, where that is known;
@@ -29,10 +29,10 @@ from ddp_prof.analyze.collectives.exposed_time import assign_instants, backward_
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.quality.unknown_work import NO_COMMUNICATION
+from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention
+from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.result_bases import FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
-from ddp_prof.analyze.variants.contention import Contention, KernelSamples, measure_contention
 from ddp_prof.manifest import Caveat
 from ddp_prof.trace import UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position

@@ -12,7 +12,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     WHYS,
 )
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.step_view import CollectiveView, RankStepView
+from ddp_prof.analyze.collectives.straggler import CollectiveView, RankStepView
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.headlines import Headline

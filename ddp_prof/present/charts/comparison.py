@@ -12,8 +12,8 @@ from ddp_prof.present.text import percent, shown_name
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.overlap.comparison import VariantSummary
-    from ddp_prof.analyze.overlap.overlap import TraceOverlap
+    from ddp_prof.analyze.overlap import TraceOverlap
+    from ddp_prof.analyze.variants.comparison import VariantSummary
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.collectives.straggler import RunSkew
-from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.frame import axis, chart_frame
 from ddp_prof.present.text import shown_name

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.analyze.overlap.overlap import RankOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.comparison import subtitle
 from ddp_prof.present.charts.frame import STILL, axis, chart_frame, rows_axis, run_label

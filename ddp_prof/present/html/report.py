@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.analyze.collectives.results import Collective
-from ddp_prof.analyze.collectives.step_view import RankStepView
+from ddp_prof.analyze.collectives.straggler import RankStepView
 from ddp_prof.analyze.variants.waterfall import Waterfall
 from ddp_prof.errors import TraceError
 from ddp_prof.present.charts.collectives import draw_step_collectives

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_prof.analyze.collectives.step_view import RankStepView
-from ddp_prof.analyze.overlap.comparison import VariantSummary
-from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.collectives.straggler import RankStepView
+from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.headlines import Headline, root_cause_headline
 from ddp_prof.present.table import TableView

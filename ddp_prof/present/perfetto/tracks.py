@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.core.collective_ranges import CollectiveRanges
+from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER, Intervals
 from ddp_prof.range_names import PHASES

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 
-from ddp_prof.analyze.collectives.clock_alignment import Alignment
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
-from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.core.collective_ranges import NOTIFY
+from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
+from ddp_prof.analyze.core.attribution import NOTIFY
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text
 from ddp_prof.present.json_documents import collectives_document

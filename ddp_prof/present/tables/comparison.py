@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from ddp_prof.analyze.overlap.comparison import VariantSummary
-from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.before_after import (
     DURATION,
     LAUNCH,
@@ -15,7 +15,7 @@ from ddp_prof.analyze.variants.before_after import (
     CollectiveChange,
     PartChange,
 )
-from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.columns import percent as in_percent

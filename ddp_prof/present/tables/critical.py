@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ddp_prof.analyze.collectives.critical_path import PARTS, RunCritical, StepPath
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical, StepPath
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import critical_document
 from ddp_prof.present.table import TableView

@@ -11,7 +11,7 @@ from ddp_prof.present.text import count_noun, milliseconds, source_name
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.doctor.rules import Diagnosis
+    from ddp_prof.analyze.doctor import Diagnosis
 
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:

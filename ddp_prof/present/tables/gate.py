@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ddp_prof.analyze.overlap.overlap import TraceOverlap
-from ddp_prof.analyze.overlap.regression_gate import GateReport, GateResult
+from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.present.columns import Row
 from ddp_prof.present.json_documents import gate_document
 from ddp_prof.present.table import TableView, markdown, markdown_text

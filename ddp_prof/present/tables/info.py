@@ -12,7 +12,7 @@ from ddp_prof.printable import printable
 from ddp_prof.variants import variant_extras
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.quality.inventory import ProcessInventory, TraceInventory
+    from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
 
 
 def info_view(inventory: TraceInventory) -> TableView:

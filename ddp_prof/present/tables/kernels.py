@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
-from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.json_documents import kernels_document
 from ddp_prof.present.table import TableView

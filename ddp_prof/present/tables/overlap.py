@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ddp_prof.analyze.overlap.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.json_documents import overlap_document

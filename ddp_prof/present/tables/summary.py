@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from shlex import quote
 from string import digits
 
-from ddp_prof.analyze.doctor.rules import Diagnosis
-from ddp_prof.analyze.overlap.comparison import VariantSummary
-from ddp_prof.analyze.overlap.overlap import TraceOverlap
+from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.headlines import cause_headline, gain_headline
 from ddp_prof.present.json_documents import SCHEMA, Document

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from ddp_prof.analyze.collectives.exposed_time import Exposure
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.overlap.overlap import RankOverlap
+from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.trace import UNKNOWN, Ints, Table, Trace
 
 HOST = "host"

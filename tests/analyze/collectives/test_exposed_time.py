@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.overlap.overlap import measure_overlap
+from ddp_prof.analyze.overlap import measure_overlap
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of, results_of
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.collectives.timing import find_timings
-from ddp_prof.analyze.core.collective_ranges import bus_factor, operation_of
+from ddp_prof.analyze.core.attribution import bus_factor, operation_of
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.ingest.kernel_categories import COMMUNICATION_KERNELS
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.ingest.names import COMMUNICATION_KERNELS
 from ddp_prof.trace import NO_TIME
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of, results_of

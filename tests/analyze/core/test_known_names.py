@@ -6,10 +6,8 @@ import re
 
 import pytest
 
-from ddp_prof.analyze.core.known_names import KNOWN_NAMES, KnownName
-from ddp_prof.analyze.core.phases import find_phases
-from ddp_prof.analyze.core.steps import find_steps
-from ddp_prof.analyze.quality.inventory import take_inventory
+from ddp_prof.analyze.core.steps import KNOWN_NAMES, KnownName, find_phases, find_steps
+from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.range_names import PHASES, STEP
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import PID, draw_trace

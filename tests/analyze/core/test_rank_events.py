@@ -10,9 +10,9 @@ import pytest
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns
-from ddp_prof.analyze.overlap.overlap import measure_overlap
-from ddp_prof.analyze.quality.inventory import take_inventory
-from ddp_prof.analyze.quality.unknown_work import UNMARKED_WAITS
+from ddp_prof.analyze.inventory import take_inventory
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.quality import UNMARKED_WAITS
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import Operators
 from tests.drawing import PID, draw_trace

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.overlap.comparison import compare_variants
-from ddp_prof.analyze.overlap.overlap import RankOverlap, measure_overlap
+from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
+from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall
 from ddp_prof.present.tables.comparison import waterfall_notes
 from ddp_prof.present.tables.overlap import overlap_view

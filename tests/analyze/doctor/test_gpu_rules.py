@@ -10,18 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.collectives.critical_path import measure_chains, measure_critical_paths
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.critical.critical_path import measure_chains, measure_critical_paths
+from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.evidence import RunEvidence, measure_facts
-from ddp_prof.analyze.doctor.rules import Diagnosis, diagnose_run
-from ddp_prof.analyze.overlap.overlap import measure_overlap
-from ddp_prof.analyze.variants.contention import Contention
+from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.runs import run as runs
 from ddp_prof.trace import CollectiveMetadata, Overhead, Trace
-from tests.analyze.dependencies.scheduler import Device
+from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
 from tests.nsys_factory import bucket_steps, write_capture

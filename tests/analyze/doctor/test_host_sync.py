@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding
 from ddp_prof.runs.load import load_runs
-from tests.ingest.nsys.test_sqlite_export import MS
+from tests.ingest.test_nsys_export import MS
 from tests.nsys_factory import Capture, Range, write_capture
 
 RULE = "host synchronization in backward"

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.device_use import RankUse, measure_rank_use
-from ddp_prof.analyze.overlap.overlap import measure_rank
+from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
 from tests.analyze.random_runs import runs

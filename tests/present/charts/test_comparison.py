@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from ddp_prof.analyze.overlap.comparison import compare_variants
+from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison
 from ddp_prof.present.charts.comparison import parts_ms

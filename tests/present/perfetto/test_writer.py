@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.overlap.overlap import measure_rank
+from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto.tracks import CATEGORIES, separate_crossing
 from ddp_prof.present.perfetto.writer import write_perfetto
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests import measuring
-from tests.analyze.dependencies.scheduler import ALL_REDUCE
-from tests.analyze.dependencies.test_blocking import one_bucket
+from tests.analyze.core.test_dependencies import one_bucket
+from tests.analyze.critical.scheduler import ALL_REDUCE
 from tests.drawing import PID, column, draw_trace, runs, with_details
 from tests.present.runs import HOSTILE_TITLE, cpu_run
 

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.dependencies.blocking import HELD_BY
+from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.captions import EXPOSED_PARTS
@@ -26,7 +26,7 @@ from ddp_prof.present.timeline.encoding import (
 )
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, STRIP, WAITING, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
-from tests.analyze.dependencies.scheduler import Device, programs
+from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, column, draw_trace, table
 from tests.measuring import collectives_of, source_of
 from tests.present.runs import cpu_run, run_of

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.overlap.overlap import measure_rank
+from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
@@ -21,7 +21,7 @@ from ddp_prof.present.timeline.captions import axis_title, explanation, headline
 from ddp_prof.present.timeline.figure import draw_timeline
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, WAITING, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
-from tests.analyze.dependencies.test_blocking import one_bucket
+from tests.analyze.core.test_dependencies import one_bucket
 from tests.drawing import column, draw_trace
 from tests.measuring import source_of
 from tests.nsys_factory import US, Sync, bucket_steps, write_capture

@@ -1,0 +1,190 @@
+"""What bound each operation, followed backwards: the chains of which the critical path of a step is made.
+
+An operation began when the last of three had come: the end of the operation before it on its stream, the ends of what
+its stream had been told to wait for, and its launch. Backwards from the end of a step, what came last leads to an
+operation before it in time, and so on to the start of the step::
+
+    host        L......S...........L              S: the host waits for the device
+    stream 7    .kkkk..............kkk
+    stream 20   .....CCCCCCCCCCCC
+    path        lkkkkCCCCCCCCCCCChhlkkk           l: launch, h: host
+
+A launch was made when its thread came to it: the path stays on the host back to the last time when the thread waited
+for the device, and goes on with what it waited for. So the parts of a path follow one another without a gap or an
+overlap. Chains are kept from collective to collective: that is all that comparing ranks needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.analyze.core.edges import Dependencies, HostCalls
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, distinct, take_or_unknown
+from ddp_prof.trace import Category, Trace
+
+PARTS = ("compute", "copies", "queue", "launch", "host")
+"""What a chain between collectives is made of."""
+COMPUTE, COPIES, QUEUE, LAUNCH, HOST = range(len(PARTS))
+
+
+@dataclass(frozen=True)
+class Chains(Table):
+    """One row per collective, from its start backwards, then one per step, from its end backwards.
+
+    Attributes:
+        activity: Row in the trace's activities of the collective; ``UNKNOWN`` for a step.
+        step: Index of the step, whose window's start ends the chain at the latest.
+        before: Row in this table of the collective that the chain leads to; ``UNKNOWN`` where it reaches the window's
+            start.
+        from_ns: Where the chain ends going backwards; ``to_ns`` where it begins.
+        compute_ns, copies_ns, queue_ns, launch_ns, host_ns: Its parts, which sum to ``to_ns - from_ns``.
+    """
+
+    activity: Ints
+    step: Ints
+    before: Ints
+    from_ns: Ints
+    to_ns: Ints
+    compute_ns: Ints
+    copies_ns: Ints
+    queue_ns: Ints
+    launch_ns: Ints
+    host_ns: Ints
+
+
+@dataclass(frozen=True)
+class Work(Table):
+    """The operations of one device, stream by stream in the order of their launch.
+
+    Attributes:
+        activity: Row in the trace's activities.
+        part: Index into :data:`PARTS` that its time counts for; ``UNKNOWN`` for a collective.
+        bound_by: Row here of what it began after; ``UNKNOWN`` where it began after its launch.
+        launch_ns: Start of the launch call; ``NO_TIME`` where the trace does not hold it.
+        after_sync: Row here of what its thread had waited for before the launch; ``UNKNOWN`` for nothing.
+    """
+
+    activity: Ints
+    start_ns: Ints
+    end_ns: Ints
+    part: Ints
+    bound_by: Ints
+    launch_ns: Ints
+    after_sync: Ints
+
+
+def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_thread: int) -> Work:
+    """What bound each operation of a device.
+
+    Args:
+        trace: The trace.
+        dependencies: Its edges.
+        calls: The device's operations, and the calls in which its host waits for them.
+        main_thread: The thread that runs the steps: what it waits for holds up autograd's launches, too.
+    """
+    activities, rows = trace.activities, calls.work
+    place = np.full(len(activities), UNKNOWN, np.int64)
+    place[rows] = np.arange(len(rows))
+    start, end, stream = activities.start_ns[rows], activities.end_ns[rows], dependencies.stream[rows]
+    launching = trace.launching_calls[rows]
+    launch = take_or_unknown(trace.calls.start_ns, launching, NO_TIME)
+
+    bound_by, bound_ns = np.full(len(rows), UNKNOWN, np.int64), launch.copy()
+    follows = np.flatnonzero(stream[1:] == stream[:-1]) + 1
+    later = follows[end[follows - 1] >= bound_ns[follows]]
+    bound_by[later], bound_ns[later] = later - 1, end[later - 1]
+    producer, consumer = place[dependencies.edges.producer], place[dependencies.edges.consumer]
+    known = (producer != UNKNOWN) & (consumer != UNKNOWN)
+    producer, consumer = producer[known], consumer[known]
+    order = np.lexsort((end[producer], consumer))  # of several the one that ends last stays
+    producer, consumer = producer[order], consumer[order]
+    last = np.append(consumer[1:] != consumer[:-1], True) if len(consumer) else np.empty(0, np.bool_)
+    producer, consumer = producer[last], consumer[last]
+    later_edge = end[producer] >= bound_ns[consumer]
+    bound_by[consumer[later_edge]] = producer[later_edge]
+
+    category = activities.category[rows]
+    part = np.where(category == Category.MEMORY, COPIES, np.where(category == Category.COMMUNICATION, UNKNOWN, COMPUTE))
+    after = _after_syncs(calls, take_or_unknown(trace.calls.lane, launching), launch, main_thread)
+    return Work(rows, start, end, part, bound_by, launch, after)
+
+
+def _after_syncs(calls: HostCalls, thread: Ints, launch_ns: Ints, main_thread: int) -> Ints:
+    """The operation that the host waited for last before each launch, on its thread or on the main one."""
+    waited = calls.waited
+    found = np.full(len(thread), UNKNOWN, np.int64)
+    for one in distinct(thread):
+        mine = thread == one
+        own = waited[np.isin(calls.thread[waited], (one, main_thread))]
+        last = np.searchsorted(calls.end_ns[own], launch_ns[mine], side="right") - 1
+        found[mine] = np.where(last < 0, UNKNOWN, take_or_unknown(calls.latest[own], np.maximum(last, UNKNOWN)))
+    return found
+
+
+def follow_chains(
+    work: Work, activities_step: Ints, window_start_ns: Ints, window_end_ns: Ints, last_activity: Ints
+) -> Chains:
+    """The chains of all collectives and steps of a device.
+
+    Args:
+        work: Its operations.
+        activities_step: Step of each activity of the trace, ``UNKNOWN`` outside of any.
+        window_start_ns: Start of the window of each step.
+        window_end_ns: End of it.
+        last_activity: Of each step the activity that ends then, ``UNKNOWN`` where it has none.
+    """
+    place = np.full(len(activities_step), UNKNOWN, np.int64)
+    place[work.activity] = np.arange(len(work))
+    collectives = np.flatnonzero(work.part == UNKNOWN)
+    row_of = np.full(len(work), UNKNOWN, np.int64)
+    row_of[collectives] = np.arange(len(collectives))
+    steps = np.arange(len(window_start_ns))
+    last = take_or_unknown(place, last_activity)
+
+    step = np.concatenate([activities_step[work.activity[collectives]], steps])
+    to_ns = np.concatenate([work.start_ns[collectives], window_end_ns])
+    # What no step holds has no window: its chain is empty.
+    least_ns = np.where(step == UNKNOWN, to_ns, np.minimum(take_or_unknown(window_start_ns, step), to_ns))
+    now_ns = to_ns.copy()
+    parts = np.zeros((len(PARTS), len(step)), np.int64)
+    before = np.full(len(step), UNKNOWN, np.int64)
+
+    def take(rows: Ints, until_ns: Ints, part: Ints | int) -> None:
+        until_ns = np.clip(until_ns, least_ns[rows], now_ns[rows])
+        parts[part, rows] += now_ns[rows] - until_ns
+        now_ns[rows] = until_ns
+
+    def arrive(rows: Ints, at: Ints) -> Ints:
+        """Go through an operation; a collective ends the chain. Returns which go on."""
+        is_end = work.part[at] == UNKNOWN
+        before[rows[is_end]] = row_of[at[is_end]]
+        rows, at = rows[~is_end], at[~is_end]
+        take(rows, work.start_ns[at], work.part[at])
+        current[rows] = at
+        return rows
+
+    current = np.concatenate([collectives, last])
+    active = np.flatnonzero(now_ns > least_ns)
+    ends = active[active >= len(collectives)]
+    known = ends[current[ends] != UNKNOWN]
+    active = np.concatenate([active[active < len(collectives)], arrive(known, current[known])])
+    while len(active := active[now_ns[active] > least_ns[active]]):
+        at = current[active]
+        source = work.bound_by[at]
+        launched = source == UNKNOWN
+        rows = active[launched]
+        if len(rows):
+            launch_ns = work.launch_ns[at[launched]]
+            take(rows, launch_ns, np.where(launch_ns == NO_TIME, HOST, LAUNCH))
+            source[launched] = work.after_sync[at[launched]]
+            on_host = rows[source[launched] == UNKNOWN]
+            take(on_host, least_ns[on_host], HOST)
+        goes_on = source != UNKNOWN
+        rows, source, gap = active[goes_on], source[goes_on], np.where(launched, HOST, QUEUE)[goes_on]
+        take(rows, work.end_ns[source], gap)
+        active = arrive(rows, source)
+    return Chains(
+        np.concatenate([work.activity[collectives], np.full(len(steps), UNKNOWN)]), step, before, now_ns, to_ns, *parts
+    )

@@ -1,0 +1,338 @@
+"""The critical path of each step: what it consisted of, over all ranks.
+
+It begins at the end of the step on the rank that ends last, and follows backwards what each operation began after; see
+:mod:`~ddp_prof.analyze.critical.chains`. At a collective that several ranks have in common it goes on with
+the rank that arrived last, where the clocks can tell: nobody could go on before. Where they cannot, the wait for peers
+is a part of its own, and of a single trace it is part of transfer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.timing import collective_rows
+from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.critical.chains import PARTS as CHAIN_PARTS
+from ddp_prof.analyze.critical.chains import Chains, find_work, follow_chains
+from ddp_prof.analyze.critical.replay import Replay, find_replay, join_replays, measure_gains
+from ddp_prof.analyze.quality import hides_work, why_unknown
+from ddp_prof.analyze.result_bases import FrameResult, make_frame_from_rows
+from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, take_or_unknown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
+"""What a critical path is made of."""
+
+NO_RANKS = "the trace holds no rank"
+CALLS_OUT_OF_ORDER = "calls are not numbered in the order in which what they launched could begin"
+NO_COMMON_CLOCK = "the clocks of the ranks cannot be compared"
+CLOCKS_CONTRADICT = "by the clocks of the ranks some work began before what it waited for had ended"
+NO_HOST_PATH = "a CPU run records no dependencies between operations"
+
+
+@dataclass(frozen=True)
+class RankChains:
+    """The chains of one rank.
+
+    Attributes:
+        chains: Of its collectives and steps; none where there is a reason.
+        of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
+        window_start_ns: Start of each step's window; ``end_ns`` the end of the last operation in it that the threads
+            which train launched.
+        replay: What a replay of the rank needs; ``None`` where its times are not in the order of their calls.
+        reason: Why there are none; ``None`` where there are.
+    """
+
+    process: int
+    device: int | None
+    chains: Chains
+    of_timing: Ints
+    window_start_ns: Ints
+    end_ns: Ints
+    replay: Replay | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class PathCollective:
+    """A collective on the path.
+
+    Attributes:
+        rank: Index of the rank whose collective it is.
+        index: Position in its step on that rank.
+        on_path_ns: How long the path runs through it.
+        gain_ns: How much earlier the step would end if it took no time on any rank; ``None`` where that is not known.
+    """
+
+    rank: int
+    index: int
+    on_path_ns: int
+    gain_ns: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class StepPath:
+    """The critical path of one step.
+
+    Attributes:
+        step: The step's own number, ``None`` where it carries none.
+        step_key: A number that no other step of the rank has.
+        rank: The rank on which the step ended last, and the path begins.
+        window_ns: From the start of that rank's window to its end; ``parts_ns`` by :data:`PARTS` sum to it.
+        changes: How often the path goes over to another rank.
+        collectives: On the path, from the last one to the first one.
+    """
+
+    step: int | None
+    step_key: int | None
+    rank: str
+    window_ns: int
+    parts_ns: dict[str, int]
+    changes: int
+    collectives: tuple[PathCollective, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCritical(FrameResult):
+    """The critical paths of a run.
+
+    Attributes:
+        steps: One path per step. What a collective that is on none would gain is 0.
+        reason: Why there are none; ``None`` where there are.
+        gain_reason: Why it is not known what collectives would gain; ``None`` where it is.
+    """
+
+    steps: tuple[StepPath, ...]
+    reason: str | None
+    gain_reason: str | None = None
+
+    @property
+    def typical(self) -> StepPath | None:
+        """The path of median length."""
+        by_length = sorted(self.steps, key=lambda path: path.window_ns)
+        return by_length[len(by_length) // 2] if by_length else None
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per step; times in nanoseconds."""
+        columns = ("step", "rank", "window_ns", *(f"{part}_ns" for part in PARTS), "changes")
+        rows = [
+            {"step": path.step, "rank": path.rank, "window_ns": path.window_ns, "changes": path.changes}
+            | {f"{part}_ns": ns for part, ns in path.parts_ns.items()}
+            for path in self.steps
+        ]
+        return make_frame_from_rows(columns, rows)
+
+
+def measure_chains(rank: RankEvents) -> RankChains:
+    """The chains of a rank."""
+    reason = why_unknown(rank) if rank.device is None or hides_work(rank) else rank.blocking.coverage.reason
+    if rank.device is None:
+        reason = reason or NO_HOST_PATH
+    if reason:
+        nothing = np.empty(0, np.int64)
+        return RankChains(rank.process, rank.device, empty(Chains), nothing, nothing, nothing, None, reason)
+    trace, events, window = rank.trace, rank.events, rank.breakdown
+    step = np.full(len(trace.activities), UNKNOWN, np.int64)
+    on_device = events.activity != UNKNOWN
+    step[events.activity[on_device]] = events.step[on_device]
+    main_thread = rank.main_thread
+    # What other threads launch, as those that load data, is not what the step has to wait for.
+    trains = on_device & (events.step != UNKNOWN)
+    if np.any(trains & (events.launcher == main_thread)):
+        trains &= np.isin(events.launcher, [main_thread, *rank.gradient_threads])
+    ends_ns = last_by_step(events.end_ns, np.where(trains, events.step, UNKNOWN), len(rank.steps))
+    step_of_training = np.full(len(trace.activities), UNKNOWN, np.int64)
+    step_of_training[events.activity[trains]] = events.step[trains]
+    trains[trains] = events.end_ns[trains] == ends_ns[events.step[trains]]
+    last = np.full(len(rank.steps), UNKNOWN, np.int64)
+    last[events.step[trains]] = events.activity[trains]
+    ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
+    work = find_work(trace, rank.dependencies.found, rank.host_calls, main_thread)
+    dependencies, of_step = rank.dependencies.found, step_of_training[work.activity]
+    rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
+    lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
+    step_of_last = np.full(len(work), UNKNOWN, np.int64)
+    step_of_last[lasts] = of_step[lasts]
+    replay = find_replay(trace, dependencies, work, rank.host_calls, main_thread, step_of_last)
+    chains = follow_chains(work, step, window.start_ns, ends_ns, last)
+    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
+    is_collective = chains.activity != UNKNOWN
+    row_of[chains.activity[is_collective]] = np.flatnonzero(is_collective)
+    of_timing = take_or_unknown(row_of, events.activity[collective_rows(rank)])
+    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, None)
+
+
+def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
+    """The critical path of each step of a run.
+
+    Args:
+        run: Its collectives, matched over the ranks.
+        chains: The chains of its ranks, each with the file that it is from.
+    """
+    by_rank = {(file, one.process, one.device): one for file, one in chains}
+    ranks = [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
+    reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
+    if reason:
+        return RunCritical((), reason)
+    gains = _Gains(run, ranks)
+    walker = _Walker(run, ranks, gains)
+    last: dict[int, tuple[int, int, int]] = {}
+    for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
+        ends = run.alignment.offset_for(rank.clock).common_ns(own.end_ns)
+        for step, (key, end) in enumerate(zip(rank.keys_of_steps.tolist(), ends.tolist(), strict=True)):
+            if own.end_ns[step] > own.window_start_ns[step]:
+                last[key] = max(last.get(key, (end, index, step)), (end, index, step))
+    paths = tuple(walker.walk(index, step) for _, (_, index, step) in sorted(last.items()))
+    return RunCritical(paths, None, gains.reason)
+
+
+class _Walker:
+    """Follows chains from collective to collective, over all ranks of a run."""
+
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains], gains: _Gains) -> None:
+        self.run, self.ranks, self.gains = run, ranks, gains
+        self.can_change = run.alignment.residual_p95_ns is not None
+        self.timing_of = [_inverse_positions(chains.of_timing, len(chains.chains)) for chains in ranks]
+        self.match_of = [
+            _inverse_positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
+        ]
+
+    def walk(self, index: int, step: int) -> StepPath:
+        """The path that begins at the end of a rank's step."""
+        first, own = self.run.ranks[index], self.ranks[index]
+        window_ns = left = int(own.end_ns[step] - own.window_start_ns[step])
+        row = int(np.flatnonzero((own.chains.activity == UNKNOWN) & (own.chains.step == step))[0])
+        parts = dict.fromkeys(PARTS, 0)
+        on_path: list[tuple[int, int, int]] = []  # rank, timing, how long
+        changes = 0
+        seen = set()  # where clocks are off, ranks could send the path back and forth
+        while (index, row) not in seen:
+            seen.add((index, row))
+            chains = self.ranks[index].chains
+            left -= _add_parts(parts, {part: int(getattr(chains, f"{part}_ns")[row]) for part in CHAIN_PARTS}, left)
+            before = int(chains.before[row])
+            if not left or before == UNKNOWN:
+                break
+            arrived_ns = int(chains.from_ns[row])
+            timing = int(self.timing_of[index][before])
+            if timing == UNKNOWN:  # of a warm-up step, say: nothing more is known of it
+                break
+            late, begins_ns = self._last_to_arrive(index, timing)
+            length = max(0, arrived_ns - begins_ns)
+            wait_ns = 0 if self.can_change else max(0, int(self.run.waits_ns[index][timing]))
+            used = _add_parts(parts, {"transfer": max(0, length - wait_ns), "peer_wait": min(wait_ns, length)}, left)
+            left -= used
+            on_path.append((index, timing, used))
+            row = before
+            if late != index:
+                changes += 1
+                row = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
+                index = late
+        parts["host"] += left
+        key = int(first.step_keys[step])
+        gains = self.gains.for_collectives(
+            int(first.keys_of_steps[step]), [(rank, timing) for rank, timing, _ in on_path]
+        )
+        return StepPath(
+            step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
+            step_key=None if key == UNKNOWN else key,
+            rank=first.name,
+            window_ns=window_ns,
+            parts_ns=parts,
+            changes=changes,
+            collectives=tuple(
+                PathCollective(rank, int(self.run.ranks[rank].timings.index[timing]), used, gain)
+                for (rank, timing, used), gain in zip(on_path, gains, strict=True)
+            ),
+        )
+
+    def _last_to_arrive(self, index: int, timing: int) -> tuple[int, int]:
+        """The rank that began a collective last, and the time of that on this rank's clock."""
+        own_ns = int(self.run.ranks[index].timings.start_ns[timing])
+        match = int(self.match_of[index][timing])
+        if not self.can_change or match == UNKNOWN:
+            return index, own_ns
+        arrivals = {}
+        for other, row in enumerate(self.run.matches.rows[match].tolist()):
+            if row != UNKNOWN and len(self.ranks[other].of_timing):
+                rank = self.run.ranks[other]
+                start = rank.timings.start_ns[[row]]
+                arrivals[other] = int(self.run.alignment.offset_for(rank.clock).common_ns(start)[0])
+        late = max(arrivals, key=arrivals.__getitem__)
+        lag = arrivals[late] - arrivals[index]
+        if lag <= (self.run.alignment.residual_p95_ns or 0):
+            return index, own_ns
+        return late, own_ns + lag
+
+
+class _Gains:
+    """Computes how much earlier steps would end without a collective, from the replays of all ranks.
+
+    Attributes:
+        reason: Why it is not known; ``None`` where it is.
+    """
+
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
+        replays = [one.replay for one in ranks if one.replay]
+        self.reason = None if len(replays) == len(ranks) else CALLS_OUT_OF_ORDER
+        if len(replays) > 1 and run.alignment.residual_p95_ns is None:
+            self.reason = NO_COMMON_CLOCK
+        if self.reason:
+            return
+        self._chains = ranks
+        self._first = np.cumsum([0, *(len(replay.times) for replay in replays)]).tolist()
+        self._arrivals = [replay.arrivals for replay in replays]
+        keyed, common_ns = [], []
+        for rank, replay in zip(run.ranks, replays, strict=True):
+            times = replace(replay.times, step=take_or_unknown(rank.keys_of_steps, replay.times.step))
+            keyed.append(replace(replay, times=times))
+            common_ns.append(run.alignment.offset_for(rank.clock).common_ns(times.time_ns))
+        matches = [
+            [self._arrival(index, timing) for index, timing in enumerate(rows) if timing != UNKNOWN]
+            for rows in run.matches.rows.tolist()
+        ]
+        joined = join_replays(keyed, common_ns, matches)
+        if joined is None:
+            self.reason = CLOCKS_CONTRADICT
+        else:
+            self._replay, self._place = joined
+
+    def _arrival(self, index: int, timing: int) -> int:
+        """The row of a collective's arrival in the joined replay."""
+        return int(self._first[index] + self._arrivals[index][self._chains[index].of_timing[timing]])
+
+    def for_collectives(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
+        """How much earlier a step would end without the duration of each: index of its rank, row in its timings."""
+        if self.reason or not collectives:
+            return [None] * len(collectives)
+        arrivals = self._place[[self._arrival(*one) for one in collectives]]
+        gains: list[int | None] = measure_gains(self._replay, arrivals, key).tolist()
+        return gains
+
+
+def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
+    """Add parts up to a total of ``most``, cutting the last ones; returns how much was added."""
+    left = most
+    for part, length in more.items():
+        taken = min(length, left)
+        parts[part] += taken
+        left -= taken
+    return most - left
+
+
+def _inverse_positions(rows: Ints, length: int) -> Ints:
+    """Position of each row, ``UNKNOWN`` if it is absent."""
+    found = np.full(length, UNKNOWN, np.int64)
+    known = rows != UNKNOWN
+    found[rows[known]] = np.flatnonzero(known)
+    return found

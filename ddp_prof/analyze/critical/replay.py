@@ -1,0 +1,284 @@
+"""What a step would gain if a collective were free: the recorded edges replayed without its duration.
+
+An operation begins after the last of: the end of the operation before it on its stream, the ends of what its stream was
+told to wait for, its launch; and then after as long as it began after that in the recording. A launch follows the last
+call before in which its thread, or the main one, could wait for the device, and such a call ends after what it waits
+for. All that lies between two of these times stays as long as it was. So each time is the latest of some earlier ones,
+each with a length added::
+
+    C      a collective: ``arrive`` when it may begin, ``end``
+    k, c   operations: ``end``, of several that nothing else refers to only the last one's
+    S      a call that waits: ``end``
+
+    stream 20   ......CCCCCC         arrive(C) + duration       = end(C)
+    stream 7    kkkk........ccc      max(end(k), end(C)) + 3    = end(c)
+
+The end of a step without a duration is then the longest of the chains that do not go through it, and of those that do,
+without it. In an order of the times in which each comes after those that it follows, a chain that does not go through a
+time has a link that spans its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from ddp_prof.analyze.core.edges import Dependencies, HostCalls
+from ddp_prof.analyze.critical.chains import Work
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Table,
+    concatenate,
+    distinct_rows,
+    select,
+    take_or_unknown,
+)
+from ddp_prof.trace import Trace
+
+_NEVER = -(2**60)
+
+
+@dataclass(frozen=True)
+class Times(Table):
+    """Times of one device or its host, in an order in which each comes after those that it follows.
+
+    Attributes:
+        time_ns: As recorded.
+        collective: Which of the device's collectives arrives then, ``UNKNOWN`` for other times.
+        step: Step of which the last operation of a stream ends then, ``UNKNOWN`` for other times.
+    """
+
+    time_ns: Ints
+    collective: Ints
+    step: Ints
+
+
+@dataclass(frozen=True)
+class Links(Table):
+    """``head`` is not before ``tail`` and so long after it.
+
+    Attributes:
+        head, tail: Rows of times; ``tail`` is ``UNKNOWN`` for what only the clock tells, and the length then is a time.
+        is_duration: Whether it is the duration of a collective.
+    """
+
+    tail: Ints
+    head: Ints
+    length_ns: Ints
+    is_duration: Ints
+
+
+@dataclass(frozen=True)
+class Replay:
+    """All that a replay needs."""
+
+    times: Times
+    links: Links
+
+    @property
+    def arrivals(self) -> Ints:
+        """Row of the arrival of each of the device's collectives."""
+        rows = np.flatnonzero(self.times.collective != UNKNOWN)
+        return rows[np.argsort(self.times.collective[rows])]
+
+    @cached_property
+    def heads(self) -> Ints:
+        """The links in the order of their heads."""
+        return np.argsort(self.links.head, kind="stable")
+
+
+def find_replay(
+    trace: Trace, dependencies: Dependencies, work: Work, syncs: HostCalls, main_thread: int, step_of_last: Ints
+) -> Replay | None:
+    """The times of a device, and how they follow from each other.
+
+    Args:
+        trace: The trace.
+        dependencies: Its edges.
+        work: The device's operations.
+        syncs: The calls in which its host waits for them.
+        main_thread: The thread that runs the steps.
+        step_of_last: Of each operation that is its step's last one on its stream the step, of others ``UNKNOWN``.
+
+    Returns:
+        ``None`` where calls are not numbered in the order in which their times follow from each other.
+    """
+    rows = np.arange(len(work))
+    stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
+    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
+    row_of[work.activity] = rows
+    producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
+    inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
+    producer, consumer = producer[inside], consumer[inside]
+
+    before = np.where(np.append(False, stream[1:] == stream[:-1])[: len(rows)], rows - 1, UNKNOWN)
+    bound_ns = np.maximum(work.launch_ns, take_or_unknown(work.end_ns, before, NO_TIME))
+    np.maximum.at(bound_ns, consumer, work.end_ns[producer])
+    launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # of what nothing is known its own start
+    lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
+    own_ns = lag_ns + np.where(work.part == UNKNOWN, 0, work.end_ns - work.start_ns)
+    upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
+
+    layout = _lay_out(work, place, syncs, step_of_last, np.concatenate([producer, consumer, syncs.awaited]))
+    kept, end_of, begin_of = layout.kept, layout.end_of, layout.begin_of
+    later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
+    earlier = kept[np.searchsorted(kept, later) - 1]
+    at = np.searchsorted(kept, rows)
+    next_kept = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
+    next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
+
+    # Of all launches before one operation kept that follow one call that waits, the latest.
+    launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN))
+    thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
+    after = syncs.last_before(thread, main_thread, launch_ns[launched], place[launched])
+    first, pair = distinct_rows(next_kept[launched], after)
+    latest_ns = np.full(len(first), _NEVER)
+    np.maximum.at(latest_ns, pair, launch_ns[launched] - upto_ns[launched] + own_ns[launched])
+    after, heads = after[first], next_kept[launched[first]]
+
+    sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
+    since_ns = syncs.start_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
+    collectives = layout.collectives
+    found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
+        (end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]),
+        (end_of[producer], begin_of[consumer], own_ns[consumer]),
+        (
+            take_or_unknown(layout.sync_of, after),
+            begin_of[heads],
+            latest_ns + upto_ns[heads] - take_or_unknown(syncs.end_ns, after, 0),
+        ),
+        (take_or_unknown(layout.sync_of, sync_before), layout.sync_of, since_ns + syncs.lag_ns),
+        (end_of[syncs.awaited], layout.sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]),
+        (begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives]),
+    ]
+    tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
+    is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
+    return Replay(layout.times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
+
+
+class _Layout(NamedTuple):
+    """Where the times of a device stand.
+
+    Attributes:
+        times: A time per operation kept, two per collective, one per call that waits; in the order of their calls.
+        kept: Operations that have times.
+        collectives: Those of them that communicate.
+        end_of, begin_of: Of each operation the row of its end, and the row up to which others delay it: the arrival of
+            a collective, the end of others.
+        sync_of: Of each call that waits the row of its end.
+    """
+
+    times: Times
+    kept: Ints
+    collectives: Ints
+    end_of: Ints
+    begin_of: Ints
+    sync_of: Ints
+
+
+def _lay_out(work: Work, place: Ints, syncs: HostCalls, step_of_last: Ints, referred: Ints) -> _Layout:
+    is_collective = work.part == UNKNOWN
+    is_kept = is_collective | (step_of_last != UNKNOWN)
+    is_kept[referred] = True
+    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
+
+    counts = [len(kept), len(collectives), len(syncs.place)]
+    order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    ends, arrivals, sync_of = np.split(position, np.cumsum(counts)[:-1])
+    end_of = np.full(len(work), UNKNOWN, np.int64)
+    end_of[kept] = ends
+    begin_of = end_of.copy()
+    begin_of[collectives] = arrivals
+
+    which, step = np.full(len(order), UNKNOWN), np.full(len(order), UNKNOWN)
+    which[arrivals] = np.arange(len(collectives))
+    step[ends] = step_of_last[kept]
+    time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
+    return _Layout(Times(time_ns, which, step), kept, collectives, end_of, begin_of, sync_of)
+
+
+def join_replays(
+    replays: Sequence[Replay], common_ns: Sequence[Ints], matches: Iterable[Sequence[int]]
+) -> tuple[Replay, Ints] | None:
+    """Those of several ranks as one: nobody goes on from a collective before all have arrived.
+
+    Args:
+        replays: One per rank; ``step`` is a number that all ranks give a step.
+        common_ns: The times of each on the common clock.
+        matches: Of each collective that several ranks have in common its arrivals: rows of all times one after the
+            other.
+
+    Returns:
+        All times in one order, and where each of them stands in it; arrivals in common are one. ``None`` where the
+        clocks contradict the order in which times follow from each other.
+    """
+    if len(replays) == 1:
+        return replays[0], np.arange(len(replays[0].times))
+    times = replace(concatenate(*(one.times for one in replays)), time_ns=np.concatenate(common_ns))
+    order = np.argsort(times.time_ns, kind="stable")
+    place = np.empty(len(times), np.int64)
+    place[order] = np.arange(len(times))
+    for arrivals in matches:
+        place[arrivals] = place[arrivals].max()
+    first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()
+    links = concatenate(
+        *(
+            replace(
+                one.links,
+                head=place[one.links.head + offset],
+                tail=np.where(one.links.tail == UNKNOWN, UNKNOWN, place[one.links.tail + offset]),
+            )
+            for one, offset in zip(replays, first, strict=False)
+        )
+    )
+    times = select(times, order)
+    since_ns = times.time_ns[links.head] - take_or_unknown(times.time_ns, links.tail, 0)
+    links = replace(links, length_ns=np.where(links.is_duration == 1, since_ns, links.length_ns))
+    return (Replay(times, links), place) if np.all(links.tail < links.head) else None
+
+
+def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
+    """How much earlier a step would end if each one of some collectives took no time.
+
+    Args:
+        replay: The times; links lead from earlier rows to later ones.
+        arrivals: Rows of the times at which the collectives arrive.
+        step: The step, as ``times.step``.
+    """
+    time_ns, links = replay.times.time_ns, replay.links
+    lasts = np.flatnonzero(replay.times.step == step)
+    if not len(arrivals) or not len(lasts):
+        return np.zeros(len(arrivals), np.int64)
+    first, last = int(arrivals.min()), int(lasts.max())
+    low, high = np.searchsorted(links.head[replay.heads], [first, last], side="right")
+    links = select(links, replay.heads[low:high])
+
+    # The longest chain from each time to the end of the step.
+    left = np.full(max(0, last - first) + 1, _NEVER)
+    left[lasts[lasts >= first] - first] = 0
+    within = np.flatnonzero(links.tail >= first)
+    within = within[np.argsort(-links.tail[within], kind="stable")]
+    to_end: list[int] = left.tolist()
+    columns = (links.tail[within] - first, links.head[within] - first, links.length_ns[within])
+    for tail, head, length in zip(*(column.tolist() for column in columns), strict=True):
+        to_end[tail] = max(to_end[tail], length + to_end[head])
+    left = np.array(to_end)
+
+    chains_ns = take_or_unknown(time_ns, links.tail, 0) + links.length_ns + left[links.head - first]
+    end_ns = int(time_ns[lasts].max())
+    gains = []
+    for arrival in arrivals.tolist():
+        beside = chains_ns[(links.tail < arrival) & (links.head > arrival)]
+        through = left[links.head[(links.tail == arrival) & (links.is_duration == 1)] - first]
+        done = time_ns[lasts[lasts <= arrival]]
+        without = [beside.max(initial=_NEVER), time_ns[arrival] + through.max(initial=_NEVER), done.max(initial=_NEVER)]
+        gains.append(end_ns - int(max(without)))
+    return np.array(gains, np.int64)

@@ -1,1 +1,0 @@
-"""Recorded dependency edges between operations, and what they show about communication."""

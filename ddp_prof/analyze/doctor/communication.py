@@ -1,0 +1,311 @@
+"""Rules about what communication runs beside, and what it queues behind.
+
+Rules about how gradients are put into buckets and reduced.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.timing import BLOCKING
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.doctor.evidence import (
+    Abstained,
+    Finding,
+    RunEvidence,
+    median_or_zero,
+)
+from ddp_prof.table import NO_TIME, UNKNOWN, select
+
+_COMPUTE_STREAM = BLOCKING.index("compute_stream")
+_GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
+
+
+def compute_stream(run: RunEvidence) -> Finding | None:
+    """Communication on the stream of compute: nothing that follows on it can hide it.
+
+    Found where more than half of the time of communication is on the stream that computes.
+    """
+    timings = [rank.timings for rank in run.analysis.ranks]
+    lengths_ns = [of_rank.end_ns - of_rank.start_ns for of_rank in timings]
+    there = [of_rank.blocking == _COMPUTE_STREAM for of_rank in timings]
+    own_ns = [np.where(rows, length_ns, 0) for rows, length_ns in zip(there, lengths_ns, strict=True)]
+    total_ns = sum(int(length_ns.sum()) for length_ns in lengths_ns)
+    if run.is_cpu or 2 * sum(int(own.sum()) for own in own_ns) <= total_ns:
+        return None
+    per_step = [ns for of_rank, own in zip(timings, own_ns, strict=True) for ns in of_rank.sum_by_step(own)[1].tolist()]
+    found = [one for one in run.collectives.collectives if one.blocking == "compute_stream"]
+    return Finding(
+        "communication on the compute stream",
+        f"{len(found):,} of {len(run.collectives.collectives):,} collectives ran on the stream of compute.",
+        "Launch them with async_op=True, or on a stream of their own, and wait where their result is needed.",
+        tuple(dict.fromkeys(one.name for one in found)),
+        tuple(sorted({one.step for one in found if one.step is not None})),
+        median_or_zero(per_step) if per_step else None,
+    )
+
+
+def one_communicator(run: RunEvidence) -> Finding | None:
+    """One communicator that runs gathers and scatters one after the other, though they need not wait for each other.
+
+    Found where gathers and scatters of one stream wait for one another in most steps.
+    """
+    if run.is_cpu:
+        return None
+    found, waits, ranks = 0, [], []
+    for rank in run.analysis.ranks:
+        timings = rank.timings
+        rows = np.flatnonzero(np.isin(timings.operation, (_GATHER, _SCATTER)) & (timings.launch_ns != NO_TIME))
+        rows = rows[np.lexsort((timings.start_ns[rows], timings.lane[rows]))]
+        if len(rows) < 2:
+            continue
+        before, after = rows[:-1], rows[1:]
+        differs = timings.operation[before] != timings.operation[after]
+        differs &= timings.lane[before] == timings.lane[after]
+        could_ns = np.maximum(timings.launch_ns[after], timings.start_ns[before])
+        queued = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
+        step = timings.step[after]
+        per_step = [int(queued[step == one].sum()) for one in np.unique(step[step != UNKNOWN])]
+        if per_step and np.median(per_step) > 0:
+            found += int((queued > 0).sum())
+            waits += per_step
+            ranks.append(rank.name)
+    if not ranks:
+        return None
+    return Finding(
+        "one communicator serializes gathers and scatters",
+        f"{found:,} gathers and scatters waited behind one of the other kind on their stream, for "
+        f"{median_or_zero(waits) / 1e6:.2f} ms of a typical step.",
+        "Give all-gathers and reduce-scatters communicators of their own.",
+        tuple(ranks),
+        (),
+        median_or_zero(waits),
+    )
+
+
+def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
+    """A single hardware queue: collectives that could begin wait for what was launched before them on other streams.
+
+    Found where most collectives begin only when an operation of another stream has ended.
+    """
+    if run.is_cpu or not any(len(rank.timings) for rank in run.analysis.ranks):
+        return None
+    if not any(facts.could_begin for facts in run.facts):
+        reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
+        return Abstained("single hardware queue", reason or "it is not known when collectives could have begun")
+    late = [
+        (rank.name, facts)
+        for rank, facts in zip(run.analysis.ranks, run.facts, strict=True)
+        if 2 * facts.serialized > facts.could_begin
+    ]
+    if not late:
+        return None
+    serialized, could = (sum(getattr(facts, name) for _, facts in late) for name in ("serialized", "could_begin"))
+    return Finding(
+        "single hardware queue",
+        f"{serialized:,} of {could:,} collectives could have begun, but began only when an operation of another stream "
+        "ended.",
+        "Unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more: with 1 all streams share one queue.",
+        tuple(name for name, _ in late),
+    )
+
+
+def net_gain(run: RunEvidence) -> Finding | Abstained | None:
+    """Compute that slows down so much beside communication that hiding it gains nothing.
+
+    Found where the slowdown of compute beside communication takes back what hiding it saved.
+    """
+    if run.is_cpu:
+        return None
+    steps = [step for rank in run.overlap.ranks for step in rank.communicating_steps]
+    hidden = median_or_zero([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
+    if not hidden:
+        return None
+    part = "kernels of {} of {} traces were compared: ".format(*run.compared_files) if run.compared_files else ""
+    contention_ns = run.most_contention_ns
+    if contention_ns is None or contention_ns >= hidden:
+        found = run.contention()
+        if found.contention_ns is None:
+            return Abstained("overlap without gain", part + (found.reason or "kernels were not compared"))
+        contention_ns = found.contention_ns
+    gain = hidden - contention_ns
+    if gain > 0:
+        return Abstained("overlap without gain", f"{part}in these overlap gains time") if part else None
+    return Finding(
+        "overlap without gain",
+        f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "
+        f"{contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
+        "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
+        tuple(dict.fromkeys(rank.name for rank in run.analysis.ranks if len(rank.timings))),
+        (),
+        -gain,
+    )
+
+
+_MANY, _SMALL_BYTES = 30, 1 << 20
+"""So many collectives per step, each smaller than that, cost more latency than they hide."""
+_MOSTLY_EXPOSED = 0.5
+_LATE, _LEAST_BUCKETS = 0.8, 3
+"""The first of so many buckets is late after this share of backward."""
+_VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
+"""A vote is no larger, and so many times smaller than each bucket."""
+
+
+def bucket_count(run: RunEvidence) -> Finding | None:
+    """One collective per parameter, or one for all: too many to be quick, or none that could begin early.
+
+    Found where most steps have very many small reductions, or a single one that is mostly exposed.
+    """
+    gradients = run.gradients
+    if not len(gradients):
+        return None
+    count = int(np.sort(gradients.counts)[len(gradients.counts) // 2])
+    sizes = gradients.bytes[gradients.bytes != UNKNOWN]
+    if count >= _MANY and (not len(sizes) or median_or_zero(sizes) < _SMALL_BYTES):
+        each = f" of {median_or_zero(sizes) / 1e6:.2f} MB each" if len(sizes) else ""
+        return Finding(
+            "one collective per parameter",
+            f"A typical step reduces its gradients by {count} collectives{each}.",
+            "Put gradients into buckets of some MB: each collective costs its latency.",
+            run.rank_names(gradients.rank),
+            gradients.steps,
+        )
+    exposed = median_or_zero(gradients.exposed_ns) if count == 1 else 0
+    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero(gradients.duration_ns):
+        return Finding(
+            "one bucket for all gradients",
+            f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "
+            "begin before the last gradient is ready.",
+            "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
+            run.rank_names(gradients.rank),
+            gradients.steps,
+            exposed,
+        )
+    return None
+
+
+def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
+    """Gradients that become ready in another order than buckets are filled: all buckets are complete only at the end.
+
+    Found where of several buckets the first one is launched only when backward is almost over.
+    """
+    gradients = run.gradients
+    by_hooks = gradients.every_in_step((gradients.phase == BACKWARD_PHASE) | gradients.is_last)
+    hooks = gradients.select_steps(by_hooks & (gradients.counts >= _LEAST_BUCKETS))
+    if 2 * len(hooks.counts) <= len(gradients.counts):
+        return None  # nothing is launched in backward, or it is a single bucket: other rules say so
+    late = {}
+    for rank, facts in zip(run.analysis.ranks, run.facts, strict=True):
+        shares = sorted(share for share in facts.first_share if not math.isnan(share))
+        if shares and shares[len(shares) // 2] >= _LATE:
+            late[rank.name] = shares[len(shares) // 2]
+    if not any(not math.isnan(share) for facts in run.facts for share in facts.first_share):
+        return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
+    if not late:
+        return None
+    exposed = median_or_zero(sum_by_group(hooks.exposed_ns, hooks.of, len(hooks.counts)))
+    return Finding(
+        "gradients ready in another order than buckets",
+        f"The first of {hooks.counts[0]} buckets was launched when {max(late.values()):.0%} of backward were over: "
+        f"{exposed / 1e6:.2f} ms of a typical step's communication are exposed.",
+        "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
+        "the first step unless find_unused_parameters is set.",
+        tuple(late),
+        (),
+        exposed,
+    )
+
+
+def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
+    """Copies that need a collective's result before anything else does: gradients are copied out of their bucket.
+
+    Found where most reductions of gradients are needed first by a memory copy.
+    """
+    gradients = run.gradients
+    if run.is_cpu or not len(gradients):
+        return None
+    needed = int((gradients.consumer != UNKNOWN).sum())
+    if 2 * needed <= len(gradients):
+        reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
+        return Abstained("copies out of buckets", reason or "it is not known what needs the collectives")
+    copied = select(gradients, gradients.is_copied == 1)
+    if 2 * len(copied) <= needed:
+        return None
+    copies = median_or_zero(
+        [step.exposed_memory_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
+    )
+    return Finding(
+        "copies out of buckets",
+        f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; in a typical "
+        f"step copies run alone for {copies / 1e6:.2f} ms.",
+        "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
+        run.rank_names(copied.rank),
+        copied.steps,
+        copies,
+    )
+
+
+def need_order(run: RunEvidence) -> Finding | Abstained | None:
+    """The bucket that is needed first comes last: whatever needs it waits for all others, too.
+
+    Found where in most steps that block the first consumer needs the collective that was launched last.
+    """
+    several = run.gradients.select_steps(run.gradients.counts > 1)
+    if run.is_cpu or not len(several):
+        return None
+    is_known = (several.consumer != UNKNOWN) & (several.blocking_ns != UNKNOWN)
+    known = several.select_steps(several.every_in_step(is_known))
+    if 2 * len(known.counts) <= len(several.counts):
+        reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
+        return Abstained("the last bucket is needed first", reason or "it is not known what needs the collectives")
+    by_need = np.lexsort((known.consumer_start_ns, known.of))
+    first = by_need[np.cumsum(known.counts) - known.counts]
+    has_same = known.consumer == known.consumer[first][known.of]
+    alone = np.bincount(known.of[has_same]) == 1  # one consumer of all has no order
+    found = select(known, first[alone & known.is_last[first] & (known.blocking_ns[first] > 0)])
+    if 2 * len(found) <= len(known.counts):
+        return None
+    cost = median_or_zero(found.blocking_ns)
+    return Finding(
+        "the last bucket is needed first",
+        f"In {len(found)} of {len(known.counts)} steps what needs a collective first needs the one launched last, and "
+        f"stands still for it for {cost / 1e6:.2f} ms.",
+        "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
+        run.rank_names(found.rank),
+        found.steps,
+        cost,
+    )
+
+
+def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
+    """A small collective after the buckets of each step: the ranks agree on which parameters were used.
+
+    Found where in most steps the last reduction is far smaller than all others.
+    """
+    several = run.gradients.select_steps(run.gradients.counts > 1)
+    if not len(several):
+        return None
+    if np.any(several.bytes == UNKNOWN):
+        return Abstained("vote on unused parameters", "the trace does not tell the sizes of collectives")
+    is_last, steps = several.is_last, len(several.counts)
+    smallest = np.full(steps, np.iinfo(np.int64).max)
+    np.minimum.at(smallest, several.of[~is_last], several.bytes[~is_last])
+    size = several.bytes[is_last]
+    is_vote = (size <= _VOTE_BYTES) & (_VOTE_TIMES * size <= smallest)
+    votes = select(several, np.flatnonzero(is_last)[is_vote])
+    if 2 * len(votes) <= steps:
+        return None
+    cost = median_or_zero(votes.exposed_ns)
+    return Finding(
+        "vote on unused parameters",
+        f"In {len(votes)} of {steps} steps a collective of "
+        f"{median_or_zero(votes.bytes):,} bytes "
+        f"follows the buckets, {cost / 1e6:.2f} ms of it exposed.",
+        "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
+        run.rank_names(votes.rank),
+        votes.steps,
+        cost,
+    )

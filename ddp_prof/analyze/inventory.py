@@ -1,0 +1,148 @@
+"""What a trace holds, for which process, and what is missing for which question."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
+from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.steps import KNOWN_NAMES, NO_PATTERNS, RangePatterns, find_phases, find_steps
+from ddp_prof.analyze.quality import diagnose
+from ddp_prof.manifest import Manifest, label_of
+from ddp_prof.range_names import BACKWARD, PHASES, STEP, parse_ranges
+from ddp_prof.table import Brief
+from ddp_prof.trace import Category, Kind, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInventory:
+    """What one process left in a trace: numbers of rows, of measured steps, of warm-up steps, of backward's ranges."""
+
+    process: int
+    rank: int | None
+    devices: tuple[int, ...]
+    kernels: int
+    collectives: int
+    copies: int
+    calls: int
+    ranges: int
+    steps: int
+    warmup_steps: int
+    backward_ranges: int
+
+
+@dataclass(frozen=True, slots=True)
+class TraceInventory(Brief):
+    """What a trace holds.
+
+    Attributes:
+        duration_ns: From the first event to the last.
+        advice: What is missing, for which question, and how to record it.
+        recognized: Which names of ranges were taken for steps and phases: (kind, name, who writes such).
+    """
+
+    trace: Path
+    label: str
+    source: str
+    producer: str | None
+    device: str
+    duration_ns: int
+    manifest: Manifest | None
+    processes: tuple[ProcessInventory, ...]
+    advice: tuple[str, ...]
+    warnings: tuple[str, ...]
+    recognized: tuple[tuple[str, str, str], ...] = ()
+
+
+def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
+    """Count what a trace holds."""
+    ranks = find_rank_events(trace, patterns)
+    processes = [_process_inventory(trace, process, patterns, ranks) for process in trace.processes]
+    return TraceInventory(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        source=trace.source,
+        producer=trace.producer,
+        device=trace.device,
+        duration_ns=trace.duration_ns,
+        manifest=trace.manifest,
+        processes=tuple(processes),
+        advice=tuple(_find_advice(trace, processes, ranks)),
+        recognized=tuple(_recognized_ranges(trace, patterns)),
+        warnings=diagnose(trace, ranks),
+    )
+
+
+def _recognized_ranges(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
+    if patterns.step is None:
+        ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
+        yield from [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(trace, STEP)
+    for phase in PHASES:
+        if phase != BACKWARD or patterns.backward is None:
+            yield from _first_known_name(trace, phase)
+
+
+def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
+    """A name of a kind that the table knows, of the first writer of whom there is any."""
+    for known in (known for known in KNOWN_NAMES if known.kind == kind):
+        if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, trace.names)):
+            yield kind, min(found, key=_natural_sort_key), known.writer
+            return
+
+
+def _natural_sort_key(name: str) -> tuple[int, str]:
+    """An order of names that does not depend on that of the rows of a file: ``step 2`` before ``step 10``."""
+    return len(name), name
+
+
+def _process_inventory(
+    trace: Trace, process: int, patterns: RangePatterns, ranks: Sequence[RankEvents]
+) -> ProcessInventory:
+    mine = trace.activities.process == process
+    kind = trace.activities.kind[mine]
+    rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
+    steps = rank.including_warmup.steps if rank else find_steps(trace, process, patterns.step)[0]
+    return ProcessInventory(
+        process=process,
+        rank=trace.ranks.get(process),
+        devices=tuple(np.unique(trace.activities.device[mine]).tolist()),
+        kernels=int((kind == Kind.KERNEL).sum()),
+        collectives=int((trace.activities.category[mine] == Category.COMMUNICATION).sum()),
+        copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
+        calls=int((trace.calls.process == process).sum()),
+        ranges=int((trace.spans.process == process).sum()),
+        steps=int((~steps.warmup).sum()),
+        warmup_steps=int(steps.warmup.sum()),
+        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == BACKWARD_PHASE).sum()),
+    )
+
+
+def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
+    advice, has_work = [], any(len(rank.events) for rank in ranks)
+    if not has_work:
+        missing = "no ddp_prof ranges"
+        if trace.source == "kineto":
+            missing += "" if len(trace.operators) else ", no operators"
+            missing += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
+        how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
+        how += "; on a CPU with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
+        advice.append(f"overlap: no GPU activities, {missing}: {how}")
+    unknown = [
+        rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)
+    ]
+    if reason := next(filter(None, unknown), None):
+        advice.append(f"blocking: what waits for communication is not known: {reason}")
+    if not any(process.steps or process.warmup_steps for process in processes):
+        advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
+    if has_work and not any(process.backward_ranges for process in processes):
+        is_inferred = any(rank.backward == "inferred" for rank in ranks)
+        how = "it is inferred from autograd's threads" if is_inferred else "and no thread is known to be autograd's"
+        advice.append(f"backward: no range names it, {how}; name yours with --backward-range")
+    if all(process.rank is None for process in processes):
+        advice.append("ranks: the trace does not tell which process is which rank")
+    return advice

@@ -1,0 +1,317 @@
+"""Contention: how much slower kernels compute while communication runs beside them.
+
+A kernel is compared with itself: the same name and launch shape at the same position in the step (the n-th launch of
+those), once with communication beside it for more than half of its time, once with none at all::
+
+    step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
+             stream                            stream       NNNNNN
+
+What is compared may come from one run or from several, as ``naive`` next to ``overlap``. Within one run an execution
+that is slow for another reason is a little likelier to meet communication, so two runs tell more.
+
+What communication beside kernels can cost at most, where their launch shapes are not known yet.
+
+:mod:`~ddp_prof.analyze.kernels.contention` compares kernels of one name, launch shape and position in the step. To
+read the shapes of a million kernels takes as long as their times. Without them a kernel is compared with the shortest
+execution of its name alone, which no median of some of these is below: so the limit is never below the figure. That
+there would be a figure is shown by the shapes of the first kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
+from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
+
+Floats = NDArray[np.float64]
+
+LEAST_KERNELS = 5
+"""Different kernels (name and position) that have to be compared; below, the figure is refused."""
+
+SAME = 0.02
+"""Difference of a ratio from 1 up to which two kinds of steps are taken for alike."""
+
+
+@dataclass(frozen=True)
+class KernelSamples:
+    """Kernels of compute in the steps of one rank.
+
+    Attributes:
+        names: Name of each kernel that occurs, with its launch shape where the trace holds it.
+        kernel: Index into ``names``.
+        position: How many of those the step had launched before.
+        duration_ns: How long it ran.
+        beside_ns: How long of that communication ran, too.
+        step: Index of its step.
+        steps: Number of measured steps.
+    """
+
+    names: tuple[str, ...]
+    kernel: Ints
+    position: Ints
+    duration_ns: Ints
+    beside_ns: Ints
+    step: Ints
+    steps: int
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """The slowdown of one run's kernels by its own communication.
+
+    Attributes:
+        kernels: Different kernels (name and position) that were compared.
+        runs: Executions beside communication that were compared.
+        share: Of all time that kernels ran beside communication, the part that was compared, 0 to 1.
+        slowdown: Summed duration beside communication over what the same kernels take alone; ``None`` with a reason.
+        slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
+        contention_ns: What that costs a step of a rank, on average, of the part compared.
+        reason: Why there is no figure.
+        half_width_ns: Half of the interval of ``contention_ns``.
+    """
+
+    kernels: int
+    runs: int
+    share: float | None
+    slowdown: float | None
+    slowdown_low: float | None
+    slowdown_high: float | None
+    contention_ns: int | None
+    reason: str | None
+    half_width_ns: int | None = None
+
+
+def rows_of_compute(rank: RankEvents) -> Ints:
+    """The events of a rank that are kernels of compute in steps."""
+    events = rank.events
+    is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
+    return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
+
+
+def sample_kernels(rank: RankEvents) -> KernelSamples:
+    """The kernels of compute in a rank's steps, in the order of launch."""
+    return find_samples(rank, rows_of_compute(rank))
+
+
+def find_samples(rank: RankEvents, rows: Ints) -> KernelSamples:
+    """The same of some of the rank's events: all kernels of compute of some steps."""
+    events = rank.events
+    rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
+    start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
+    found, kernel = identify_kernels(rank.trace, events.activity[rows])
+    return KernelSamples(
+        names=tuple(f"{name} {shape}".rstrip() for name, shape in found),
+        kernel=kernel,
+        position=_positions(step, kernel),
+        duration_ns=end - start,
+        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start, end),
+        step=step,
+        steps=len(rank.steps),
+    )
+
+
+def _positions(step: Ints, kernel: Ints) -> Ints:
+    """For each kernel, how many of its name came before it in its step; rows are in the order of launch."""
+    order = np.lexsort((kernel, step))
+    is_first = np.ones(len(step), np.bool_)
+    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(step[order]) != 0)
+    count = np.arange(len(step))
+    position = np.empty(len(step), np.int64)
+    position[order] = count - np.maximum.accumulate(np.where(is_first, count, 0))
+    return position
+
+
+def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[KernelSamples] = ()) -> Contention:
+    """Compare the kernels of a run that have communication beside them with the same ones alone.
+
+    Args:
+        samples: The ranks of the run.
+        reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
+    """
+    if not any(len(sample.kernel) for sample in samples):
+        return _without_figure("no GPU kernels in steps: contention is not told apart from compute")
+    both = (*samples, *reference)
+    key = kernel_keys(both)
+    duration = np.concatenate([sample.duration_ns for sample in both])
+    beside = np.concatenate([sample.beside_ns for sample in both])
+    step = np.concatenate([sample.step for sample in both])
+    own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
+    is_beside: Mask = own & is_mostly_overlapped(duration, beside)
+    if not is_beside.any():
+        return _without_figure("no kernel ran beside communication for more than half of its time")
+    alone_ns, has_alone = _medians_by_key(key, duration, beside == 0)
+    compared = is_beside & has_alone[key]
+    kernels = np.unique(key[compared])
+    if len(kernels) < LEAST_KERNELS:
+        return _without_figure(
+            f"only {len(kernels)} kernels ran both beside communication and alone; {LEAST_KERNELS} are needed"
+        )
+    if doubt := _other_difference(samples, key, duration, beside, is_beside):
+        return _without_figure(doubt)
+    taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
+    interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
+    steps = sum(sample.steps for sample in samples)
+    return Contention(
+        kernels=len(kernels),
+        runs=int(compared.sum()),
+        share=float(duration[compared].sum() / duration[is_beside].sum()),
+        slowdown=taken_ns / expected_ns,
+        slowdown_low=interval and interval[0],
+        slowdown_high=interval and interval[1],
+        contention_ns=round((taken_ns - expected_ns) / steps),
+        reason=None,
+        half_width_ns=interval and round((interval[1] - interval[0]) / 2 * expected_ns / steps),
+    )
+
+
+def _other_difference(
+    samples: Sequence[KernelSamples], key: Ints, duration: Ints, beside: Ints, is_beside: Mask
+) -> str | None:
+    """Why a slowdown is not contention's: kernels alone are slower in the steps that communicate beside compute, too.
+
+    They are compared with the same kernels alone in other steps, of this run or of the reference. Where there are none
+    all steps are alike, and nothing speaks against the comparison.
+    """
+    shifts = np.cumsum([0, *(sample.steps for sample in samples)])
+    own_step = np.concatenate([sample.step + shift for sample, shift in zip(samples, shifts, strict=False)])
+    communicating = np.unique(own_step[is_beside[: len(own_step)]])
+    in_communicating = np.zeros(len(key), np.bool_)
+    in_communicating[: len(own_step)] = np.isin(own_step, communicating)
+    alone_ns, has_alone = _medians_by_key(key, duration, (beside == 0) & ~in_communicating)
+    control = in_communicating & (beside == 0) & has_alone[key]
+    if len(np.unique(key[control])) < LEAST_KERNELS:
+        return None
+    expected_ns = alone_ns[key[control]]
+    slowdown = float(duration[control].sum() / expected_ns.sum())
+    # Kernels are drawn, not steps: one kernel that is matched wrongly is slower in each step.
+    low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)
+    if low <= 1 + SAME and high >= 1 - SAME:
+        return None
+    return (
+        f"kernels without communication beside them take {slowdown:.2f} times as long, too, in the "
+        "steps that communicate: the steps differ otherwise, so contention cannot be told"
+    )
+
+
+def kernel_keys(samples: Sequence[KernelSamples]) -> Ints:
+    """One number for each kernel that is the same (name and position), over all samples."""
+    _, kernel = merge_keys((sample.names, sample.kernel) for sample in samples)
+    position = np.concatenate([sample.position for sample in samples])
+    _, key = np.unique(kernel * (int(position.max(initial=0)) + 1) + position, return_inverse=True)
+    return key.astype(np.int64)
+
+
+def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
+    """The median of the chosen values of each key, and whether it has any."""
+    keys = int(key.max()) + 1
+    order = np.flatnonzero(rows)
+    order = order[np.lexsort((values[order], key[order]))]
+    count = np.bincount(key[order], minlength=keys)
+    first = np.cumsum(count) - count
+    has = count > 0
+    middle = np.zeros(keys)
+    low, high = first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2
+    middle[has] = (values[order[low]] + values[order[high]]) / 2
+    return middle, has
+
+
+def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:
+    """The interval of what executions take over what their kernels would take alone, drawn by unit."""
+    _, unit = np.unique(unit, return_inverse=True)
+    sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
+
+    def ratio(drawn: Numbers) -> Numbers:
+        total = drawn.sum(axis=1)
+        found: Numbers = total[:, 0] / np.maximum(1.0, total[:, 1])
+        return found
+
+    return bootstrap_interval(sums, ratio)
+
+
+def _without_figure(reason: str) -> Contention:
+    return Contention(0, 0, None, None, None, None, None, reason)
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class SlowdownLimit:
+    """What limits the slowdown of the kernels of one rank.
+
+    Attributes:
+        names: Names of kernels.
+        shortest_ns: The shortest execution alone of each; the largest integer where it never ran alone.
+        kernel: Of each execution beside communication the index into ``names``.
+        duration_ns: How long each took.
+        compared: How many kernels are known to have run both beside communication and alone.
+        all_communicate: Whether kernels ran beside communication in each step that has any.
+        steps: Number of measured steps.
+    """
+
+    names: tuple[str, ...]
+    shortest_ns: Ints
+    kernel: Ints
+    duration_ns: Ints
+    compared: int
+    all_communicate: bool
+    steps: int
+
+
+def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
+    """What the trace tells without the shapes of all kernels."""
+    events, rows = rank.events, rows_of_compute(rank)
+    step, duration_ns = events.step[rows], events.end_ns[rows] - events.start_ns[rows]
+    beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns[rows], events.end_ns[rows])
+    is_beside = is_mostly_overlapped(duration_ns, beside_ns)
+    name_id = rank.trace.activities.name_id[events.activity[rows]]
+    first, kernel = distinct_rows(name_id)
+    shortest_ns = np.full(len(first), _NEVER)
+    np.minimum.at(shortest_ns, kernel[beside_ns == 0], duration_ns[beside_ns == 0])
+    has_kernels, communicates = (np.bincount(of, minlength=len(rank.steps)) > 0 for of in (step, step[is_beside]))
+    return SlowdownLimit(
+        names=tuple(rank.trace.names[name] for name in name_id[first].tolist()),
+        shortest_ns=shortest_ns,
+        kernel=kernel[is_beside],
+        duration_ns=duration_ns[is_beside],
+        compared=_count_compared(rank, rows),
+        all_communicate=bool(np.all(communicates[has_kernels])),
+        steps=len(rank.steps),
+    )
+
+
+def _count_compared(rank: RankEvents, rows: Ints) -> int:
+    """How many kernels ran both beside communication and alone, in the steps all of whose shapes are known."""
+    step = rank.events.step[rows]
+    is_whole = np.ones(len(rank.steps), np.bool_)
+    is_whole[step[rank.events.activity[rows] >= rank.trace.shapes_known]] = False
+    found = find_samples(rank, rows[is_whole[step]])
+    key = kernel_keys([found])
+    is_beside = is_mostly_overlapped(found.duration_ns, found.beside_ns)
+    return len(np.intersect1d(key[is_beside], key[found.beside_ns == 0]))
+
+
+def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
+    """What ``measure_contention`` would find at most; ``None`` where it may find a reason for not telling anything.
+
+    Args:
+        limits: The ranks of a run.
+    """
+    compared = max((one.compared for one in limits), default=0)
+    if compared < LEAST_KERNELS or not all(one.all_communicate for one in limits):
+        return None
+    names, kernel = merge_keys((one.names, one.kernel) for one in limits)
+    number = {name: index for index, name in enumerate(names)}
+    shortest_ns = np.full(len(names), _NEVER)
+    for one in limits:
+        np.minimum.at(shortest_ns, np.array([number[name] for name in one.names], np.int64), one.shortest_ns)
+    duration_ns = np.concatenate([one.duration_ns for one in limits])
+    longer_ns = int(np.maximum(0, duration_ns - shortest_ns[kernel]).sum())
+    return longer_ns // sum(one.steps for one in limits) + 1

@@ -1,0 +1,428 @@
+"""How much communication hides behind compute, for each rank and each step.
+
+For one rank, C is the union of its compute and N the union of its communication; a step's N is what was launched in
+the step, measured against all of C::
+
+    C           ######....####
+    N           ...########...
+    overlapped  ...###....#...   |N and C|
+    exposed     ......####....   |N minus C|
+    tail        ..........####   |(N minus C) after the last compute of the step's backward|
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from itertools import compress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ddp_prof.analyze.core.blocking import DependencyCoverage
+from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, sum_by_group
+from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
+from ddp_prof.analyze.quality import (
+    Attribution,
+    diagnose,
+    find_caveats,
+    has_no_usable_events,
+    hides_work,
+    measure_attribution,
+    merge_attributions,
+    merge_file_warnings,
+    why_unknown,
+)
+from ddp_prof.analyze.result_bases import (
+    FrameResult,
+    RankResult,
+    disambiguate,
+    make_frame_from_rows,
+    make_rows,
+    none_for_unknown,
+)
+from ddp_prof.analyze.statistics import Outliers, find_outliers
+from ddp_prof.manifest import Caveat, label_of, label_of_ranks
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True)
+class StepLength:
+    """How long a step took, and what filled that time; see :mod:`.step_breakdown`.
+
+    Where all is known, parts sum to ``ns``.
+
+    Attributes:
+        start_ns: Start of the step's window; ``None`` where the length is not known, as all else then.
+        ns: The length.
+        compute_only_ns, idle_ns: ``None`` for the reasons of :class:`StepOverlap`.
+    """
+
+    start_ns: int | None = None
+    ns: int | None = None
+    compute_only_ns: int | None = None
+    overlapped_ns: int | None = None
+    exposed_ns: int | None = None
+    exposed_memory_ns: int | None = None
+    idle_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepOverlap:
+    """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
+
+    Times are ``None`` where it is not known what the rank computed and communicated.
+
+    Attributes:
+        step: The step's own number, ``None`` where it carries none.
+        step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
+        length: How long it took.
+        host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
+        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
+            kernels have no name.
+        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known, and
+            in a step that does not communicate, which has no share that overlaps either.
+        backward_overlapped_ns: Communication under compute of backward; ``None`` where none is known.
+        blocking_ns: How long something stood still for the step's communication; ``None`` where that is not known.
+    """
+
+    step: int | None
+    start_ns: int
+    host_ns: int | None
+    kernels: int
+    collectives: int
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    backward_overlapped_ns: int | None
+    tail_ns: int | None
+    window_ns: int | None
+    compute_only_ns: int | None
+    exposed_memory_ns: int | None
+    idle_ns: int | None
+    other_comm_ns: int | None
+    step_key: int | None = None
+    blocking_ns: int | None = None
+    length: StepLength = StepLength()
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of its communication that compute hides, 0 to 1."""
+        return _ratio(self.overlapped_ns, self.comm_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class RankOverlap(RankResult):
+    """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
+
+    Attributes:
+        process: Operating-system process id; 0 for a Kineto file, which holds a single process.
+        device: CUDA ordinal, ``None`` on a CPU.
+        file: Name of the trace.
+        clock: Whose clock tells the length of steps, ``HOST`` or ``DEVICE``; ``None`` where the trace tells no steps.
+        reason: Why ``overlap_ratio`` is ``None``.
+        blocking_ns: How long something stood still for communication; ``dependencies`` says what that rests on.
+    """
+
+    process: int
+    device: int | None
+    rank: int | None
+    kernels: int
+    collectives: int
+    compute_ns: int | None
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    backward_overlapped_ns: int | None
+    reason: str | None
+    steps: tuple[StepOverlap, ...]
+    file: str = ""
+    qualifier: str = ""
+    of_several: bool = False
+    node: str | None = None
+    """Name of the machine, where the trace tells it."""
+    gpu: str | None = None
+    """Name of the GPU, likewise."""
+    blocking_ns: int | None = None
+    dependencies: DependencyCoverage | None = None
+    clock: str | None = None
+
+    @property
+    def step_names(self) -> dict[int | None, str]:
+        """What each step that the trace tells is called, by its key; see ``Steps.names``."""
+        keys = [step.step_key for step in self.marked_steps]
+        numbers = [key if step.step is None else step.step for key, step in zip(keys, self.marked_steps, strict=True)]
+        return dict(zip(keys, Steps.from_numbers(np.array(numbers, np.int64)).names, strict=True))
+
+    @property
+    def marked_steps(self) -> tuple[StepOverlap, ...]:
+        """The steps that the trace tells; none where the whole capture stands for one."""
+        return tuple(step for step in self.steps if step.host_ns is not None)
+
+    @property
+    def communicating_steps(self) -> tuple[StepOverlap, ...]:
+        """Those of them that communicate."""
+        return tuple(step for step in self.marked_steps if step.comm_ns)
+
+    @property
+    def lengths_ns(self) -> list[int]:
+        """How long its steps took, those of which it is known."""
+        return [step.length.ns for step in self.marked_steps if step.length.ns is not None]
+
+    @property
+    def overlapping_windows_ns(self) -> int:
+        """How much time the windows of its steps count more than once, when they are summed."""
+        windows = [(step.start_ns, step.start_ns + step.window_ns) for step in self.steps if step.window_ns is not None]
+        start, end = np.array(windows, np.int64).reshape(len(windows), 2).T
+        return int((end - start).sum()) - union(start, end).length_ns
+
+    @property
+    def overlap_ratio(self) -> float | None:
+        """Share of communication that compute hides, 0 to 1."""
+        return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)
+
+    @property
+    def backward_overlap_ratio(self) -> float | None:
+        """Share of communication that compute of backward hides, 0 to 1."""
+        return None if self.reason else _ratio(self.backward_overlapped_ns, self.comm_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class TraceOverlap(FrameResult):
+    """The overlap of every rank in one trace, or in the traces of one run.
+
+    Attributes:
+        trace: The file, of several the first.
+        files: Their number.
+        label: What the run is called.
+        device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
+        world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
+    """
+
+    trace: Path
+    label: str
+    source: str
+    producer: str | None
+    device: str
+    attribution: Attribution
+    ranks: tuple[RankOverlap, ...]
+    warnings: tuple[str, ...]
+    world_size: int | None = None
+    caveats: tuple[Caveat, ...] = ()
+    """Why the run is not representative; warnings say so, too."""
+    files: int = 1
+
+    @property
+    def outliers(self) -> Outliers | None:
+        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        return find_outliers(
+            (step.step_key, step.step, step.comm_ns or 0, step.exposed_ns or 0)
+            for rank in self.ranks
+            for step in rank.steps
+            if not rank.reason
+        )
+
+    @property
+    def length_notes(self) -> tuple[str, ...]:
+        """Notes about the length of steps where the device's clock measures it, one line each."""
+        ahead = (
+            "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
+            "from its first device work to the next step's, and how long the last one took is not known"
+        )
+        untold = "how long a step took is not known: none is followed by another one whose device work begins later"
+        found = []
+        for text, about in (
+            (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),
+            (untold, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
+        ):
+            if about:
+                found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")
+        return tuple(found)
+
+    def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
+        """One row per rank, or one row per step of each rank; times in nanoseconds, ratios from 0 to 1."""
+        if by_step:
+            identity = ("process", "device", "rank")
+            return make_frame_from_rows(
+                [
+                    *(*identity, *(field.name for field in fields(StepOverlap) if field.name != "length")),
+                    *(f"length_{field.name}" for field in fields(StepLength)),
+                ],
+                [
+                    {**{name: getattr(rank, name) for name in identity}, **asdict(step)}
+                    for rank in self.ranks
+                    for step in rank.steps
+                ],
+            )
+        names = [field.name for field in fields(RankOverlap) if field.name != "steps"]
+        names += ["overlap_ratio", "backward_overlap_ratio"]
+        rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
+        return make_frame_from_rows(["run", *names], [{"run": self.label, **row} for row in rows])
+
+
+def measure_overlap(
+    trace: Trace, ranks: Sequence[RankEvents] | None = None, warnings: tuple[str, ...] | None = None
+) -> TraceOverlap:
+    """Measure the overlap of every rank and step in a trace.
+
+    Args:
+        trace: The trace.
+        ranks: What its ranks did, as :func:`find_rank_events` finds it; by default with the usual names of ranges.
+        warnings: About its figures, where :func:`diagnose` was asked already.
+    """
+    ranks = find_rank_events(trace) if ranks is None else ranks
+    return TraceOverlap(
+        trace=trace.path,
+        label=label_of(trace.path, trace.manifest),
+        source=trace.source,
+        producer=trace.producer,
+        device=trace.device,
+        attribution=measure_attribution(ranks),
+        ranks=tuple(measure_rank(rank) for rank in ranks),
+        warnings=diagnose(trace, ranks) if warnings is None else warnings,
+        world_size=trace.world_size,
+        caveats=find_caveats(trace),
+    )
+
+
+def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
+    """Measure how much of one rank's communication compute hides, in all and for each step.
+
+    Args:
+        rank: What it did.
+        span: What counts: the time in it, the events and the steps that start in it.
+    """
+    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
+    counts = span.holds(rank.events.start_ns)
+    overlapped = _intersection_ns(communication, compute)
+    is_backward = rank.is_backward
+    backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
+    # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
+    blind = has_no_usable_events(rank) and (span is EVER or len(rank.events) > 0)
+    reason, coverage = why_unknown(rank), rank.blocking.coverage
+    return RankOverlap(
+        process=rank.process,
+        device=rank.device,
+        rank=rank.rank,
+        kernels=int(rank.events.kernel[counts].sum()),
+        collectives=int(rank.is_collective[counts].sum()),
+        compute_ns=None if blind else _intersection_ns(span, compute),
+        comm_ns=None if blind else communication.length_ns,
+        overlapped_ns=None if blind else overlapped,
+        exposed_ns=None if blind else communication.length_ns - overlapped,
+        backward_overlapped_ns=_intersection_ns(communication, backward) if len(backward) and not blind else None,
+        reason=reason,
+        steps=_measure_steps(rank, backward, span, blind=blind),
+        file=rank.trace.path.name,
+        node=rank.trace.node,
+        blocking_ns=None if reason else rank.blocking.total_ns,
+        dependencies=replace(coverage, reason=coverage.reason or reason),
+        gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
+        clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
+    )
+
+
+def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
+    """The results of several files that hold the ranks of one run, as one result.
+
+    Raises:
+        ValueError: There is no result.
+    """
+    if not results:
+        raise ValueError("no results to merge")
+    ranks = [rank for result in results for rank in result.ranks]
+    return replace(
+        results[0],
+        attribution=merge_attributions([result.attribution for result in results]),
+        ranks=disambiguate(ranks, [rank.file for rank in ranks]),
+        label=label_of_ranks([result.label for result in results]),
+        files=len(results),
+        warnings=merge_file_warnings([(result.trace.name, result.warnings) for result in results]),
+        world_size=max((result.world_size or 0 for result in results), default=0) or None,
+        caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
+    )
+
+
+def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, blind: bool) -> tuple[StepOverlap, ...]:
+    """The steps that start in a span; of a rank of which it is not known what it did, how long they took."""
+    if blind and not rank.has_steps:
+        return ()
+    events, steps, parts = rank.events, len(rank.steps), rank.breakdown
+    launched = events.step != UNKNOWN
+    communicating = launched & (events.category == Category.COMMUNICATION)
+    start, end, step = union_by_group(
+        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
+    )
+    hidden_ns = sum_by_group(backward.covered_ns(start, end), step, steps)
+    has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
+    tail_from = np.minimum(np.maximum(start, rank.backward_end_ns[step]), end)
+    tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
+    # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
+    nothing = [None] * steps
+    is_hidden = hides_work(rank)
+    as_they_are = (
+        "start_ns",
+        "window_ns",
+        "comm_ns",
+        "overlapped_ns",
+        "exposed_ns",
+        "exposed_memory_ns",
+        "other_comm_ns",
+    )
+    columns = {
+        "step": none_for_unknown(rank.steps.number),
+        "step_key": none_for_unknown(rank.step_keys),
+        "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
+        "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
+        "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
+        **{name: getattr(parts, name).tolist() for name in as_they_are},
+        "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
+        "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
+        "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
+        "backward_overlapped_ns": none_for_unknown(np.where(has_backward, hidden_ns, UNKNOWN)),
+        "tail_ns": none_for_unknown(
+            np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
+        ),
+    }
+    if blind:
+        columns = {name: nothing if name in _OF_WHAT_IT_DID else column for name, column in columns.items()}
+    columns["length"] = _lengths(rank, blind=blind)
+    chosen = span.holds(rank.steps.start_ns)
+    return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
+
+
+_OF_WHAT_IT_DID = frozenset(
+    (
+        *("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns"),
+        *("compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns"),
+    )
+)
+
+
+def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:
+    if not rank.has_steps:
+        return [StepLength()] * len(rank.steps)
+    times = rank.step_times
+    told = () if blind else ("overlapped_ns", "exposed_ns", "exposed_memory_ns")
+    parts = {name: getattr(times, name) for name in told}
+    if not blind and not hides_work(rank):
+        parts["compute_only_ns"] = times.compute_ns - times.overlapped_ns
+        parts["idle_ns"] = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
+    columns = {"start_ns": times.start_ns, "ns": times.length_ns, **parts}
+    lengths = make_rows(StepLength, {name: column.tolist() for name, column in columns.items()})
+    return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
+
+
+def _intersection_ns(few: Intervals, many: Intervals) -> int:
+    """Length of the intersection, quickest where the first set has few intervals."""
+    return int(many.covered_ns(few.start_ns, few.end_ns).sum())
+
+
+def _ratio(part: int | None, whole: int | None) -> float | None:
+    return part / whole if part is not None and whole else None

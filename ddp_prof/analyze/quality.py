@@ -1,0 +1,438 @@
+"""Why the overlap of a rank is not known: the trace does not hold all that it did.
+
+How much of the recorded work was assigned to steps, and how backward was identified.
+
+Warnings about what a trace cannot show: one line each, with advice on recording.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import NamedTuple
+
+import numpy as np
+
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.intervals import EVER, Intervals, union
+from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
+from ddp_prof.range_names import PROCESS, parse_range
+from ddp_prof.trace import UNKNOWN, Activities, Category, Kind, Trace, distinct, distinct_rows, select
+
+NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
+"""Of a rank without events."""
+
+GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate is not in this trace"
+
+UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
+"""Of a CPU."""
+
+NO_COMMUNICATION = "nothing in this trace is known to communicate"
+
+MOST_UNNAMED = 0.01
+"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
+
+
+def why_unknown(rank: RankEvents) -> str | None:
+    """Why there is no share of communication that hides; ``None`` where there is one."""
+    if _has_too_many_unnamed(rank):
+        share = rank.trace.unresolved_names.share
+        return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
+    if not len(rank.events):
+        return NOTHING
+    if np.any(rank.events.category == Category.OTHER):
+        return GRAPHS
+    if rank.hides_waits:
+        return UNMARKED_WAITS
+    return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
+
+
+def merge_reasons(reasons: Collection[str | None]) -> str | None:
+    """Combine the reasons of the parts of one rank's capture, or of several ranks, into one."""
+    distinct = set(reasons)
+    if GRAPHS in distinct or None in distinct:
+        return GRAPHS if GRAPHS in distinct else None
+    return max((reason for reason in distinct if reason), default=None, key=lambda reason: reason != NOTHING)
+
+
+def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
+    """Why the figures of a run are not known, or not all of them.
+
+    Args:
+        ranks: The reason of each rank, and whether it communicates. One that communicates decides first; otherwise one
+            rank that is known is enough.
+    """
+    reasons = [reason for reason, _ in ranks]
+    doubtful = [reason for reason, communicates in ranks if reason and communicates]
+    if not doubtful and None in reasons:
+        return None
+    return merge_reasons(doubtful or reasons) if ranks else NO_COMMUNICATION
+
+
+def hides_work(rank: RankEvents) -> bool:
+    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    return any(bool(np.any(rank.events.category == hidden)) for hidden in (Category.OTHER, Category.UNKNOWN))
+
+
+def has_no_usable_events(rank: RankEvents) -> bool:
+    """Whether the trace does not tell what the rank computed and communicated."""
+    return not len(rank.events) or _has_too_many_unnamed(rank)
+
+
+def _has_too_many_unnamed(rank: RankEvents) -> bool:
+    return rank.trace.unresolved_names.share > MOST_UNNAMED
+
+
+@dataclass(frozen=True, slots=True)
+class Attribution:
+    """How much of the work was assigned to steps.
+
+    Attributes:
+        events: Events of all ranks.
+        attributed_events: Those that belong to a step.
+        time_ns: Summed duration of the events.
+        attributed_time_ns: Summed duration of those that belong to a step.
+        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
+    """
+
+    events: int
+    attributed_events: int
+    time_ns: int
+    attributed_time_ns: int
+    method: str
+
+    @property
+    def activities(self) -> float | None:
+        """Share of the events, 0 to 1."""
+        return _ratio(self.attributed_events, self.events)
+
+    @property
+    def device_time(self) -> float | None:
+        """Share of their time, 0 to 1."""
+        return _ratio(self.attributed_time_ns, self.time_ns)
+
+
+def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
+    """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
+    return merge_attributions([_measure_rank_attribution(rank, span) for rank in ranks])
+
+
+def _measure_rank_attribution(rank: RankEvents, span: Intervals) -> Attribution:
+    events = select(rank.events, span.holds(rank.events.start_ns))
+    duration = events.end_ns - events.start_ns
+    given = (events.step != UNKNOWN) & rank.has_steps
+    return Attribution(len(given), int(given.sum()), int(duration.sum()), int(duration[given].sum()), rank.backward)
+
+
+def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
+    """Sum the attribution of several ranks or files; the method is the weakest of theirs."""
+    return Attribution(
+        events=sum(part.events for part in parts),
+        attributed_events=sum(part.attributed_events for part in parts),
+        time_ns=sum(part.time_ns for part in parts),
+        attributed_time_ns=sum(part.attributed_time_ns for part in parts),
+        method=next((name for name in ("inferred", "ranges") if name in {part.method for part in parts}), "none"),
+    )
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None
+
+
+OVERHEAD_LIMIT = 0.01
+"""Share of a capture's duration from which the profiler's own work is reported."""
+
+SUSPECT_LIMIT = 0.01
+"""Share of the kernels' summed time from which an unknown kernel with a telling name is reported."""
+
+MOST_ALIKE = 4
+"""Largest number of files whose warnings are all shown if they differ only in numbers."""
+
+_NUMBERS = re.compile(r"\d[\d.,]*")
+_TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
+
+
+class Window(NamedTuple):
+    """When a process computed on a device: ``gpu`` is the machine's number of it, where that is known."""
+
+    process: int
+    device: int
+    gpu: int | None
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """The counts that warnings are made from; those of a capture's parts can be added.
+
+    Attributes:
+        about_trace: Warnings about the trace or its steps, one line each.
+        caveats: Those of ``run.json`` and of our own ranges.
+        windows: From the first to the last kernel of each process and device.
+        overhead_warnings: Warnings about the profiler's own work.
+        activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them;
+            ``unnumbered``, those without a number to find it by, some of these.
+        ambiguous: Activities of which several calls carry the number.
+        repeated: Collectives that are in the trace more than once: of one stream, and of one time.
+        calls: The number of calls.
+        busy_ns: Compute of each stream of a process and device; ``collectives`` the number of collectives on it.
+        compute_ns: Summed time of the kernels that were taken for compute, by name.
+        kernels_ns: Of all kernels.
+    """
+
+    about_trace: tuple[str, ...] = ()
+    caveats: tuple[Caveat, ...] = ()
+    windows: tuple[Window, ...] = ()
+    overhead_warnings: tuple[str, ...] = ()
+    activities: int = 0
+    graphs: int = 0
+    orphans: int = 0
+    unnumbered: int = 0
+    calls: int = 0
+    ambiguous: int = 0
+    repeated: int = 0
+    busy_ns: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
+    collectives: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
+    compute_ns: Counter[str] = field(default_factory=Counter)
+    kernels_ns: int = 0
+
+    def __add__(self, other: Diagnostics) -> Diagnostics:
+        values = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
+        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "about_trace", "overhead_warnings")}
+        return Diagnostics(**{**values, **lines})
+
+    def busiest_stream(self, process: int, device: int | None) -> int:
+        """The stream of a device on which most compute time is spent, ``UNKNOWN`` where there is none."""
+        busy_ns = {lane: ns for (*owner, lane), ns in self.busy_ns.items() if owner == [process, device] and ns}
+        return max(sorted(busy_ns), key=busy_ns.__getitem__, default=UNKNOWN)
+
+    @property
+    def all_caveats(self) -> tuple[Caveat, ...]:
+        """Why the run is not representative."""
+        return _add_sharing(self.caveats, self.windows)
+
+    def warnings(self) -> tuple[str, ...]:
+        """All warnings, a line each."""
+        caveats = (caveat.value for caveat in self.all_caveats)
+        recorded = (*_warn_about_launches(self), *_warn_about_repetition(self))
+        of_times = (*self.overhead_warnings, *_warn_about_streams(self), *_warn_about_names(self))
+        return (*caveats, *self.about_trace, *_warn_about_sharing(self), *recorded, *of_times)
+
+
+def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
+    """All warnings about the figures of a trace."""
+    return gather_diagnostics(trace, ranks).warnings()
+
+
+def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Merge the warnings of a run's files: common ones once, others with file names, one of many that are alike.
+
+    Args:
+        said: The name of each file, and its warnings.
+    """
+    files: dict[str, list[str]] = {}
+    for file, warnings in said:
+        for warning in dict.fromkeys(warnings):
+            files.setdefault(warning, []).append(file)
+    groups: dict[str, list[str]] = {}
+    for warning, of_warning in files.items():
+        groups.setdefault(warning if len(of_warning) == len(said) else _NUMBERS.sub("", warning), []).append(warning)
+    lines = []
+    for alike in groups.values():
+        shown, left_out = (alike, 0) if len(alike) <= MOST_ALIKE else (alike[:1], len(alike) - 1)
+        for warning in shown:
+            first, *others = files[warning]
+            name = f"{first} and {len(others)} more" if others else first
+            rest = f" ({left_out} more: other numbers)" if left_out else ""
+            lines.append(warning if len(others) + 1 == len(said) else f"{name}: {warning}{rest}")
+    return tuple(lines)
+
+
+def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Diagnostics:
+    """Collect the counts for warnings from the activities that start in a span."""
+    activities, counts = trace.activities, span.holds(trace.activities.start_ns)
+    duration = np.where(counts & (activities.kind == Kind.KERNEL), activities.end_ns - activities.start_ns, 0)
+    computing = activities.category == Category.COMPUTE
+    total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
+    busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
+    for rank in ranks:
+        events = rank.events
+        kernels = (events.kernel == 1) & (events.lane != UNKNOWN) & span.holds(events.start_ns)
+        busy, collective = kernels & (events.category == Category.COMPUTE), kernels & rank.is_collective
+        for lane in distinct(events.lane[kernels]):
+            key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
+            busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
+            collectives[key] += int((collective & (events.lane == lane)).sum())
+    return Diagnostics(
+        about_trace=(
+            *trace.warnings,
+            *_warn_about_steps(ranks),
+            *_warn_about_unnamed(trace),
+        ),
+        caveats=_declared_caveats(trace),
+        windows=_kernel_windows(trace, span),
+        overhead_warnings=tuple(_warn_about_overhead(trace, ranks)),
+        activities=int(counts.sum()),
+        graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
+        orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
+        unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
+        calls=len(trace.calls),
+        ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
+        repeated=_count_repeated(select(activities, counts & (activities.category == Category.COMMUNICATION))),
+        busy_ns=busy_ns,
+        collectives=collectives,
+        compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
+        kernels_ns=int(duration.sum()),
+    )
+
+
+def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
+    """Why the run is not representative, by its ``run.json``; of a shared GPU the trace itself tells, too."""
+    return _add_sharing(_declared_caveats(trace), _kernel_windows(trace))
+
+
+def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
+    """Those of ``run.json`` and of the ranges of our own trainer."""
+    caveats = caveats_of(trace.manifest) if trace.manifest else ()
+    processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
+    is_shared = any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes)
+    return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
+
+
+def _add_sharing(caveats: tuple[Caveat, ...], windows: Sequence[Window]) -> tuple[Caveat, ...]:
+    is_shared = any(is_known for is_known, _ in _find_sharing(windows))
+    return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
+
+
+def _kernel_windows(trace: Trace, span: Intervals = EVER) -> tuple[Window, ...]:
+    activities = trace.activities
+    rows = np.flatnonzero((activities.kind == Kind.KERNEL) & span.holds(activities.start_ns))
+    process, device, start, end = (
+        getattr(activities, name)[rows] for name in ("process", "device", "start_ns", "end_ns")
+    )
+    first, which = distinct_rows(process, device)
+    owners = zip(process[first].tolist(), device[first].tolist(), strict=True)
+    return tuple(
+        Window(*owner, trace.gpu_ids.get(owner), int(start[which == row].min()), int(end[which == row].max()))
+        for row, owner in enumerate(owners)
+    )
+
+
+def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]:
+    """Processes whose kernels run on one GPU at the same time, by the machine's number of the GPU, else by CUDA's.
+
+    CUDA counts the GPUs that a process sees, so that each of two may call another one device 0.
+    """
+    by_gpu: dict[tuple[bool, int], dict[int, tuple[int, int]]] = {}
+    for process, device, gpu, start, end in windows:
+        of_gpu = by_gpu.setdefault((gpu is not None, device if gpu is None else gpu), {})
+        first, last = of_gpu.get(process, (start, end))
+        of_gpu[process] = min(first, start), max(last, end)
+    shared: dict[tuple[bool, int], set[int]] = {}
+    for key, of_gpu in by_gpu.items():
+        for process, (start, end) in of_gpu.items():
+            if any(start < last and first < end for who, (first, last) in of_gpu.items() if who != process):
+                shared.setdefault(key, set()).add(process)
+    return shared
+
+
+def _warn_about_sharing(counted: Diagnostics) -> Iterator[str]:
+    if Caveat.SHARED_GPU in counted.all_caveats:
+        return
+    for (_, device), processes in _find_sharing(counted.windows).items():
+        yield (
+            f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless each sees "
+            "another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and overlap are not "
+            "representative"
+        )
+
+
+def _warn_about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
+    yield from dict.fromkeys(note for rank in ranks for note in rank.step_notes)
+    if left_out := max((rank.warmup_steps for rank in ranks), default=0):
+        yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
+    if any(rank.backward == "inferred" for rank in ranks):
+        yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
+
+
+def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
+    if counted.graphs:
+        yield (
+            f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
+            "are not in this trace; record with --cuda-graph-trace=node"
+        )
+    if counted.activities and not counted.calls:
+        yield (
+            "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "
+            "with ProfilerActivity.CPU, too"
+        )
+    elif counted.unnumbered:
+        yield (
+            f"{counted.unnumbered:,} of {counted.activities:,} activities carry no correlation number, by which the "
+            "call that launched them is found: they belong to no step or phase"
+        )
+    if counted.calls and (trimmed := counted.orphans - counted.unnumbered):
+        yield (
+            f"{trimmed:,} of {counted.activities:,} activities have no launching call and belong to no step or phase: "
+            "the capture seems to be trimmed"
+        )
+    if counted.ambiguous:
+        yield (
+            f"{counted.ambiguous:,} of {counted.activities:,} activities have several calls with their correlation "
+            "number before them, and are taken to be launched by the last: their steps and phases may be wrong"
+        )
+
+
+def _count_repeated(collectives: Activities) -> int:
+    columns = (collectives.start_ns, collectives.end_ns, collectives.lane, collectives.device, collectives.process)
+    order = np.lexsort(columns)
+    return int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum())
+
+
+def _warn_about_repetition(counted: Diagnostics) -> Iterator[str]:
+    if counted.repeated:
+        plural = "s" if counted.repeated > 1 else ""
+        yield f"{counted.repeated:,} duplicate collective{plural}: counted twice, timed once"
+
+
+def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
+    """The profiler's own work during the measured steps; earlier work does not matter."""
+    measured = union(
+        np.concatenate([np.empty(0, np.int64), *(rank.steps.start_ns for rank in ranks)]),
+        np.concatenate([np.empty(0, np.int64), *(rank.steps.end_ns for rank in ranks)]),
+    )
+    share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
+    if share > OVERHEAD_LIMIT:
+        yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"
+
+
+def _warn_about_streams(counted: Diagnostics) -> Iterator[str]:
+    owners = {(process, device) for process, device, _ in counted.busy_ns}
+    for process, device in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0)):
+        busiest = counted.busiest_stream(process, device)
+        if count := counted.collectives[process, device, busiest]:
+            yield (
+                f"process {process}, device {device}: {count:,} collective{'' if count == 1 else 's'} ran on the "
+                f"compute stream ({busiest}): only kernels of other streams can overlap with them"
+            )
+
+
+def _warn_about_unnamed(trace: Trace) -> Iterator[str]:
+    if (unresolved := trace.unresolved_names).kernels:
+        yield (
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
+            "whether they compute or communicate is not known"
+        )
+
+
+def _warn_about_names(counted: Diagnostics) -> Iterator[str]:
+    """Kernels that take time, were taken for compute, and are named like collectives."""
+    for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
+        if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name):
+            yield (
+                f"'{name[:80]}' counts as compute, but its name looks like a collective's: if it is one, say so with "
+                "--comm-pattern"
+            )

@@ -1,1 +1,0 @@
-"""What a trace holds, and what it does not let one say."""

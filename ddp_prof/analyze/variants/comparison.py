@@ -1,0 +1,170 @@
+"""Variants side by side: what a step costs and how much of its communication hides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap
+from ddp_prof.analyze.quality import reason_of_run
+from ddp_prof.analyze.statistics import StepMedian, median_of_steps
+from ddp_prof.variants import BASELINE
+
+
+@dataclass(frozen=True, slots=True)
+class VariantSummary:
+    """One run. Times are medians over the steps of all ranks; ``None`` where the trace holds no steps.
+
+    Times of communication are medians over the steps that communicate: steps that only accumulate gradients are none.
+
+    Attributes:
+        steps: Of one rank.
+        step_ns: How long a step took; see :mod:`.step_breakdown`.
+        step_spread_ns: Interquartile range of it.
+        step_half_width_ns: Half of the median's interval; ``None`` with too few steps. ``exposed_half_width_ns``
+            likewise.
+        collectives: Collectives per step.
+        overlapped_ns: Of a step; as all times here a median of its own, so that those of a row need not sum.
+        tail_ns: At most ``exposed_ns``; ``None`` where the backward of a step that communicates is not known.
+        blocking_ns: How long something stands still for communication; ``None`` where that is not known of all steps.
+        overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
+        overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
+            ``None`` where there are none.
+        window_ns: From the first to the last thing that a step that communicates did on the device.
+        compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
+        blocked_steps: In how many communicating steps of all ranks something stood still for it; ``None`` likewise.
+        host_waits: How often a host waited for a collective; see ``DependencyCoverage``.
+        reason: Why nothing is known of what is exposed; ``None`` where it is known.
+        speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run, or where it ran on
+            another device.
+    """
+
+    label: str
+    device: str
+    ranks: int
+    steps: int
+    step_ns: int | None
+    step_spread_ns: int | None
+    collectives: float | None
+    comm_ns: int | None
+    overlapped_ns: int | None
+    exposed_ns: int | None
+    tail_ns: int | None
+    overlap_ratio: float | None
+    backward_overlap_ratio: float | None
+    speedup: float | None
+    step_half_width_ns: int | None = None
+    exposed_half_width_ns: int | None = None
+    overlap_ratio_without_outliers: float | None = None
+    window_ns: int | None = None
+    compute_only_ns: int | None = None
+    exposed_memory_ns: int | None = None
+    idle_ns: int | None = None
+    blocking_ns: int | None = None
+    blocked_steps: int | None = None
+    reason: str | None = None
+    host_waits: int = 0
+
+    @property
+    def parts_ns(self) -> dict[str, int | None]:
+        """The parts of the step: each a median of its own, so that they need not sum to ``step_ns``."""
+        return {
+            "compute_only": self.compute_only_ns,
+            "overlapped": self.overlapped_ns,
+            "exposed": self.exposed_ns,
+            "exposed_memory": self.exposed_memory_ns,
+            "idle": self.idle_ns,
+        }
+
+    @property
+    def gain_at_most(self) -> float | None:
+        """The share of the step that hiding all communication would gain at most, 0 to 1.
+
+        What blocks bounds it where that is known and no host waited, else what is exposed.
+        """
+        cost_ns = self.exposed_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
+        return None if cost_ns is None or self.reason or not self.step_ns else cost_ns / self.step_ns
+
+
+def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
+    """Summarize each run, in the order given."""
+    naive = next((result for result in results if result.label == BASELINE), None)
+    return tuple(_summarize(result, naive) for result in results)
+
+
+def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
+    communicating = [rank.communicating_steps for rank in result.ranks]
+    of_steps = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
+    of_lengths = [[step.length for step in of_rank] for of_rank in of_steps]
+    step = _median_step_length(result)
+    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in of_steps])
+    tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
+    tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
+    blocked = sum(bool(step.blocking_ns) for of_rank in of_steps for step in of_rank)
+    lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
+    outliers = result.outliers
+    return VariantSummary(
+        label=result.label,
+        device=result.device,
+        ranks=len(result.ranks),
+        steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
+        step_ns=None if step is None else round(step.value),
+        step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
+        collectives=_median(of_steps, "collectives"),
+        comm_ns=_round_or_none(_median(of_steps, "comm_ns")),
+        overlapped_ns=_round_or_none(_median(of_steps, "overlapped_ns")),
+        exposed_ns=None if exposed is None else round(exposed.value),
+        tail_ns=_round_or_none(_median(of_steps, "tail_ns")) if tells_tail else None,
+        overlap_ratio=_share_of_communication(result, "overlapped_ns"),
+        backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns"),
+        speedup=_speedup(result.device, step, naive),
+        step_half_width_ns=_half_width(step),
+        exposed_half_width_ns=_half_width(exposed),
+        blocking_ns=_round_or_none(_median(of_steps, "blocking_ns")) if tells_blocking else None,
+        blocked_steps=blocked if tells_blocking else None,
+        reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
+        host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
+        overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
+        window_ns=_round_or_none(_median(of_steps, "window_ns")),
+        compute_only_ns=_round_or_none(_median(of_lengths, "compute_only_ns")),
+        exposed_memory_ns=_round_or_none(_median(of_lengths, "exposed_memory_ns")),
+        idle_ns=_round_or_none(_median(of_lengths, "idle_ns")),
+    )
+
+
+def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:
+    if naive is None or naive.device != device or step is None or not step.value:
+        return None
+    baseline = _median_step_length(naive)
+    return baseline.value / step.value if baseline else None
+
+
+def _round_or_none(median: float | None) -> int | None:
+    return None if median is None else round(median)
+
+
+def _half_width(median: StepMedian | None) -> int | None:
+    return None if median is None or median.half_width is None else round(median.half_width)
+
+
+def _median_step_length(result: TraceOverlap) -> StepMedian | None:
+    return median_of_steps([rank.lengths_ns for rank in result.ranks])
+
+
+def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> float | None:
+    """The median over the steps of all ranks in which the figure is known."""
+    values = [value for of_rank in ranks for value in _known_values(of_rank, name)]
+    return float(np.median(values)) if values else None
+
+
+def _known_values(steps: Sequence[StepOverlap | StepLength], name: str) -> list[float]:
+    return [value for step in steps if (value := getattr(step, name)) is not None]
+
+
+def _share_of_communication(result: TraceOverlap, part: str) -> float | None:
+    """The part's share of communication over the ranks where both are known."""
+    known = [rank for rank in result.ranks if rank.overlap_ratio is not None and getattr(rank, part) is not None]
+    total = sum(rank.comm_ns or 0 for rank in known)
+    return sum(getattr(rank, part) for rank in known) / total if total else None

@@ -1,0 +1,310 @@
+"""Checks a run against requirements: unknown figures fail; a regression must exceed the spread of both runs.
+
+A limit is put to a percentile of the steps of the worst rank: the median, unless another is asked for. Two medians are
+taken for different where that is more than the interval of their difference; see :mod:`ddp_prof.analyze.statistics`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+
+from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.quality import NO_COMMUNICATION
+from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
+from ddp_prof.manifest import Manifest
+
+LEAST_IN_STEPS = 0.95
+"""Share of a rank's communication that must belong to its steps, for these to stand for it."""
+
+DEFAULT_REGRESSION = 0.05
+
+MEDIAN, WORST = 50, 100
+"""Percentiles of the steps."""
+
+NO_STEPS = "no steps in this trace: see --step-range"
+NO_LENGTHS = "the host runs ahead, and the device does not tell how long a step took"
+
+Unit = Literal["ratio", "ns", "ranks"]
+
+
+@dataclass(frozen=True, slots=True)
+class Requirements:
+    """What a run must meet; ``None`` where nothing is asked.
+
+    Attributes:
+        min_overlap: Least share of communication that compute hides, 0 to 1, on each rank.
+        max_exposed_ns: Most exposed communication of a step, at the percentile of the steps of each rank.
+        max_tail_ns: Most exposed communication after backward's last compute, likewise.
+        max_blocking_ns: Most time of a step in which something stands still for communication, likewise.
+        percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put; 50 is the median,
+            100 the worst step.
+        baseline: Another run, than which steps may not be slower nor expose more.
+        max_regression: By how much they may, as a share of the baseline.
+        all_ranks: Whether the traces of every rank of the job must be there.
+        incomparable: In what the baseline is another job, a text each, so that times cannot be compared.
+    """
+
+    min_overlap: float | None = None
+    max_exposed_ns: float | None = None
+    max_tail_ns: float | None = None
+    baseline: TraceOverlap | None = None
+    max_regression: float = DEFAULT_REGRESSION
+    all_ranks: bool = False
+    incomparable: tuple[str, ...] = ()
+    percentile: float = MEDIAN
+    max_blocking_ns: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateResult:
+    """The verdict on one requirement of a run.
+
+    Attributes:
+        unit: ``ratio``, ``ns`` a step, or ``ranks``; of all numbers here.
+        measured: ``None`` where the trace does not tell it, and then ``status`` is ``unknown``.
+        limit: What it may be at most, of an overlap and of ranks at least; ``None`` where it hangs on an unknown
+            baseline.
+        rank: The rank that decides, ``None`` where all do together.
+        baseline: The median of the run compared with.
+        spread: By how much two medians must differ to be told apart.
+        reason: Why it is unknown, or passed although beyond the limit, or what a passed one does not cover; else empty.
+    """
+
+    requirement: str
+    unit: Unit
+    measured: float | None
+    limit: float | None
+    status: Literal["passed", "failed", "unknown"]
+    reason: str = ""
+    rank: RankOverlap | None = None
+    baseline: float | None = None
+    spread: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GateReport:
+    """One run and its verdicts."""
+
+    run: TraceOverlap
+    verdicts: tuple[GateResult, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was required and all of it is met."""
+        return bool(self.verdicts) and all(verdict.status == "passed" for verdict in self.verdicts)
+
+
+def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
+    """Check a run against each requirement."""
+    return GateReport(run, tuple(_verdicts(run, requirements)))
+
+
+def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
+    if asked.all_ranks:
+        yield _judge_presence(run)
+    if asked.min_overlap is not None:
+        yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
+    limits = (
+        ("exposed", asked.max_exposed_ns, _exposed_times),
+        ("tail", asked.max_tail_ns, _tails),
+        ("blocking", asked.max_blocking_ns, _blocking_times),
+    )
+    for what, limit, times in limits:
+        if limit is not None:
+            verdict = _judge_worst(
+                run, f"max {what}{_percentile_text(asked)}", "ns", limit, partial(_value_at_percentile, asked, times)
+            )
+            waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
+            if what == "blocking" and verdict.status == "passed" and waits:
+                reason = f"of streams; the host waited {waits} times for a collective, which costs time of its own"
+                verdict = replace(verdict, reason=reason)
+            yield verdict
+    if asked.baseline is not None and asked.incomparable:
+        reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"
+        for name in ("step time against baseline", "exposed against baseline"):
+            yield GateResult(name, "ns", None, None, "unknown", reason)
+    elif asked.baseline is not None:
+        yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
+        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
+
+
+def _percentile_text(asked: Requirements) -> str:
+    """Which step was judged, if not the median one."""
+    if asked.percentile == MEDIAN:
+        return ""
+    return ", worst step" if asked.percentile == WORST else f", {asked.percentile:g}th percentile of steps"
+
+
+def _judge_presence(run: TraceOverlap) -> GateResult:
+    """Ranks are counted by their numbers: two files of one rank, or two devices of a process, are one rank."""
+    found = {rank.rank for rank in run.ranks}
+    if run.world_size is None or None in found:
+        what = "how many ranks the job has" if run.world_size is None else "which process is which rank"
+        return GateResult("all ranks", "ranks", None, None, "unknown", f"the traces do not tell {what}")
+    passed = len(found) >= run.world_size
+    return GateResult("all ranks", "ranks", len(found), run.world_size, "passed" if passed else "failed")
+
+
+def _judge_worst(
+    run: TraceOverlap,
+    requirement: str,
+    unit: Unit,
+    limit: float,
+    measure: Callable[[RankOverlap], float | str],
+) -> GateResult:
+    """The worst rank decides. If one rank is unknown the verdict is unknown, unless another rank fails."""
+    figures = [(measure(rank), rank) for rank in run.ranks]
+    known = [(figure, rank) for figure, rank in figures if not isinstance(figure, str)]
+    unknown = [(figure, rank) for figure, rank in figures if isinstance(figure, str)]
+    if known:
+        worst = min if unit == "ratio" else max
+        measured, rank = worst(known, key=lambda value: value[0])
+        met = measured >= limit if unit == "ratio" else measured <= limit
+        if not (met and unknown):
+            return GateResult(requirement, unit, measured, limit, "passed" if met else "failed", rank=rank)
+    reason, unknown_rank = next(iter(unknown), ("no ranks in this trace", None))
+    return GateResult(requirement, unit, None, limit, "unknown", reason, unknown_rank)
+
+
+def _judge_regression(
+    run: TraceOverlap,
+    baseline: TraceOverlap,
+    requirement: str,
+    max_regression: float,
+    measure: Callable[[RankOverlap], Sequence[int] | str],
+) -> GateResult:
+    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread."""
+    name = f"{requirement} against baseline"
+    if run.device != baseline.device:
+        reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
+        return GateResult(name, "ns", None, None, "unknown", reason)
+    after, before = _median_over_ranks(run, measure), _median_over_ranks(baseline, measure)
+    if isinstance(before, str):
+        measured = None if isinstance(after, str) else after.value
+        return GateResult(name, "ns", measured, None, "unknown", f"baseline: {before}")
+    limit = before.value * (1 + max_regression)
+    if isinstance(after, str):
+        return GateResult(name, "ns", None, limit, "unknown", after, baseline=before.value)
+    spread = half_width_of_change(after.half_width or 0, before.half_width or 0)
+    beyond_limit, beyond_spread = after.value > limit, after.value - before.value > spread
+    return GateResult(
+        name,
+        "ns",
+        after.value,
+        limit,
+        "failed" if beyond_limit and beyond_spread else "passed",
+        "beyond the limit, but within both runs' spread" if beyond_limit and not beyond_spread else "",
+        baseline=before.value,
+        spread=spread,
+    )
+
+
+def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> StepMedian | str:
+    """The steps of all ranks together."""
+    ranks: list[Sequence[int]] = []
+    for rank in run.ranks:
+        of_rank = measure(rank)
+        if isinstance(of_rank, str):
+            return of_rank
+        ranks.append(of_rank)
+    found = median_of_steps(ranks)
+    return (
+        f"fewer than {LEAST_STEPS} steps, so no spread is known" if found is None or found.half_width is None else found
+    )
+
+
+# The functions below return figures, or a text that says why they are not known.
+
+
+def _overlap(rank: RankOverlap) -> float | str:
+    if rank.overlap_ratio is None:
+        return rank.reason or NO_COMMUNICATION
+    return rank.overlap_ratio
+
+
+def _value_at_percentile(
+    asked: Requirements, times_of: Callable[[RankOverlap], Sequence[int] | str], rank: RankOverlap
+) -> float | str:
+    times = times_of(rank)
+    return times if isinstance(times, str) else float(np.percentile(times, asked.percentile))
+
+
+def _tails(rank: RankOverlap) -> Sequence[int] | str:
+    steps = _communicating_steps(rank)
+    if isinstance(steps, str):
+        return steps
+    tails = [step.tail_ns for step in steps if step.tail_ns is not None]
+    return tails if len(tails) == len(steps) else "steps whose backward is not known: see --backward-range"
+
+
+def _blocking_times(rank: RankOverlap) -> Sequence[int] | str:
+    steps = _communicating_steps(rank)
+    if isinstance(steps, str):
+        return steps
+    times = [step.blocking_ns for step in steps if step.blocking_ns is not None]
+    unknown = rank.dependencies.reason if rank.dependencies else None
+    return times if len(times) == len(steps) else unknown or "it is not known of all steps what they waited for"
+
+
+def _step_times(rank: RankOverlap) -> Sequence[int] | str:
+    return rank.lengths_ns or (NO_LENGTHS if rank.marked_steps else NO_STEPS)
+
+
+def _exposed_times(rank: RankOverlap) -> Sequence[int] | str:
+    steps = _communicating_steps(rank)
+    return steps if isinstance(steps, str) else [step.exposed_ns for step in steps if step.exposed_ns is not None]
+
+
+def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
+    """The steps that communicate: one that only accumulates gradients would meet any limit."""
+    overlap = _overlap(rank)
+    if isinstance(overlap, str):
+        return overlap
+    if not rank.marked_steps:
+        return NO_STEPS
+    if sum(step.comm_ns or 0 for step in rank.marked_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
+        return "too much of the communication belongs to no step"
+    return rank.communicating_steps
+
+
+def find_differences(
+    run: TraceOverlap,
+    baseline: TraceOverlap,
+    manifest: Manifest | None = None,
+    baseline_manifest: Manifest | None = None,
+) -> tuple[str, ...]:
+    """Differences that make two runs incomparable, by their traces and both run.json.
+
+    The variant and its settings may differ: that is what is compared. What one of the two does not say is no
+    difference.
+    """
+    pairs: list[tuple[str, Any, Any]]
+    pairs = [("ranks", run.world_size, baseline.world_size), ("GPUs", _gpus(run), _gpus(baseline))]
+    found = {what: f"{what} {own} and {other}" for what, own, other in pairs if own and other and own != other}
+    if manifest is None or baseline_manifest is None:
+        return tuple(found.values())
+    pairs = [(what, getattr(manifest, name), getattr(baseline_manifest, name)) for name, what in _SAME.items()]
+    pairs.append(("GPUs", manifest.machine.get("gpus") or "none", baseline_manifest.machine.get("gpus") or "none"))
+    noted = {what: f"{what} {own} and {other}" for what, own, other in pairs if own != other}
+    return tuple((noted | found).values())
+
+
+def _gpus(run: TraceOverlap) -> str | None:
+    """Names of the GPUs of all ranks, ``None`` where one is not known."""
+    names = {rank.gpu for rank in run.ranks}
+    return None if None in names else ", ".join(sorted(map(str, names)))
+
+
+_SAME = {
+    "model_size": "model",
+    "batch_size": "batch size",
+    "seq_len": "sequence length",
+    "world_size": "ranks",
+    "device": "device",
+    "backend": "backend",
+}

@@ -1,0 +1,146 @@
+"""Two tables of strings: that of a trace, which grows while it is read, and ``StringIds`` of an nsys export.
+
+What an activity was for: the device's table says first, the kernel's name last.
+
+A copy or a memory set is MEMORY and a graph launch OTHER whatever it is called. Only a kernel is classified by its
+name, by the first row of :data:`COMMUNICATION_KERNELS` that is found in it; a kernel without a name is UNKNOWN.
+Stream and thread names never count.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from hashlib import blake2s
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ddp_prof.ingest.sqlite_columns import integer_array
+from ddp_prof.trace import UNKNOWN, Category, Ints, distinct
+
+MOST_LETTERS = 4096
+"""Longest name that is kept: the time of some regular expressions grows with the square of the length."""
+_MOST_SLOTS = 1 << 24
+
+
+class NameTable:
+    """The names of a trace: each string once, numbered in the order of arrival; becomes ``Trace.names``."""
+
+    def __init__(self, names: Sequence[str] = ()) -> None:
+        self._index: dict[str, int] = {name: index for index, name in enumerate(names)}
+
+    def intern(self, name: str) -> int:
+        """The number of a string, a new one where it is new; one that is too long ends with a digest of the whole."""
+        if len(name) > MOST_LETTERS:
+            name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
+        return self._index.setdefault(name, len(self._index))
+
+    def fill_unknown(self, name_id: Ints, name: str) -> Ints:
+        """Replace ``UNKNOWN`` by the index of ``name``."""
+        is_unknown = name_id == UNKNOWN
+        return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
+
+    def as_tuple(self) -> tuple[str, ...]:
+        return tuple(self._index)
+
+
+class NsysStringIds:
+    """The table ``StringIds`` of an export: strings by the ids that its other tables refer to."""
+
+    def __init__(self, rows: Iterable[tuple[object, object]]) -> None:
+        self._values = {key: value for key, value in rows if isinstance(value, str) and value}
+
+    def text(self, string_id: int | None) -> str:
+        """The string, empty where the id is absent or unknown."""
+        return self._values.get(string_id, "") if string_id is not None else ""
+
+    def intern(self, string_ids: Ints, names: NameTable, shorten: Callable[[str], str] = str) -> Ints:
+        """Indices into ``names`` for a column of string ids; ``UNKNOWN`` for ids that the table does not hold.
+
+        Strings that are not used stay out of ``names``.
+        """
+        used = distinct(string_ids)
+        texts = [shorten(self.text(value)) for value in used]
+        index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
+        if not used or used[-1] - used[0] > _MOST_SLOTS:
+            return index[np.searchsorted(used, string_ids)]
+        slots = np.full(used[-1] - used[0] + 1, UNKNOWN, np.int64)
+        slots[np.array(used) - used[0]] = index
+        return slots[string_ids - used[0]]
+
+
+def intern_texts(column: Any, names: NameTable) -> Ints:
+    """Indices into ``names`` for an Arrow array of text; ``UNKNOWN`` for an empty one."""
+    import pyarrow
+
+    # pyarrow.compute makes a Python function of each kernel when it is imported, which takes longer than all this.
+    from pyarrow._compute import call_function
+
+    encoded = call_function("dictionary_encode", [column])
+    texts = [text.decode(errors="replace") for text in encoded.dictionary.view(pyarrow.binary()).to_pylist()]
+    index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
+    return index[integer_array(encoded.indices)]
+
+
+class KernelFamily(NamedTuple):
+    """Kernels of one communication library: where they come from, a pattern for the kernels, one name as an example."""
+
+    origin: str
+    pattern: str
+    example: str
+
+
+COMMUNICATION_KERNELS = (
+    KernelFamily("NCCL 2.27 symmetric", r"ncclSymDevKernel_", "ncclSymDevKernel_AllReduce_AGxLL_R_sum_f32"),
+    KernelFamily("NCCL >= 2.28 symmetric", r"ncclSymkDevKernel_", "ncclSymkDevKernel_AllGather_LL"),
+    KernelFamily("NCCL >= 2.19", r"ncclDevKernel_", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)"),
+    KernelFamily("NCCL 2.8 to 2.18", r"ncclKernel_", "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)"),
+    KernelFamily("NCCL <= 2.7", r"(?<![A-Za-z])nccl\w{1,200}Kernel", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
+    KernelFamily("NCCL, one rank", r"oneRankReduce", "void oneRankReduce<FuncPreMulSum<float>>(void*, void*)"),
+    KernelFamily("RCCL", r"rcclGenericKernel", "rcclGenericKernel_1(ncclDevComm*)"),
+    KernelFamily("MSCCL", r"mscclKernel", "mscclKernel_Sum_half_LL_false(ncclDevComm*)"),
+    # Not within a word: AsyncClear and FuncClamp hold the four letters, too.
+    KernelFamily("other NCCL descendants", r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)", "void my_nccl_all_to_all<float>()"),
+    KernelFamily(
+        "PyTorch symmetric memory", r"multimem_\w{0,200}(?:reduce|gather)", "multimem_all_gather_kernel<16>(...)"
+    ),
+    KernelFamily(
+        "PyTorch symmetric memory, TensorRT-LLM",
+        r"(?:one|two)_?shot_?all_?reduce",
+        "void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(...)",
+    ),
+    KernelFamily("vLLM, aiter", r"cross_device_(?:reduce|all_gather)", "void vllm::cross_device_reduce_1stage<half>()"),
+    KernelFamily("QuickReduce", r"quickreduce::", "quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<...>>()"),
+    KernelFamily(
+        "FlashInfer, TensorRT-LLM",
+        r"allreduce_fusion|moeA2A(?:Dispatch|Combine)",
+        "void allreduce_fusion_kernel_oneshot_lamport<...>()",
+    ),
+    KernelFamily("NVSHMEM", r"nvshmemi_|_on_stream_kernel", "void barrier_on_stream_kernel_threadgroup<1>(int, int)"),
+    KernelFamily("MSCCL++", r"mscclpp", "void allreduce_simple<__half>(mscclpp::SmChannelDeviceHandle *, ...)"),
+    KernelFamily("Transformer Engine", r"userbuffers_", "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)"),
+    KernelFamily("oneCCL", r"oneccl", "oneccl_reduce_base<float, 2, 16, 1, 1, 2>"),
+    KernelFamily(
+        "DeepEP",
+        # What counts tokens before a dispatch only computes.
+        r"(?:::|deep_)ep::(?:intranode|internode|internode_ll|elastic)::(?!get_dispatch_layout)",
+        "void deep_ep::intranode::dispatch<8, 768>(...)",
+    ),
+)
+
+
+class KernelClassifier:
+    """Decides for kernel names whether they communicate, by the table and the user's own patterns."""
+
+    def __init__(self, extra_patterns: Iterable[str] = ()) -> None:
+        patterns = [*(family.pattern for family in COMMUNICATION_KERNELS), *extra_patterns]
+        self._communication = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+
+    def categories(self, names: Sequence[str]) -> Ints:
+        """The category of a kernel by the index of its name; UNKNOWN at the last position, which is index -1."""
+        return np.array([*(self.category(name) for name in names), Category.UNKNOWN], np.int64)
+
+    def category(self, name: str) -> Category:
+        """COMMUNICATION where the name is known to communicate, else COMPUTE."""
+        return Category.COMMUNICATION if self._communication.search(name) else Category.COMPUTE

@@ -1,1 +1,0 @@
-"""Reads what Nsight Systems recorded."""

@@ -1,0 +1,297 @@
+"""Raw reports (``.nsys-rep``, ``.qdrep``): exported by the nsys found, then read as an export.
+
+The export lies beside the report under its name with ``.sqlite``, where ``nsys stats`` leaves it too, and is used again
+while it is newer than the report; where that folder cannot be written, it is made anew in a temporary one.
+
+Exports of Nsight Systems as a folder with one file per table: ``nsys export --type parquetdir`` and ``arrowdir``.
+
+The tables are those of the SQLite export, so they are written into one, in a temporary folder, and read as such.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.enrich import ALL_SHAPES
+from ddp_prof.ingest.nsys_export import load_nsys_sqlite
+from ddp_prof.ingest.nsys_program import Nsys, find_nsys
+from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
+from ddp_prof.trace import Trace
+
+EXPORT_TO_REPORT = 4
+"""Assumed size of an export over that of its report; ours are 3.3 times as large."""
+_VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
+
+
+def load_nsys_report(
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+) -> Trace:
+    """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    beside = path.with_suffix(".sqlite")
+    load = partial(_load, path, extra_patterns=extra_patterns, with_launches=with_launches, with_shapes=with_shapes)
+    if is_exported(path):
+        return load(beside)
+    if os.access(path.parent, os.W_OK):
+        _export(path, beside)
+        trace = load(beside)
+        note = f"exported to {beside.name}, which lies beside the report and is read from now on"
+        return replace(trace, warnings=(*trace.warnings, note))
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
+        _export(path, Path(folder) / beside.name)
+        return load(Path(folder) / beside.name)
+
+
+def is_exported(report: Path) -> bool:
+    """Whether the export lies beside the report, so that reading writes no file."""
+    beside = report.with_suffix(".sqlite")
+    return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
+
+
+def _load(report: Path, export: Path, *, extra_patterns: Sequence[str], with_launches: bool, with_shapes: int) -> Trace:
+    trace = load_nsys_sqlite(
+        export,
+        extra_patterns=extra_patterns,
+        run=report,
+        with_launches=with_launches,
+        with_shapes=with_shapes and ALL_SHAPES,  # the export may be gone when those of others are asked for
+    )
+    return replace(trace, path=report, source="nsys-report")
+
+
+def _export(report: Path, target: Path) -> None:
+    """Export to ``target``; after a failure there is no file."""
+    nsys = find_nsys()
+    if nsys is None:
+        raise TraceError(
+            report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=PATH"
+        )
+    require_disk_space(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
+    with tempfile.TemporaryDirectory(prefix=".ddp_prof.", dir=target.parent) as folder:
+        unfinished = Path(folder) / target.name
+        output = nsys.export(report, unfinished)
+        if not unfinished.is_file():
+            raise _failure(report, nsys, output)
+        unfinished.replace(target)
+
+
+def _failure(report: Path, nsys: Nsys, output: str) -> TraceError:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
+    with report.open("rb") as file:
+        version = _VERSION.search(file.read(4_000_000))
+    made_by = version.group(1).decode().replace("@", ".") if version else None
+    if made_by and _numbers(made_by) > _numbers(nsys.version):
+        return TraceError(
+            report,
+            f"made by nsys {made_by}, and the nsys found here is {nsys.version} ({nsys.path})",
+            f"export it with nsys {made_by} or newer, or set NSYS=PATH",
+        )
+    return TraceError(
+        report, f"nsys {nsys.version} cannot export it ({reason[:200]})", "record it again, or set NSYS=PATH"
+    )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+FOLDER_TO_EXPORT = 6
+"""Assumed size of the database over that of the compressed tables."""
+_READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_DATA|StringIds|ThreadNames|PRO\w+)")
+"""The tables that a trace is made of; others, such as samples of the CPU, may be many times larger."""
+MOST_VALUES_PER_BYTE = 32
+MOST_TEXT_PER_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
+"""Largest plausible compression; a table that claims more is refused before it is unpacked."""
+_HINT = "export the report again"
+
+
+def load_nsys_table_folder(
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+) -> Trace:
+    """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
+        require_disk_space(
+            path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables if file.is_file())
+        )
+        export = Path(folder) / "export.sqlite"
+        _write_database(tables, export)
+        try:
+            trace = load_nsys_sqlite(
+                export,
+                extra_patterns=extra_patterns,
+                run=path,
+                with_launches=with_launches,
+                with_shapes=with_shapes and ALL_SHAPES,  # the export is gone when those of others are asked for
+            )
+        except TraceError as error:
+            raise TraceError(path if error.path == export else error.path, error.reason, error.hint) from error
+    return replace(trace, path=path, source="nsys-tables")
+
+
+def _write_database(tables: Sequence[Path], export: Path) -> None:
+    from adbc_driver_sqlite import dbapi
+    from pyarrow import ArrowException
+
+    if len({file.stem for file in tables}) < len(tables):
+        twice = next(file for file in tables if file.with_suffix(".arrow") in tables and file.suffix == ".parquet")
+        raise TraceError(twice, "the table is there as Parquet and as Arrow", "delete the one or the other")
+    with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
+        for file in tables:
+            if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
+                raise TraceError(file, "not a regular file", _HINT)
+            try:
+                table = _READERS[file.suffix](file)
+                if table.num_rows and table.num_columns:
+                    cursor.adbc_ingest(file.stem, table, mode="create")
+            except (ArrowException, OSError, dbapi.Error) as error:
+                raise TraceError(file, f"cannot be read ({str(error).splitlines()[0]})", _HINT) from error
+        connection.commit()
+
+
+def _read_parquet(file: Path) -> Any:
+    """The columns of use; text as Parquet holds it, each once, as a few bytes may stand for a billion rows of one."""
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(file) as opened:
+        columns = [field.name for field in opened.schema_arrow if _is_supported_type(field.type)]
+        _refuse_too_many(file, opened.metadata.num_rows, len(columns))
+    with ParquetFile(file, read_dictionary=columns) as opened:
+        return _to_sqlite_types(file, opened.read(columns))
+
+
+def _read_arrow(file: Path) -> Any:
+    """The columns of use, batch by batch; what points beyond the file is refused."""
+    import pyarrow
+
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
+    if (total := _unpacked_bytes(file)) > most:
+        raise TraceError(file, f"it unpacks to {total:,} bytes, which no capture has", _HINT)
+    batches, rows = [], 0
+    with file.open("rb") as source, pyarrow.ipc.open_stream(source) as reader:
+        names = [field.name for field in reader.schema if _is_supported_type(field.type)]
+        for batch in reader:
+            rows += batch.num_rows
+            _refuse_too_many(file, rows, len(names))
+            batches.append(batch.select(names))
+            for column in batches[-1].columns:  # where text lies, not whether it is UTF-8
+                (column.view(_BYTES[str(column.type)]) if str(column.type) in _BYTES else column).validate(full=True)
+        empty = pyarrow.schema([field for field in reader.schema if field.name in names])
+    return _to_sqlite_types(file, pyarrow.Table.from_batches(batches, empty))
+
+
+def _unpacked_bytes(file: Path) -> int:
+    """Unpacked size of a stream's buffers, by its own headers; pyarrow does not check it before unpacking.
+
+    A message is a table of FlatBuffers and a body. Of a batch the table gives where in the body each buffer lies, and
+    whether they are packed; then each begins with its length.
+    """
+    total = 0
+    with file.open("rb") as source, suppress(*_DAMAGED):  # the reader says it
+        while True:
+            mark, size = struct.unpack("<Ii", source.read(8))
+            if mark != _CONTINUES or size <= 0:
+                return total
+            table, body = source.read(size), source.tell()
+            (message,) = struct.unpack_from("<I", table)
+            kind, length = (_field(table, message, number) for number in (1, 3))
+            header = _follow_offset(table, _field(table, message, 2))
+            if kind and table[kind] == _DICTIONARY_BATCH:
+                header = _follow_offset(table, _field(table, header, 1))
+            if kind and table[kind] in {_DICTIONARY_BATCH, _RECORD_BATCH} and _field(table, header, 3):
+                buffers = _follow_offset(table, _field(table, header, 2))
+                (count,) = struct.unpack_from("<I", table, buffers)
+                for number in range(count):
+                    at, held = struct.unpack_from("<qq", table, buffers + 4 + 16 * number)
+                    if held:
+                        source.seek(body + at)
+                        total += max(held, *struct.unpack("<q", source.read(8)))
+            source.seek(body + (max(0, *struct.unpack_from("<q", table, length)) if length else 0))
+    return total
+
+
+def _field(table: bytes, at: int, number: int) -> int:
+    """Where a field of a table of FlatBuffers lies; 0 where it is absent."""
+    fields = at - struct.unpack_from("<i", table, at)[0]
+    if 4 + 2 * number >= struct.unpack_from("<H", table, fields)[0]:
+        return 0
+    offset: int = struct.unpack_from("<H", table, fields + 4 + 2 * number)[0]
+    return at + offset if offset else 0
+
+
+def _follow_offset(table: bytes, at: int) -> int:
+    offset: int = struct.unpack_from("<I", table, at)[0]
+    return at + offset
+
+
+_DAMAGED = (struct.error, ValueError, IndexError, OverflowError, OSError)
+_CONTINUES, _DICTIONARY_BATCH, _RECORD_BATCH = 0xFFFFFFFF, 2, 3
+_READERS = {".parquet": _read_parquet, ".arrow": _read_arrow}
+_BYTES = {"string": "binary", "large_string": "large_binary"}
+
+
+def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
+    size = file.stat().st_size
+    if rows > size or rows * columns > MOST_VALUES_PER_BYTE * size:
+        raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", _HINT)
+
+
+def _refuse_long_text(file: Path, column: Any) -> None:
+    from pyarrow._compute import call_function
+
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
+    total = 0
+    for chunk in column.chunks:
+        length = np.append(integer_array(call_function("binary_length", [chunk.dictionary])), 0)
+        total += int(length[integer_array(chunk.indices)].sum())  # where there is none it is the last
+    if total > most:
+        raise TraceError(file, f"it unpacks to {total:,} bytes of text, which no capture has", _HINT)
+
+
+def _is_supported_type(kind: Any) -> bool:
+    from pyarrow import types
+
+    kind = _value_type(kind)
+    tests = (types.is_integer, types.is_floating, types.is_string, types.is_large_string)
+    return any(is_so(kind) for is_so in tests)
+
+
+def _value_type(kind: Any) -> Any:
+    """Type of the values of a dictionary-encoded column."""
+    from pyarrow import types
+
+    return kind.value_type if types.is_dictionary(kind) else kind
+
+
+def _to_sqlite_types(file: Path, table: Any) -> Any:
+    """Convert to types that SQLite has: unsigned integers to signed ones with the same bits.
+
+    Raises:
+        TraceError: Text is longer than any capture's.
+    """
+    from pyarrow import int64, string, types
+
+    columns = {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        kind = _value_type(field.type)
+        if types.is_integer(kind):
+            columns[field.name] = column.cast(int64(), safe=False)
+        elif types.is_floating(kind):
+            columns[field.name] = column.cast(kind)
+        else:
+            if types.is_dictionary(field.type):
+                _refuse_long_text(file, column)
+            columns[field.name] = column.cast(string())
+    return type(table).from_pydict(columns)

@@ -1,0 +1,398 @@
+"""The SQLite database that ``nsys export --type sqlite`` writes, of any release: tables and columns are probed.
+
+A table that is absent or empty means that nothing of the kind was recorded, never an error. Process and thread ids
+are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.collectives import NcclRange, add_nccl_metadata, mark_copy_engine_collectives, name_operations
+from ddp_prof.ingest.enrich import (
+    REGISTERS,
+    SHAPE_COLUMNS,
+    UNNAMED_CALL,
+    UNNAMED_KERNEL,
+    UNNAMED_RANGE,
+    add_launch_shapes,
+    close_open_ranges,
+    enrich,
+    name_ranks,
+    refuse_impossible_times,
+    refuse_shared_process_ids,
+    report_unresolved_names,
+    strip_call_version,
+    warn_missing_starts,
+)
+from ddp_prof.ingest.names import MOST_LETTERS, KernelClassifier, NameTable, NsysStringIds, intern_texts
+from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
+from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
+from ddp_prof.manifest import Manifest, load_manifest, manifest_path
+from ddp_prof.trace import (
+    UNKNOWN,
+    Activities,
+    CallDetails,
+    Calls,
+    Category,
+    Ints,
+    Kind,
+    Overhead,
+    Spans,
+    Trace,
+    distinct,
+    select,
+)
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+MEMORY_SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
+NVTX = "NVTX_EVENTS"
+OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
+
+_PUSH_POP, _START_END = 59, 60
+_ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
+_RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
+_CALL_COLUMNS = ("start", "globalTid", "correlationId")
+_CALL_DETAILS = ("end", "nameId")
+_MOST_LETTERS = 100
+_UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
+
+
+def load_nsys_sqlite(
+    path: Path,
+    *,
+    extra_patterns: Sequence[str] = (),
+    run: Path | None = None,
+    with_launches: bool = False,
+    with_shapes: int = 0,
+) -> Trace:
+    """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
+
+    ``run`` is the file whose ``run.json`` counts, where it is not the export's own.
+    """
+    with open_sqlite(path) as file:
+        manifest, classifier = load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns)
+        return file.run_with_deadline(lambda: _load(file, manifest, classifier, with_launches, with_shapes))
+
+
+def read_all_shapes(trace: Trace) -> Trace:
+    """A trace of which the shapes of the first kernels are known, with those of all kernels.
+
+    Raises:
+        TraceError: The export cannot be read again.
+    """
+    with open_sqlite(trace.path) as file:
+        return add_launch_shapes(trace, file.run_with_deadline(lambda: _kernel_columns(file, SHAPE_COLUMNS)))
+
+
+def _load(
+    file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool, with_shapes: int
+) -> Trace:
+    _require_export(file)
+    # The tables are read side by side: SQLite and Arrow work outside Python's lock.
+    activity_columns = file.start(_activity_columns, file)
+    range_rows = file.start(_range_rows, file)
+    call_columns = file.start(_call_columns, file, with_launches)
+    synchronizations = file.start(read_synchronizations, file)
+    launches = (
+        file.start(_kernel_columns, file, (*SHAPE_COLUMNS, REGISTERS))
+        if with_launches
+        else file.start(_kernel_columns, file, SHAPE_COLUMNS, with_shapes)
+        if with_shapes
+        else None
+    )
+    has_strings = file.has_columns("StringIds", "id", "value")
+    strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
+    names = NameTable()
+    ranges, texts = range_rows.result()
+    spans = _spans(ranges, texts, strings, names)
+    has_payloads = 1 in ranges["hasPayload"]
+    columns = activity_columns.result()
+    refuse_shared_process_ids(file.path, columns["globalPid"])
+    activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
+    calls = call_columns.result()
+    call_details = _call_details(calls, strings, names) if with_launches else None
+    waits, sync_source, sync_reason = synchronizations.result()
+    gpu_ids = _gpu_ids(file, activities)
+    starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
+    has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
+    trace = Trace(
+        path=file.path,
+        source="nsys-sqlite",
+        producer=_producer(file),
+        names=names.as_tuple(),
+        activities=select(activities, has_start["activities"]),
+        spans=select(spans, has_start["ranges"]),
+        calls=select(_calls(calls), has_start["calls"]),
+        synchronizations=waits,
+        sync_source=sync_source,
+        sync_reason=sync_reason,
+        call_details=call_details and select(call_details, has_start["calls"]),
+        warnings=tuple(warn_missing_starts(file.path, has_start)),
+        threads=_thread_names(file, strings),
+        ranks={},
+        overhead=_overhead(file),
+        epoch_ns=_session_start(file),
+        node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
+        gpus=_gpus(file, activities, gpu_ids),
+        gpu_ids=gpu_ids,
+        manifest=manifest,
+    )
+    payloads = [partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings))] if has_payloads else []
+    steps: list[Callable[[Trace], Trace]] = [refuse_impossible_times, report_unresolved_names]
+    steps += [
+        close_open_ranges,
+        find_streams_of_records,
+        name_ranks,
+        mark_copy_engine_collectives,
+        *payloads,
+        name_operations,
+    ]
+    if launches:
+        steps.append(partial(add_launch_shapes, columns=launches.result()))
+    return enrich(trace, steps)
+
+
+def _require_export(file: SqliteFile) -> None:
+    known = {KERNELS, COPIES, MEMORY_SETS, GRAPHS, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
+    if not known & file.columns.keys():
+        found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"
+        raise TraceError(
+            file.path,
+            f"a SQLite database, but no Nsight Systems export (it holds {found})",
+            "make one with nsys export",
+        )
+
+
+def _process_ids(global_id: Ints) -> Ints:
+    """Process ids; a single one, as is usual, takes no memory."""
+    low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
+    return constant_column(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
+
+
+def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
+    """The rows of all activities, kernels first."""
+    name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
+    tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
+    grown = {column: GrowingColumn() for column in (*_ACTIVITY_COLUMNS, "name", "kind")}
+    for table, kind in tables.items():
+        file.require(table, "start", "end")
+        for batch in file.batches(table, (*_ACTIVITY_COLUMNS, name)):
+            grown["kind"].add(constant_column(kind, len(batch["start"])))
+            grown["name"].add(batch.pop(name))
+            for column, values in batch.items():
+                grown[column].add(values)
+    return {column: values.whole() for column, values in grown.items()}
+
+
+def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
+    """Names of the activities that are kernels, the first rows; ``UNKNOWN`` for kernels without any and for others."""
+    name_id = strings.intern(columns["name"], names)
+    name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
+    for other in ("shortName", "mangledName"):
+        unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
+        if len(unnamed) and file.has_columns(KERNELS, other):
+            name_id[unnamed] = strings.intern(file.read_integers(KERNELS, (other,))[other][unnamed], names)
+    return name_id
+
+
+def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, classifier: KernelClassifier) -> Activities:
+    kind, pid = columns["kind"], columns["globalPid"]
+    category = classifier.categories(names.as_tuple())[name_id]
+    for other, name in _UNNAMED.items():
+        rows = kind == other
+        if rows.any():
+            name_id[rows] = names.intern(name)
+        category[rows] = Category.OTHER if other is Kind.GRAPH else Category.MEMORY
+    return Activities(
+        start_ns=columns["start"],
+        end_ns=np.maximum(columns["start"], columns["end"]),
+        process=np.where(pid == UNKNOWN, UNKNOWN, _process_ids(pid)) if UNKNOWN in pid else _process_ids(pid),
+        device=columns["deviceId"],
+        lane=columns["streamId"],
+        name_id=names.fill_unknown(name_id, UNNAMED_KERNEL),
+        kind=kind,
+        category=category,
+        correlation=columns["correlationId"],
+        bytes=columns["bytes"],
+    )
+
+
+def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int | None = None) -> list[Ints]:
+    """Columns of the kernels that have a start; of the first rows alone where they are told how many."""
+    start, *found = file.read_integers(KERNELS, ("start", *columns), rows).values()
+    return [column[start != UNKNOWN] for column in found]
+
+
+def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
+    """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
+    file.require(CALLS, "start")
+    columns = file.read_integers(CALLS, (*_CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
+    correlation = columns["correlationId"]
+    if np.any(correlation[1:] < correlation[:-1]):
+        order = np.argsort(correlation, kind="stable")
+        columns = {name: column[order] for name, column in columns.items()}
+    return columns
+
+
+def _calls(columns: dict[str, Ints]) -> Calls:
+    tid = columns["globalTid"]
+    return Calls(columns["start"], _process_ids(tid), tid & 0xFFFFFF, columns["correlationId"])
+
+
+def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> CallDetails:
+    name_id = strings.intern(columns["nameId"], names, strip_call_version)
+    return CallDetails(np.maximum(columns["start"], columns["end"]), names.fill_unknown(name_id, UNNAMED_CALL))
+
+
+def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
+    """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
+    columns, texts = (*_RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
+    grown = {column: GrowingColumn() for column in (*columns, "text")}
+    for batch in _range_batches(file) if file.has_columns(NVTX) else ():
+        for column in columns:
+            grown[column].add(file.batch_integers(batch, column))
+        grown["text"].add(intern_texts(batch.column("text"), texts))
+    return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
+
+
+def _range_batches(file: SqliteFile) -> Iterator[Any]:
+    file.require(NVTX, *_RANGE_COLUMNS)
+    text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
+    wanted = (
+        f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, "
+        # No NULL, or a first batch without text would be of integers.
+        f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
+        f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
+    )
+    return file.query(wanted, NVTX, f"eventType IN ({_PUSH_POP}, {_START_END})")
+
+
+def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds, names: NameTable) -> Spans:
+    start, end, tid = column["start"], column["end"], column["globalTid"]
+    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
+    name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
+    return Spans(
+        start_ns=start,
+        end_ns=np.maximum(start, end),
+        process=_process_ids(tid),
+        lane=tid & 0xFFFFFF,
+        name_id=names.fill_unknown(name_id, UNNAMED_RANGE),
+        is_start_end=(column["eventType"] == _START_END).astype(np.int64),
+        # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
+        is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
+    )
+
+
+def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
+    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``.
+
+    The JSON is in the row, or among the strings.
+    """
+    if not file.has_columns(NVTX):
+        return []
+    name, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
+    query = (
+        f"SELECT start, globalTid, CAST({name} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
+        f"WHERE eventType = {_PUSH_POP} AND {are_integers('start', 'globalTid')} "
+        f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
+    )
+    found = [
+        NcclRange(start, *_unpack_ids(tid), text or strings.text(text_id), json or strings.text(json_id))
+        for start, tid, text, text_id, json, json_id in file.rows(query)
+    ]
+    return [value for value in found if value.name.startswith("nccl")]
+
+
+def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
+    if not file.has_columns("ThreadNames", "nameId", "globalTid"):
+        return {}
+    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a thread renamed has several names
+    rows = file.rows(
+        f"SELECT globalTid, nameId FROM {file.bounded_table('ThreadNames')} WHERE {are_integers('globalTid')} "
+        f"ORDER BY {priority}, nameId"
+    )
+    return {_unpack_ids(tid): strings.text(name) for tid, name in rows}
+
+
+def _unpack_ids(global_id: int) -> tuple[int, int]:
+    """Process and thread of a packed id."""
+    return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
+
+
+def _overhead(file: SqliteFile) -> Overhead:
+    columns = ("start", "end")
+    tables = [file.read_integers(table, columns) for table in OVERHEADS]
+    start, end = (np.concatenate([table[column] for table in tables]) for column in columns)
+    return Overhead(start, np.maximum(start, end))
+
+
+def _producer(file: SqliteFile) -> str | None:
+    versions = (
+        _read_value(file, table, "EXPORT_PRODUCT_VERSION") for table in ("META_DATA_EXPORT", "EXPORT_META_DATA")
+    )
+    return next((version for version in versions if version and re.fullmatch(r"[\w.@-]{1,64}", version)), None)
+
+
+def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
+    """The value of a name in a table of names and values; ``None`` if there is none, or several."""
+    if not file.has_columns(table, "name", "value"):
+        return None
+    found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")
+    return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
+
+
+def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], int]:
+    """The machine's number of each GPU, by process and CUDA number: these differ if a process sees only some GPUs."""
+    if file.has_columns("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
+        seen = file.rows(
+            f"SELECT pid, cudaId, gpuId FROM {file.bounded_table('TARGET_INFO_CUDA_DEVICE')} "
+            f"WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
+        )
+        return {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
+    only = _gpu_names(file).keys()
+    return dict.fromkeys(_process_devices(activities), *only) if len(only) == 1 else {}
+
+
+def _gpus(file: SqliteFile, activities: Activities, ids: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], str]:
+    """Names of GPUs by process and CUDA's number."""
+    names = _gpu_names(file)
+    if ids:
+        return {key: names[gpu] for key, gpu in ids.items() if gpu in names}
+    return dict.fromkeys(_process_devices(activities), *set(names.values())) if len(set(names.values())) == 1 else {}
+
+
+def _gpu_names(file: SqliteFile) -> dict[int, str]:
+    if not file.has_columns("TARGET_INFO_GPU", "id", "name"):
+        return {}
+    return dict(
+        file.rows(
+            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM {file.bounded_table('TARGET_INFO_GPU')} "
+            f"WHERE {are_integers('id')} AND name IS NOT NULL"
+        )
+    )
+
+
+def _process_devices(activities: Activities) -> Iterable[tuple[int, int]]:
+    return product(distinct(activities.process), distinct(activities.device))
+
+
+def _session_start(file: SqliteFile) -> int | None:
+    table = "TARGET_INFO_SESSION_START_TIME"
+    if not file.has_columns(table, "utcEpochNs"):
+        return None
+    ((earliest,),) = file.rows(
+        f"SELECT min(utcEpochNs) FROM {file.bounded_table(table)} WHERE {are_integers('utcEpochNs')}"
+    )
+    return None if earliest is None else int(earliest)

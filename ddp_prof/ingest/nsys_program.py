@@ -1,0 +1,121 @@
+"""Finds the nsys of this machine, with its version and options, and exports reports with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+PLACES = (
+    "/opt/nvidia/nsight-systems*/*/bin/nsys",
+    "/opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
+    "/usr/local/cuda*/bin/nsys",
+    "/usr/lib/nsight-systems/bin/nsys",
+)
+"""Where an nsys may be that is neither on PATH nor where ``scripts/install_nsys.sh`` puts it."""
+ANSWER_LIMIT_S = 30
+"""Time limit for ``nsys --version`` and ``--help``, in seconds."""
+EXPORT_LIMIT_S = 300
+EXPORT_BYTES_PER_S = 100_000
+"""Time limit for an export: a constant plus its bytes at a tenth of the speed of a slow machine."""
+
+
+@dataclass(frozen=True)
+class Nsys:
+    """A program of Nsight Systems that runs here; ``version`` is as in 2022.4.2.1."""
+
+    path: str
+    version: str
+
+    def supports(self, command: str, option: str) -> bool:
+        return option in (self._profile_help if command == "profile" else self._export_help)
+
+    @cached_property
+    def _profile_help(self) -> str:
+        return _query_nsys(self.path, "profile", "--help")
+
+    @cached_property
+    def _export_help(self) -> str:
+        return _query_nsys(self.path, "export", "--help")
+
+    def export(self, report: Path, target: Path) -> str:
+        """Export a report to SQLite; returns the output of nsys. ``target`` must not exist.
+
+        Paths are absolute: one that begins with a dash would be an option.
+        """
+        # Sizes of collectives travel in JSON, which newer releases leave out unless told.
+        more = ["--include-json", "true"] if self.supports("export", "--include-json") else []
+        command = [self.path, "export", "--type", "sqlite", "--output", str(target.absolute()), *more]
+        limit_s = EXPORT_LIMIT_S + report.stat().st_size // EXPORT_BYTES_PER_S
+        try:
+            code, said = _run([*command, str(report.absolute())], limit_s)
+        except subprocess.TimeoutExpired:
+            code, said = 1, f"error: not done after {limit_s} s"
+        if code:
+            target.unlink(missing_ok=True)
+        return said
+
+
+def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
+    """The best of :func:`list_nsys`."""
+    return next(list_nsys(environ), None)
+
+
+def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
+    """Those that run: ``$NSYS`` alone, else on PATH, in ``$NSYS_PREFIX``, of each usual place the newest first."""
+    for candidate in _candidates(environ):
+        if os.access(candidate, os.X_OK) and (
+            version := re.search(r"20\d\d(\.\d+)+", _query_nsys(candidate, "--version"))
+        ):
+            yield Nsys(candidate, version.group())
+
+
+def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
+    if chosen := environ.get("NSYS"):
+        yield chosen
+        return
+    if found := shutil.which("nsys", path=environ.get("PATH")):
+        yield found
+    yield str(Path(environ.get("NSYS_PREFIX") or Path(__file__).parents[2] / ".nsys", "bin", "nsys"))
+    for pattern in environ["NSYS_SEARCH"].split() if "NSYS_SEARCH" in environ else PLACES:
+        found_here = [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
+        yield from sorted(found_here, key=_by_number, reverse=True)
+
+
+def _by_number(path: str) -> list[int | str]:
+    return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path)]
+
+
+def _query_nsys(nsys: str, *question: str) -> str:
+    """Output of nsys; empty if it does not run."""
+    try:
+        return _run([nsys, *question], ANSWER_LIMIT_S)[1]
+    except (OSError, subprocess.SubprocessError):
+        return ""
+
+
+def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
+    """Exit code and output; after the time limit the command and all that it started are ended."""
+    with subprocess.Popen(  # noqa: S603
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+    ) as program:
+        try:
+            said, errors = program.communicate(timeout=limit_s)
+        except BaseException:
+            with suppress(ProcessLookupError):
+                os.killpg(program.pid, signal.SIGKILL)
+            raise
+    return program.returncode, errors + said

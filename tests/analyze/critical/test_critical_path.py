@@ -1,0 +1,223 @@
+"""The critical path of a step, against a device that knows what each operation began after."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.critical.critical_path import StepPath, measure_chains, measure_critical_paths
+from ddp_prof.trace import Trace
+from tests.analyze.core.test_dependencies import one_bucket
+from tests.analyze.critical.scheduler import Device, programs
+from tests.drawing import PID
+
+Parts = tuple[int, int, int]
+"""Compute, transfer, host."""
+
+
+def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
+    ranks = [(trace, find_rank_events(trace)) for trace in traces]
+    run = merge_analyses([analyze_trace(trace, of_trace) for trace, of_trace in ranks])
+    chains = [(trace.path, measure_chains(rank)) for trace, of_trace in ranks for rank in of_trace]
+    found = measure_critical_paths(run, chains).steps
+    assert all(sum(path.parts_ns.values()) == path.window_ns for path in found)
+    return found
+
+
+def path_of(*traces: Trace) -> StepPath:
+    (path,) = paths_of(*traces)
+    return path
+
+
+def parts_of(path: StepPath) -> Parts:
+    assert {part for part, ns in path.parts_ns.items() if ns} <= {"compute", "transfer", "host"}, "no time is lost"
+    return path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["host"]
+
+
+def possible_paths(device: Device) -> set[Parts]:
+    """The parts of every path back from the end; there are several where operations end together."""
+    first = min(one.start for one in device.operations)
+    end = max(one.end for one in device.operations)
+
+    @cache
+    def back(index: int, now: int) -> frozenset[Parts]:
+        one = device.operations[index]
+        length = now - max(one.start, first)
+        own = (length * (not one.is_collective), length * one.is_collective, 0)
+        if one.start <= first:
+            return frozenset([own])
+        before = one.waits | {one.before} - {None}
+        bound = [other for other in before if device.operations[other].end == one.start]
+        rest = [path for other in bound for path in back(other, one.start)] if bound else host(one.launch)
+        return frozenset(_sum(own, path) for path in rest)
+
+    @cache
+    def host(now: int) -> frozenset[Parts]:
+        waited = [(start, stop) for _, start, stop in device.syncs if stop > start and stop <= now]
+        if not waited:
+            return frozenset([(0, 0, now - first)])
+        start, stop = waited[-1]
+        ended = [index for index, one in enumerate(device.operations) if one.end == stop and one.launch <= start]
+        return frozenset(_sum((0, 0, now - stop), path) for index in ended for path in back(index, stop))
+
+    last = [index for index, one in enumerate(device.operations) if one.end == end]
+    return {path for index in last for path in back(index, end)}
+
+
+def _sum(one: Parts, other: Parts) -> Parts:
+    return one[0] + other[0], one[1] + other[1], one[2] + other[2]
+
+
+def test_the_path_goes_through_what_blocks() -> None:
+    #  stream 7   kkkk######......ccc
+    #  stream 20  ....CCCCCCCCCCCC
+    path = path_of(one_bucket(kernel=4, collective=12, then=6).trace(has_step=True))
+    assert parts_of(path) == (4 + 3, 12, 0)
+    assert [(one.index, one.on_path_ns, one.gain_ns) for one in path.collectives] == [(0, 12, 6)]
+
+
+def test_the_path_leaves_out_what_has_slack() -> None:
+    path = path_of(one_bucket(kernel=4, collective=5, then=10).trace(has_step=True))
+    assert parts_of(path) == (4 + 10 + 3, 0, 0)
+    assert path.collectives == ()
+
+
+def test_the_path_stays_on_the_host_where_a_launch_came_late() -> None:
+    path = path_of(one_bucket(kernel=4, collective=5, then=0, lag=20).trace(has_step=True))
+    assert parts_of(path) == (3, 0, 20)
+
+
+def test_the_path_goes_through_what_the_host_waited_for() -> None:
+    #  host       L......S.L
+    #  stream 7   kkkkkkkk.ccc
+    device = Device()
+    device.launch(0, 7, 8, is_collective=False)
+    device.synchronize(1)
+    device.launch(2, 7, 3, is_collective=False)
+    assert parts_of(path_of(device.trace(has_step=True))) == (8 + 3, 0, 2)
+
+
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_the_path_is_one_that_the_device_knows(device: Device) -> None:
+    assume(any(one.end > one.start for one in device.operations))
+    for path in paths_of(device.trace(has_step=True)):
+        assert parts_of(path) in possible_paths(device)
+
+
+def test_one_collective_gains_what_the_next_ones_block() -> None:
+    #  stream 7   kkkk..............ccc
+    #  stream 20  ....AAAAAAAABBBBBB         without A, B ends 8 earlier, though nothing stands still for A
+    device = one_bucket(kernel=4, collective=8, then=0)
+    second = Device()
+    for name, arguments, more in device.program[:4]:
+        getattr(second, name)(*arguments, **more)
+    second.launch(0, 20, 6, is_collective=True)
+    for name, arguments, more in device.program[4:]:
+        getattr(second, name)(*arguments, **more)
+    path = path_of(second.trace(has_step=True))
+    assert [(one.index, one.gain_ns) for one in path.collectives] == [(1, 6), (0, 8)]
+
+
+@pytest.mark.slow
+@settings(max_examples=500, deadline=None)
+@given(programs())
+def test_what_a_collective_would_gain_is_what_the_device_gains(device: Device) -> None:
+    """Of one that is not on the path that is nothing."""
+    paths = paths_of(device.trace(has_step=True))
+    assume(paths)  # what never waits records no waits
+    (path,) = paths
+    operations = device.operations
+    collectives = [row for row, one in enumerate(operations) if one.is_collective]
+    collectives.sort(key=lambda row: (operations[row].launch, operations[row].start))
+    told = {collectives[one.index]: one.gain_ns for one in path.collectives}
+    gained = {row: device.end - device.again(free=row).end for row in collectives}
+    assert gained == {row: told.get(row, 0) for row in collectives}
+
+
+def rank_of(number: int, kernel: int, *collectives: int, then: int) -> Trace:
+    """A rank whose first kernel lasts so long, and whose collectives follow one another."""
+    device = Device()
+    device.launch(0, 7, kernel, is_collective=False)
+    device.record(0, 7, 1)
+    device.wait(0, 20, 1)
+    for length in collectives:
+        device.launch(0, 20, length, is_collective=True)
+    device.record(0, 20, 2)
+    device.wait(0, 7, 2)
+    device.launch(0, 7, then, is_collective=False)
+    trace = device.trace(has_step=True)
+    return replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=2, epoch_ns=0)
+
+
+def test_the_path_changes_to_the_rank_that_arrives_last() -> None:
+    #  rank 0   kkkkAAAAAAAAAAAABBBBccccc       ends last, but waited for rank 1 at A
+    #  rank 1   kkkkkkkkkkkkAAAABBBBccc
+    #  path     kkkkkkkkkkkk.......              of rank 1,
+    #           ............AAAABBBBccccc       of rank 0
+    path = path_of(rank_of(0, 4, 12, 4, then=5), rank_of(1, 12, 4, 4, then=3))
+    assert (path.rank, path.changes) == ("rank 0", 1)
+    assert parts_of(path) == (12 + 5, 8, 0)
+    found = [(one.rank, one.index, one.on_path_ns, one.gain_ns) for one in path.collectives]
+    assert found == [(0, 1, 4, 4), (0, 0, 4, 4)], "without A rank 0 still waits for rank 1"
+
+
+def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -> None:
+    path = path_of(rank_of(0, 4, 12, then=5), replace(rank_of(1, 12, 4, then=3), epoch_ns=None))
+    assert (path.rank, path.changes) == ("rank 0", 0)
+    assert (path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["peer_wait"]) == (4 + 5, 4, 8)
+    assert [one.gain_ns for one in path.collectives] == [None]
+
+
+RANKS = st.integers(1, 4).flatmap(
+    lambda count: st.tuples(
+        st.lists(st.lists(st.integers(1, 20), min_size=count, max_size=count), min_size=2, max_size=3),
+        st.lists(st.integers(1, 20), min_size=count, max_size=count),
+    )
+)
+
+
+def ends_of(kernels: list[list[int]], transfers: list[int]) -> tuple[list[list[int]], list[int]]:
+    """When each rank arrives at each collective, and when it ends: after a kernel each, and after the one before."""
+    arrivals: list[list[int]] = [[] for _ in kernels]
+    ends: list[int] = []
+    for index, transfer in enumerate(transfers):
+        for own, lengths in zip(arrivals, kernels, strict=True):
+            own.append(max([sum(lengths[: index + 1]), *ends[-1:]]))
+        ends.append(max(own[-1] for own in arrivals) + transfer)
+    return arrivals, ends
+
+
+@settings(max_examples=60, deadline=None)
+@given(RANKS)
+def test_no_rank_goes_on_from_a_free_collective_before_all_have_arrived(
+    drawn: tuple[list[list[int]], list[int]],
+) -> None:
+    kernels, transfers = drawn
+    arrivals, ends = ends_of(kernels, transfers)
+    traces = []
+    for number, (lengths, own) in enumerate(zip(kernels, arrivals, strict=True)):
+        device = Device()
+        for index, length in enumerate(lengths):
+            device.launch(0, 7, length, is_collective=False)
+            device.record(0, 7, 1)
+            device.wait(0, 20, 1)
+            device.launch(0, 20, ends[index] - own[index], is_collective=True)
+        device.record(0, 20, 2)
+        device.wait(0, 7, 2)
+        device.launch(0, 7, 3, is_collective=False)
+        trace = device.trace(has_step=True)
+        traces.append(
+            replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=len(kernels), epoch_ns=0)
+        )
+    told = {one.index: one.gain_ns for one in path_of(*traces).collectives}
+    for index in range(len(transfers)):
+        free = [0 if each == index else transfer for each, transfer in enumerate(transfers)]
+        assert told.get(index, 0) == ends[-1] - ends_of(kernels, free)[1][-1]

@@ -1,0 +1,122 @@
+"""What communication costs the kernels beside it: they are compared with themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention, sample_kernels
+from ddp_prof.ingest.load import load_trace
+from tests.drawing import draw_trace
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+KERNELS, STEPS = 8, 6
+ALONE, BESIDE = 1000, 1300
+
+
+def capture(overlapping: bool, other_shape_first: bool = False) -> Capture:
+    """Eight kernels a step, the same name for all; beside the last four, where overlapping, runs a collective.
+
+    Before them may come one of the same name, but of another launch shape.
+    """
+    found = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
+    for step in range(STEPS):
+        at = begin = step * 100_000 + 1000
+        if other_shape_first:
+            found.kernels.append(Kernel("gemm", at - 5, at - 1, begin - 5, 131, grid=7))
+        for position in range(KERNELS):
+            length = BESIDE if overlapping and position >= 4 else ALONE
+            length += 10 * (step % 3) - 10  # scatter that the median does not see
+            found.kernels.append(Kernel("gemm", at, at + length, begin + position, 131))
+            if overlapping and position == 4:
+                comm = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, at + 4 * BESIDE + 40, begin + 5, 131)
+                comm.stream = 9
+                found.kernels.append(comm)
+            at += length
+        found.ranges.append(Range(f"step_{step}", begin - 10, begin + 50_000, 100))
+    return found
+
+
+def samples(
+    folder: Path, overlapping: bool, other_shape_first: bool = False, with_launches: bool = False
+) -> list[KernelSamples]:
+    made = capture(overlapping, other_shape_first)
+    trace = load_trace(
+        write_capture(folder / f"{overlapping}{with_launches}.sqlite", made), with_launches=with_launches
+    )
+    return [sample_kernels(rank) for rank in find_rank_events(trace)]
+
+
+def test_too_few_kernels_are_refused_though_they_are_matched_by_position(tmp_path: Path) -> None:
+    beside, alone = samples(tmp_path, overlapping=True), samples(tmp_path, overlapping=False)
+    assert "only 0 kernels ran both beside communication and alone" in (measure_contention(beside).reason or "")
+    assert "only 4 kernels ran both" in (measure_contention(beside, alone).reason or "")
+
+
+def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention.LEAST_KERNELS", 4)
+    found = measure_contention(samples(tmp_path, overlapping=True), samples(tmp_path, overlapping=False))
+    assert (found.kernels, found.runs, found.share) == (4, 4 * STEPS, 1.0)
+    assert found.slowdown == pytest.approx(1.3)
+    # Two steps each take 10 ns less, as much or 10 more a kernel. Of six drawn, 3.8 % sum to at most -40, 1 % to -50.
+    assert (found.slowdown_low, found.slowdown_high) == (pytest.approx(1.3 - 0.02 / 3), pytest.approx(1.3 + 0.02 / 3))
+    assert found.contention_ns == 4 * (BESIDE - ALONE)
+    assert found.half_width_ns == round(4 * ALONE * 0.02 / 3)
+
+
+@pytest.mark.parametrize(("with_launches", "kernels"), [(True, 4), (False, 3)])
+def test_a_kernel_is_known_by_its_launch_shape_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_launches: bool, kernels: int
+) -> None:
+    """One of another shape moves the positions only where shapes are not known."""
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention.LEAST_KERNELS", 1)
+    beside = samples(tmp_path, overlapping=True, other_shape_first=True, with_launches=with_launches)
+    alone = samples(tmp_path, overlapping=False, with_launches=with_launches)
+    assert measure_contention(beside, alone).kernels == kernels
+
+
+def test_without_overlap_there_is_nothing_to_pay(tmp_path: Path) -> None:
+    assert "no kernel ran beside" in (measure_contention(samples(tmp_path, overlapping=False)).reason or "")
+
+
+def test_a_kernel_that_is_beside_communication_for_a_while_is_not_said_to_be_without_any() -> None:
+    trace = draw_trace(ranges={"step 0": "#" * 9}, launches={"main": "aN"}, streams={7: "..aaaa", 9: ".....NN"})
+    (rank,) = find_rank_events(trace)
+    reason = measure_contention([sample_kernels(rank)]).reason
+    assert reason == "no kernel ran beside communication for more than half of its time"
+
+
+def test_without_kernels_nothing_is_said() -> None:
+    assert "no GPU kernels" in (measure_contention([]).reason or "")
+
+
+def test_a_real_capture_gives_a_figure_or_a_reason(shared_traces: Path) -> None:
+    trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
+    found = measure_contention([sample_kernels(rank) for rank in find_rank_events(trace)])
+    assert isinstance(found, Contention)
+    assert (found.slowdown is None) == (found.reason is not None)
+
+
+def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
+    """Kernels take 1.5 times as long in the steps that communicate, those without communication beside them, too."""
+    kernels, steps = 12, 6
+    kernel = np.tile(np.arange(kernels), steps)
+    step = np.repeat(np.arange(steps), kernels)
+    communicates = step % 2 == 0
+    beside = np.where(communicates & (kernel < 6), 1500, 0)
+
+    def measured(slower_for: np.ndarray, slower_ns: int = 1500) -> Contention:
+        duration = np.where(slower_for, slower_ns, 1000)
+        names = tuple(f"k{number}" for number in range(kernels))
+        sample = KernelSamples(names, kernel, np.zeros_like(kernel), duration, beside, step, steps)
+        return measure_contention([sample])
+
+    anyway = measured(communicates)
+    assert anyway.slowdown is None
+    assert "take 1.50 times as long, too, in the steps that communicate" in (anyway.reason or "")
+    assert measured(beside > 0).slowdown == pytest.approx(1.5)
+    assert "take 1.05 times as long" in (measured(communicates, 1050).reason or "")
+    assert measured(communicates, 1015).slowdown == pytest.approx(1.015), "kernels differ by a percent or two"

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.quality import diagnose, merge_file_warnings
+from ddp_prof.trace import UNKNOWN, Calls, Category, Kind, Overhead, Trace, concatenate, empty
+from tests.drawing import column, draw_trace
+
+
+def doubts(trace: Trace) -> str:
+    return "\n".join(diagnose(trace, find_rank_events(trace)))
+
+
+SOUND = draw_trace(
+    ranges={"step 0": "##########", "backward": "..####...."},
+    launches={"main": "aN........"},
+    streams={7: ".aaaa.....", 9: "..NNN....."},
+)
+
+
+def test_a_sound_trace_raises_none() -> None:
+    assert doubts(SOUND) == ""
+
+
+def test_collectives_on_the_compute_stream() -> None:
+    trace = draw_trace(launches={"main": "aNb......."}, streams={7: ".aaaaNNNbb"}, ranges={"backward": "#"})
+    assert "1 collective ran on the compute stream (7)" in doubts(trace)
+
+
+def test_no_calls() -> None:
+    assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls)))
+
+
+def test_collectives_that_were_recorded_twice() -> None:
+    """As where two exports of one report were put together: their number doubles, their time does not."""
+    twice = replace(SOUND, activities=concatenate(SOUND.activities, SOUND.activities), launching_calls=None)
+    assert "1 duplicate collective:" in doubts(twice)
+    (once, again) = (measure_overlap(trace).ranks[0] for trace in (SOUND, twice))
+    assert (once.comm_ns, again.collectives - once.collectives) == (again.comm_ns, 1)
+
+
+def test_a_trimmed_capture() -> None:
+    trace = draw_trace(launches={"main": "a"}, streams={7: "aaabbb"})
+    assert "1 of 2 activities have no launching call" in doubts(trace)
+
+
+def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
+    numbers = np.full(len(SOUND.activities), UNKNOWN)
+    none = replace(SOUND, activities=replace(SOUND.activities, correlation=numbers), launching_calls=None)
+    assert "2 of 2 activities carry no correlation number" in doubts(none)
+    assert "trimmed" not in doubts(none)
+    numbers[0], launching = 999, None
+    some = replace(SOUND, activities=replace(SOUND.activities, correlation=numbers), launching_calls=launching)
+    assert "1 of 2 activities carry no correlation number" in doubts(some)
+    assert "1 of 2 activities have no launching call" in doubts(some)
+
+
+def test_what_only_some_files_say_is_said_with_their_names() -> None:
+    busy, busier = (f"the profiler itself was at work in {share} of the measured time" for share in ("1.7%", "23.5%"))
+    assert merge_file_warnings([("a", ["x", busy]), ("b", ["x", busier])]) == ("x", f"a: {busy}", f"b: {busier}")
+    many = [(f"rank{rank}", ["x", busy if rank else busier]) for rank in range(64)]
+    assert merge_file_warnings(many) == ("x", f"rank0: {busier}", f"rank1 and 62 more: {busy}")
+    each = [(f"rank{rank}", [f"{rank + 1} of 100 activities have no launching call"]) for rank in range(64)]
+    assert merge_file_warnings(each) == ("rank0: 1 of 100 activities have no launching call (63 more: other numbers)",)
+
+
+def test_overhead_of_the_profiler_above_one_percent() -> None:
+    assert "at work in 20.0%" in doubts(replace(SOUND, overhead=Overhead(column([2, 3]), column([4, 4]))))
+    long = draw_trace(ranges={"step 0": "#" * 1000}, launches={"main": "a"}, streams={7: ".a"})
+    for busy, said in ((10, False), (11, True)):
+        overhead = Overhead(column([100]), column([100 + busy]))
+        assert ("at work in 1.1%" in doubts(replace(long, overhead=overhead))) is said
+
+
+@pytest.mark.parametrize(("length", "said"), [(1, False), (2, True)])
+def test_a_name_that_smells_of_communication_counts_from_one_percent_of_the_time_on(length: int, said: bool) -> None:
+    trace = draw_trace(launches={"main": "ab"}, streams={7: "a" * (100 - length), 8: "b" * length})
+    names = tuple(name.replace("compute b", "my_all_reduce_kernel") for name in trace.names)
+    assert ("'my_all_reduce_kernel' counts as compute" in doubts(replace(trace, names=names))) is said
+
+
+def test_a_name_that_smells_of_communication() -> None:
+    names = tuple(name.replace("compute a", "my_all_reduce_kernel") for name in SOUND.names)
+    assert "'my_all_reduce_kernel' counts as compute" in doubts(replace(SOUND, names=names))
+
+
+def test_graphs_recorded_whole_are_no_idle_gpu() -> None:
+    activities = replace(
+        SOUND.activities,
+        kind=column([Kind.GRAPH, Kind.KERNEL]),
+        category=column([Category.OTHER, Category.COMPUTE]),
+    )
+    trace = replace(SOUND, activities=activities)
+    assert "--cuda-graph-trace=node" in doubts(trace)
+    (rank,) = measure_overlap(trace).ranks
+    assert (rank.overlap_ratio, rank.steps[0].idle_ns, rank.steps[0].compute_only_ns) == (None, None, None)
+    assert "CUDA graphs" in (rank.reason or "")

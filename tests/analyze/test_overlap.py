@@ -1,0 +1,329 @@
+"""What the figures mean, as pictures. Lower-case letters are compute kernels, upper-case ones collectives."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.analyze.inventory import take_inventory
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import Trace
+from tests.analyze.core.test_phases import STEPPING
+from tests.drawing import PID, draw_trace
+from tests.measuring import collectives_of
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+
+def only_rank(result: TraceOverlap):
+    (rank,) = result.ranks
+    return rank
+
+
+def backward_on_autograd(communication: str) -> Trace:
+    return draw_trace(
+        ranges={
+            "step 0": "####################..........",
+            "forward": "####..........................",
+            "backward": "....########..................",
+        },
+        launches={
+            "main": "a.............d...............",
+            "pt_autograd_0": "....bN.cO.....................",
+        },
+        streams={
+            7: ".aaaa.bbbbbbccccc.....dd......",
+            9: communication,
+        },
+    )
+
+
+BACKWARD_ON_AUTOGRAD = backward_on_autograd("........NNNNN...OOOO..........")
+
+
+def test_autograds_kernels_belong_to_the_range_of_the_main_thread() -> None:
+    rank = only_rank(measure_overlap(BACKWARD_ON_AUTOGRAD))
+    (step,) = rank.steps
+    assert (rank.kernels, rank.collectives) == (6, 2)
+    assert (step.kernels, step.collectives) == (6, 2)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (9, 6, 3)
+    assert rank.backward_overlapped_ns == 6
+    assert step.tail_ns == 3, "the last collective ends at 20, backward's last compute at 17"
+
+
+def test_a_collective_that_ends_before_backward_does_has_no_tail() -> None:
+    """M ends at 6. Until backward ends at 14 the device computes and idles; N has a tail of 3."""
+    trace = draw_trace(
+        ranges={"step 0": "####################", "backward": "##########.........."},
+        launches={"main": "aM.bN..............."},
+        streams={7: ".aaa.......bbb......", 9: "...MMM.......NNNN..."},
+    )
+    (step,) = only_rank(measure_overlap(trace)).steps
+    assert (step.exposed_ns, step.tail_ns) == (5, 3)
+
+
+def test_another_figure_is_another_version_of_the_definitions() -> None:
+    """Stores of figures hold the version. Where a figure changes here, raise it and add a line.
+
+    Of version 1 the tail was 7: the optimizer's compute did not count against it.
+    """
+    trace = backward_on_autograd("........NNNNN...OOOOOOOO......")
+    (step,) = only_rank(measure_overlap(trace)).steps
+    measured = (step.comm_ns, step.overlapped_ns, step.exposed_ns, step.tail_ns, step.window_ns)
+    assert measured == {2: (13, 8, 5, 5, 23)}[DEFINITIONS]
+
+
+def test_a_step_is_divided_without_rest() -> None:
+    (step,) = only_rank(measure_overlap(BACKWARD_ON_AUTOGRAD)).steps
+    assert step.window_ns == 23, "from the first activity's start at 1 to the last one's end at 24"
+    assert (step.compute_only_ns, step.overlapped_ns, step.exposed_ns, step.exposed_memory_ns, step.idle_ns) == (
+        11,
+        6,
+        3,
+        0,
+        3,
+    )
+
+
+def test_attribution_says_how_backward_was_known() -> None:
+    with_range = measure_overlap(BACKWARD_ON_AUTOGRAD).attribution
+    assert (with_range.method, with_range.activities, with_range.device_time) == ("ranges", 1.0, 1.0)
+    trace = draw_trace(
+        ranges={"step 0": "##########"},
+        launches={"main": "a.........", "pt_autograd_0": "..bN......"},
+        streams={7: ".aabbb....", 9: "....NNN..."},
+    )
+    inferred = measure_overlap(trace)
+    assert inferred.attribution.method == "inferred"
+    assert any("inferred" in warning for warning in inferred.warnings)
+    assert only_rank(inferred).backward_overlapped_ns == 2
+
+
+def test_backward_is_inferred_from_who_launches_collectives_where_threads_have_no_names() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "##########"},
+        launches={"main": "a.........", "python": "..bN......"},
+        streams={7: ".aabbb....", 9: "....NNN..."},
+    )
+    assert only_rank(measure_overlap(trace)).backward_overlapped_ns == 2
+
+
+def test_collectives_launched_by_the_main_thread_do_not_make_it_autograd() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "##########"}, launches={"main": "aN........"}, streams={7: ".aaa......", 9: "..NNN....."}
+    )
+    result = measure_overlap(trace)
+    assert result.attribution.method == "none"
+    assert only_rank(result).backward_overlapped_ns is None
+
+
+def test_copies_are_neither_compute_nor_communication() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "##########"},
+        launches={"main": "aN1......."},
+        streams={7: ".aa.......", 9: "..NNNN....", 11: "...111111."},
+    )
+    (step,) = only_rank(measure_overlap(trace)).steps
+    assert (step.comm_ns, step.overlapped_ns, step.exposed_ns) == (4, 1, 3)
+    assert step.exposed_memory_ns == 3, "the copy beside the collective is not counted twice"
+    assert step.window_ns == 8
+
+
+def test_a_kernel_without_a_call_belongs_to_no_step_but_counts_for_the_rank() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "##########"}, launches={"main": "a........."}, streams={7: ".aa..bb...", 9: "..NNN....."}
+    )
+    result = measure_overlap(trace)
+    rank = only_rank(result)
+    assert (rank.kernels, rank.comm_ns, rank.overlapped_ns) == (3, 3, 1)
+    assert (rank.steps[0].kernels, rank.steps[0].comm_ns) == (1, 0)
+    assert result.attribution.activities == 1 / 3
+
+
+def test_communication_of_another_step_in_the_window_is_named() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "#####.....", "step 1": ".....#####"},
+        launches={"main": "aN....b..."},
+        streams={7: ".aa......b", 9: "...NNNNN.."},
+    )
+    first, second = only_rank(measure_overlap(trace)).steps
+    assert (first.exposed_ns, first.other_comm_ns) == (5, 0)
+    assert (second.window_ns, second.idle_ns, second.other_comm_ns) == (1, 0, 0)
+
+
+def test_no_communication_is_not_zero_overlap() -> None:
+    rank = only_rank(measure_overlap(draw_trace(launches={"main": "a"}, streams={7: "aaa"})))
+    assert rank.overlap_ratio is None
+    assert rank.reason
+    assert rank.comm_ns == 0
+
+
+def test_a_trace_that_tells_nothing_gives_nothing() -> None:
+    rank = only_rank(measure_overlap(draw_trace(ranges={"step 0": "####"})))
+    assert (rank.comm_ns, rank.compute_ns, rank.overlap_ratio) == (None, None, None)
+    assert "no GPU activities" in (rank.reason or "")
+    assert not only_rank(measure_overlap(draw_trace(ranges={"other": "####"}))).steps
+
+
+def test_steps_are_counted_and_timed_where_nothing_tells_what_was_done_in_them() -> None:
+    """As of a CPU job by torch.profiler: 'overlap' said 0 steps, 'info' 4."""
+    trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "....###")])
+    rank = only_rank(measure_overlap(trace))
+    assert [(step.step, step.length.ns) for step in rank.marked_steps] == [(0, 4), (1, 3)]
+    for step in rank.steps:
+        unknown = {value for name, value in asdict(step).items() if name.endswith("_ns") and name not in _TOLD}
+        assert unknown == {None}
+        assert {value for name, value in asdict(step.length).items() if name not in ("ns", "start_ns")} == {None}
+    assert take_inventory(trace).processes[0].steps == len(rank.marked_steps)
+
+
+_TOLD = ("start_ns", "host_ns")
+
+
+def test_an_empty_trace_has_no_ranks() -> None:
+    result = measure_overlap(draw_trace())
+    assert (result.ranks, result.attribution.activities) == ((), None)
+
+
+CPU = {
+    "process|rank=1|world=2|variant=overlap|backend=gloo|device=cpu": "##############################",
+    "step|index=0|warmup=1": "##########....................",
+    "step|index=1": "..........####################",
+    "forward": "###.......####................",
+    "backward": "...####.......########........",
+    "synchronize": ".......##.............####....",
+    "optimizer": ".........#................####",
+    "all_reduce|bucket=0|bytes=8|params=1": "....##.........####...........",
+    "all_reduce|bucket=1|bytes=8|params=1": "......##.........#######......",
+}
+
+
+def test_on_a_cpu_the_ranges_are_the_work() -> None:
+    result = measure_overlap(draw_trace(ranges=CPU, ranks={PID: 1}))
+    rank = only_rank(result)
+    assert (result.device, rank.rank, rank.device, rank.kernels) == ("cpu", 1, None, 0)
+    assert (rank.collectives, rank.compute_ns) == (2, 16)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (9, 7, 2)
+    (step,) = rank.steps
+    assert (step.step, step.window_ns, step.tail_ns) == (1, 20, 2)
+    assert step.compute_only_ns + step.overlapped_ns + step.exposed_ns + step.idle_ns == 20
+    assert any("1 warm-up step" in warning for warning in result.warnings)
+
+
+def test_waiting_inside_backward_is_not_compute() -> None:
+    """Torch's DDP waits for its buckets inside backward."""
+    trace = draw_trace(
+        ranges=[
+            ("process|rank=0", "##########"),
+            ("step|index=0", "##########"),
+            ("backward", "########.."),
+            ("synchronize", ".....###.."),
+            ("all_reduce|bucket=0|bytes=8|params=1", "...#####.."),
+        ],
+        ranks={PID: 0},
+    )
+    rank = only_rank(measure_overlap(trace))
+    assert (rank.compute_ns, rank.comm_ns, rank.overlapped_ns) == (5, 5, 2)
+    assert rank.steps[0].tail_ns == 3
+
+
+def test_an_optimizer_that_steps_in_backward_neither_ends_nor_hides_it_on_a_cpu() -> None:
+    rank = only_rank(measure_overlap(draw_trace(ranges=STEPPING, ranks={PID: 0})))
+    (step,) = rank.steps
+    assert (rank.compute_ns, rank.comm_ns, rank.overlapped_ns, rank.exposed_ns) == (21, 16, 13, 3)
+    assert rank.backward_overlapped_ns == 11, "what the optimizer hides is not hidden by backward"
+    assert step.tail_ns == 3, "after the end of backward at 17, not after the first optimizer step at 9"
+    assert (step.compute_only_ns, step.overlapped_ns, step.exposed_ns, step.idle_ns) == (8, 13, 3, 0)
+
+
+def test_an_optimizer_that_steps_in_backward_neither_ends_nor_hides_it_on_a_gpu() -> None:
+    trace = draw_trace(
+        ranges={
+            "step 0": "##################",
+            "forward": "##................",
+            "backward": "..##########......",
+            "optimizer|bucket=0": ".....##...........",
+        },
+        launches={"main": "a", "pt_autograd_0": "..bN.o.c.M"},
+        streams={
+            7: ".aabbb.ooocccc....",
+            9: "......NN......MMM.",
+        },
+    )
+    rank = only_rank(measure_overlap(trace))
+    (step,) = rank.steps
+    assert (rank.comm_ns, rank.overlapped_ns, rank.backward_overlapped_ns) == (5, 1, 0)
+    assert (step.exposed_ns, step.tail_ns) == (4, 3), "the instant before the optimizer's kernel is no tail"
+    assert (step.window_ns, step.compute_only_ns, step.idle_ns) == (16, 11, 0)
+
+
+def test_gloo_with_tensors_on_a_gpu_communicates_on_the_host() -> None:
+    trace = draw_trace(
+        ranges={
+            "process|rank=0": "##########",
+            "step|index=0": "##########",
+            "backward": "#####.....",
+            "all_reduce|bucket=0|bytes=8|params=1": "...####...",
+        },
+        launches={"main": "a........."},
+        streams={7: ".aaaa....."},
+    )
+    result = measure_overlap(trace)
+    rank = only_rank(result)
+    assert (result.device, rank.device, rank.collectives, rank.kernels) == ("cuda", 0, 1, 1)
+    assert (rank.comm_ns, rank.overlapped_ns) == (4, 2)
+
+
+def test_ranks_of_several_files_become_one_result() -> None:
+    first, second = (
+        measure_overlap(draw_trace(ranges=CPU, ranks={PID: number}, path=f"x.rank{number}.json")) for number in (0, 1)
+    )
+    merged = merge_ranks([first, second])
+    assert [rank.rank for rank in merged.ranks] == [0, 1]
+    assert merged.attribution.events == 2 * first.attribution.events
+    assert merged.warnings == first.warnings, "the same warning is said once"
+
+
+@given(st.text("ab.", min_size=30, max_size=30), st.text("N.", min_size=30, max_size=30), st.text("1.", min_size=30))
+def test_identities_hold_for_any_schedule(compute: str, communication: str, copies: str) -> None:
+    """Every run of equal characters is a kernel; those of one character are launched by one call."""
+    trace = draw_trace(
+        ranges={"step 0": "#" * 15, "step 1": "." * 15 + "#" * 15, "backward": "." * 8 + "#" * 6},
+        launches={"main": "a......N.......b1"},
+        streams={7: compute, 9: communication, 11: copies[:30]},
+    )
+    for rank in measure_overlap(trace).ranks:
+        assert rank.overlapped_ns + rank.exposed_ns == rank.comm_ns
+        for step in rank.steps:
+            assert step.overlapped_ns + step.exposed_ns == step.comm_ns
+            parts = (
+                step.compute_only_ns,
+                step.overlapped_ns,
+                step.exposed_ns,
+                step.exposed_memory_ns,
+                step.idle_ns,
+            )
+            assert sum(parts) == step.window_ns
+            assert min(parts) >= 0
+            assert 0 <= step.other_comm_ns <= step.idle_ns
+
+
+def test_what_prepares_a_collective_counts_with_it(tmp_path: Path) -> None:
+    """A dispatch and a combine of DeepEP, each after a kernel that tells peers how much will come; its time counts."""
+    names = ("internode::get_dispatch_layout<256>", "intranode::notify_dispatch<8>", "intranode::dispatch<8, 768>")
+    names += ("intranode::cached_notify_combine<8>", "intranode::combine<__nv_bfloat16, 8>")
+    kernels = [
+        Kernel(f"void deep_ep::{name}(...)", 10 * at, 10 * at + 6, launch=at, thread=1, stream=9)
+        for at, name in enumerate(names, 1)
+    ]
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels, [Range("step 0", 0, 9, 1)])))
+    (rank,) = measure_overlap(trace).ranks
+    assert (rank.collectives, rank.steps[0].collectives, rank.kernels) == (2, 2, 5)
+    assert (rank.comm_ns, rank.compute_ns) == (24, 6)
+    found = collectives_of(trace)
+    assert [one.op for one in found] == ["notify", "all_to_all", "notify", "all_to_all"]
+    assert sum(one.exposed_ns for one in found) == rank.exposed_ns == 24

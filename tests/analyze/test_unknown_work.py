@@ -1,0 +1,94 @@
+"""What is not in a trace is not said to be hidden or exposed: by any table, headline or verdict."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.quality import GRAPHS, NO_COMMUNICATION, NOTHING, merge_reasons
+from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.ingest.load import load_trace
+from tests.command_line import run
+from tests.ingest.test_kineto_json import event, write
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+
+def run_command(command: str, path: Path) -> str:
+    return run(*command.split(), "--format", "json", str(path)).stdout
+
+
+def headline(path: Path) -> str:
+    return str(json.loads(run_command("collectives", path))["headline"])
+
+
+def with_a_graph(path: Path) -> Path:
+    """The known truth with compute that a graph hides: it runs beside most of the communication."""
+    truth = known_truth()
+    first = truth.kernels[0]
+    truth.kernels.append(Kernel("graph", first.start, first.end + 10_000_000, first.launch, first.thread, kind="graph"))
+    return write_capture(path / "graph.sqlite", truth)
+
+
+def test_beside_a_graph_recorded_whole_nothing_is_said_to_be_exposed(tmp_path: Path) -> None:
+    path = with_a_graph(tmp_path)
+    assert headline(path) == f"Whether communication is exposed is not known: {GRAPHS}."
+    overlap = json.loads(run_command("overlap", path))
+    (rank,) = overlap["ranks"]
+    assert (rank["overlap_ratio"], rank["backward_overlap_ratio"], rank["reason"]) == (None, None, GRAPHS)
+    assert overlap["outliers"] is None
+    (variant,) = json.loads(run_command("compare", path))["variants"]
+    assert (variant["overlap_ratio"], variant["backward_overlap_ratio"]) == (None, None)
+    verdicts = json.loads(run_command("check --min-overlap 0 --max-exposed-ms 1000", path))["runs"][0]["verdicts"]
+    assert [(verdict["status"], verdict["reason"]) for verdict in verdicts] == [("unknown", GRAPHS)] * 2
+
+
+def test_what_a_graph_computes_is_not_said_to_be_the_rest_of_a_step(tmp_path: Path) -> None:
+    document = json.loads(run_command("compare", with_a_graph(tmp_path)))
+    assert (document["waterfall"]["budgets"], document["waterfall"]["unknown"]) == ([], ["graph"])
+
+
+def test_collectives_within_a_graph_are_not_said_to_be_absent(tmp_path: Path) -> None:
+    kernels = [Kernel("graph", 10, 90, 5, 100, kind="graph"), Kernel("gemm", 90, 95, 6, 100)]
+    assert GRAPHS in headline(write_capture(tmp_path / "x.sqlite", Capture(kernels=kernels)))
+
+
+def test_communication_of_the_host_is_not_said_to_be_absent(tmp_path: Path) -> None:
+    mpi = Capture([Kernel("saxpy", 10, 90, 5, 100)], [Range("MPI_Send", 95, 99, 100, domain="MPI")])
+    assert headline(write_capture(tmp_path / "x.sqlite", mpi)) == "Nothing in this trace is known to communicate."
+    gloo = write(tmp_path / "x.json", [event("user_annotation", "gloo:all_reduce", "10", "20")])
+    assert headline(gloo).endswith(f"{NOTHING}.")
+
+
+def test_few_unnamed_kernels_are_no_graphs(tmp_path: Path) -> None:
+    """Up to one in a hundred may have no name; the gate took them for CUDA graphs."""
+    kernels = [Kernel("gemm", 10 * at, 10 * at + 5, 10 * at, 100) for at in range(1, 300)]
+    kernels += [Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 12, 40, 11, 131, stream=9)]
+    kernels += [Kernel("", 4000, 4005, 3990, 100)]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels, [Range("step 0", 0, 5000, 100)]))
+    (rank,) = measure_overlap(load_trace(path)).ranks
+    assert rank.overlap_ratio is not None
+    (verdict,) = json.loads(run_command("check --min-overlap 0", path))["runs"][0]["verdicts"]
+    assert (verdict["status"], verdict["reason"]) == ("passed", None)
+
+
+def test_a_rank_of_which_nothing_is_known_does_not_count_among_the_others(tmp_path: Path) -> None:
+    (summary,) = compare_variants([measure_overlap(load_trace(with_a_graph(tmp_path)))])
+    assert summary.comm_ns is not None
+    assert summary.overlap_ratio is None
+
+
+@pytest.mark.parametrize(
+    ("parts", "whole"),
+    [
+        ([None, NO_COMMUNICATION, NOTHING], None),
+        ([None, GRAPHS], GRAPHS),
+        ([NOTHING, NO_COMMUNICATION], NO_COMMUNICATION),
+        ([NOTHING, NOTHING], NOTHING),
+    ],
+)
+def test_of_a_capture_in_parts_it_is_the_same(parts: list[str | None], whole: str | None) -> None:
+    assert merge_reasons(parts) == whole

@@ -1,0 +1,32 @@
+"""Medians of a run's steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.variants.comparison import compare_variants
+from tests.drawing import draw_trace
+
+STEPS = {"step 0": "######..............", "step 1": ".......######.......", "step 2": "..............######"}
+
+
+def test_a_tail_that_some_steps_only_tell_is_not_put_beside_all_steps_exposed_time() -> None:
+    """Two steps without backward hide all; the third exposes 4: a median tail of 4 stood beside an exposed 0."""
+    trace = draw_trace(
+        ranges={**STEPS, "forward": "######.######.......", "backward": "..............######"},
+        launches={"main": "aM.....bN.....c.O..."},
+        streams={7: ".aaa....bbb....c....", 9: ".MM.....NN......OOOO"},
+    )
+    result = measure_overlap(trace)
+    assert [step.tail_ns for step in result.ranks[0].steps] == [None, None, 4]
+    (summary,) = compare_variants([result])
+    assert (summary.exposed_ns, summary.tail_ns) == (0, None)
+
+
+def test_a_run_on_another_device_has_no_speedup_over_the_baseline() -> None:
+    trace = draw_trace(ranges=STEPS, launches={"main": "a......b......c"}, streams={7: ".aaa....bbb....c...."})
+    run = measure_overlap(trace)
+    naive, here, elsewhere = (replace(run, label=label) for label in ("naive", "here", "elsewhere"))
+    summaries = compare_variants([naive, here, replace(elsewhere, device="cpu")])
+    assert [summary.speedup for summary in summaries] == [1, 1, None]

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
+from ddp_prof.errors import TraceError
+from ddp_prof.ingest.load import load_trace
+from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
+
+MS = 1_000_000
+MAIN, AUTOGRAD = 100, 131
+
+
+def known_truth(steps: int = 4) -> Capture:
+    """Forward 20 ms, backward 40 ms, optimizer 10 ms; two all-reduces (15 and 20 ms) launched in backward by autograd.
+
+    ms        0         20                  60        70
+    compute   FFFFFFFFFFBBBBBBBBBBBBBBBBBBBB.........OOOOO
+    first     ..............AAAAAAA........................    34 to 49
+    second    .....................AAAAAAAAAA..............    49 to 69: its last 9 ms are exposed
+    """
+    capture = Capture(threads={(MAIN, MAIN): "python3", (MAIN, AUTOGRAD): "pt_autograd_0"})
+    for step in range(steps):
+        origin = step * 100 * MS + MS
+
+        def kernel(name: str, start: int, end: int, thread: int, launch: float, stream: int = 7) -> None:
+            at = origin + int(launch * MS)  # noqa: B023
+            capture.kernels.append(Kernel(name, origin + start * MS, origin + end * MS, at, thread, stream=stream))  # noqa: B023
+
+        for part in range(4):
+            kernel("gemm_forward", 5 * part, 5 * part + 5, MAIN, 0.1 + part / 10)
+        for part in range(8):
+            kernel("gemm_backward", 20 + 5 * part, 25 + 5 * part, AUTOGRAD, 2 + part / 10)
+        kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 34, 49, AUTOGRAD, 2.35, stream=13)
+        kernel("ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_f32(ncclSymkArgs)", 49, 69, AUTOGRAD, 2.75, stream=13)
+        kernel("multi_tensor_adam", 69, 79, MAIN, 4.0)
+        for name, start, end, registered in (
+            (f"step_{step}", 0, 5, False),
+            ("forward", 0, 1, True),
+            ("backward", 2, 3, True),
+        ):
+            capture.ranges.append(Range(name, origin + start * MS, origin + end * MS, MAIN, registered=registered))
+    return capture
+
+
+def overlap_of(path: Path) -> TraceOverlap:
+    return measure_overlap(load_trace(path))
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_every_generation_of_exports_gives_the_same_truth(product: str, tmp_path: Path) -> None:
+    result = overlap_of(write_capture(tmp_path / "x.sqlite", known_truth(), product))
+    (rank,) = result.ranks
+    assert [step.step for step in rank.steps] == [0, 1, 2, 3]
+    for step in rank.steps:
+        assert (step.kernels, step.collectives) == (15, 2)
+        assert (step.comm_ns, step.overlapped_ns, step.exposed_ns) == (35 * MS, 26 * MS, 9 * MS)
+        assert (step.backward_overlapped_ns, step.tail_ns, step.window_ns) == (26 * MS, 9 * MS, 79 * MS)
+    assert result.attribution.method == "ranges"
+    assert result.attribution.device_time == 1.0
+    assert result.producer == (None if product == "2020.3" else f"{product}.0.1")
+
+
+def test_equal_correlation_ids_of_two_processes_are_not_mixed_up(tmp_path: Path) -> None:
+    """The first kernel of both processes has correlation id 1, but the other's call lies in a step."""
+    capture = Capture(
+        kernels=[
+            Kernel("gemm", 10, 20, launch=5, thread=200, process=200),
+            Kernel("gemm", 30, 40, launch=500, thread=300, process=300, device=1),
+        ],
+        ranges=[Range(f"step {process}", 0, 100, process, process) for process in (200, 300)],
+    )
+    first, second = overlap_of(write_capture(tmp_path / "x.sqlite", capture)).ranks
+    assert (first.process, first.device, first.steps[0].kernels) == (200, 0, 1)
+    assert (second.process, second.device, second.steps[0].kernels) == (300, 1, 0)
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_a_step_still_open_at_the_end_is_no_step(product: str, tmp_path: Path) -> None:
+    capture = Capture(
+        kernels=[Kernel("gemm", 20, 30, launch=15, thread=1), Kernel("gemm", 60, 70, launch=55, thread=1)],
+        ranges=[Range("step 0", 10, 40, 1), Range("step 1", 50, None, 1), Range("later", 80, 90, 1)],
+    )
+    (rank,) = overlap_of(write_capture(tmp_path / "x.sqlite", capture, product)).ranks
+    assert [(step.step, step.kernels, step.host_ns) for step in rank.steps] == [(0, 1, 30)]
+
+
+def test_a_users_pattern_adds_communication(tmp_path: Path) -> None:
+    capture = Capture(kernels=[Kernel("my_fabric_reduce(float*)", 10, 20, launch=5, thread=1)])
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    assert overlap_of(path).ranks[0].collectives == 0
+    assert measure_overlap(load_trace(path, extra_patterns=["fabric_reduce"])).ranks[0].collectives == 1
+
+
+def test_the_file_stays_as_it_was(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth())
+    before = hashlib.sha256(path.read_bytes()).digest()
+    path.chmod(0o444)
+    overlap_of(path)
+    assert hashlib.sha256(path.read_bytes()).digest() == before
+    assert [path.name for path in tmp_path.iterdir()] == ["x.sqlite"], "no side file"
+
+
+def test_odd_file_names_are_read(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "a b?c#d%20é.sqlite", known_truth(1))
+    assert len(overlap_of(path).ranks) == 1
+
+
+def test_a_foreign_database_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE cats (name)")
+        database.execute("INSERT INTO cats VALUES ('Tom')")
+        database.commit()
+    with pytest.raises(TraceError, match=r"x\.sqlite: .*no Nsight Systems export .*cats.*nsys export"):
+        load_trace(path)
+
+
+def test_a_damaged_database_is_refused(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth())
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + b"\xff" * 4096 + data[8192:])
+    with pytest.raises(TraceError, match=r"x\.sqlite"):
+        load_trace(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\0\1\2garbage" * 99, b"SQLite format 3\0", b"{", b"[1, 2", b"\x1f\x8bnope"])
+def test_anything_else_is_refused_with_a_reason(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(content)
+    with pytest.raises(TraceError, match=str(path)):
+        load_trace(path)
+
+
+def test_real_captures_agree_with_an_independent_program(shared_traces: Path) -> None:
+    expected = json.loads((shared_traces / "expected.json").read_text())
+    for name, want in expected.items():
+        result = overlap_of(shared_traces / name)
+        ranks = {f"{rank.process}/{rank.device}": rank for rank in result.ranks}
+        for key, totals in want["totals"].items():
+            assert {field: getattr(ranks[key], field) for field in totals} == totals, f"{name} {key}"
+        steps = [step for rank in result.ranks for step in rank.steps] if "steps" in want else []
+        for step, got in zip(want.get("steps", []), steps, strict=True):
+            fields = [field for field in step if hasattr(got, field)]
+            assert {"kernels", "collectives", "comm_ns", "overlapped_ns", "exposed_ns", "host_ns"} <= set(fields)
+            assert {field: getattr(got, field) for field in fields} == {field: step[field] for field in fields}
+        if not want["totals"]:
+            assert all(rank.overlap_ratio is None and rank.reason for rank in result.ranks), name
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_a_range_left_open_is_marked(product: str, tmp_path: Path) -> None:
+    """Releases write NULL, 0 or -1 for the end that never came."""
+    capture = Capture(ranges=[Range("step 0", 10, 40, 1), Range("step 1", 50, None, 1), Range("later", 80, 90, 1)])
+    spans = load_trace(write_capture(tmp_path / "x.sqlite", capture, product)).spans
+    assert list(zip(spans.start_ns, spans.end_ns, spans.is_open, strict=True)) == [
+        (10, 40, 0),
+        (50, 90, 1),
+        (80, 90, 0),
+    ]
+
+
+@pytest.mark.parametrize("product", GENERATIONS)
+def test_an_open_range_lasts_until_the_last_event_of_the_capture(product: str, tmp_path: Path) -> None:
+    capture = Capture(
+        kernels=[Kernel("gemm", 60, 700, launch=55, thread=1)],
+        ranges=[Range("step 0", 0, 40, 1), Range("step 1", 50, None, 1)],
+    )
+    spans = load_trace(write_capture(tmp_path / "x.sqlite", capture, product)).spans
+    assert spans.end_ns.tolist() == [40, 700]
+
+
+def test_the_name_of_the_machine_where_the_export_tells_it(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    assert load_trace(path).node is None
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE TARGET_INFO_SYSTEM_ENV (name TEXT, value TEXT)")
+        database.execute("INSERT INTO TARGET_INFO_SYSTEM_ENV VALUES ('Hostname', 'node7'), ('OS', 'Linux')")
+        database.commit()
+    assert load_trace(path).node == "node7"
+
+
+@pytest.mark.parametrize(
+    ("machine", "seen", "gpu"),
+    [
+        ([(0, "Intel Iris"), (3, "NVIDIA H100")], [(100, 0, 3), (7, 0, 0)], "NVIDIA H100"),
+        ([(0, "NVIDIA A100"), (3, "NVIDIA A100")], None, "NVIDIA A100"),
+        ([(0, "Quadro"), (3, "NVIDIA H100")], None, None),
+        ([(0, "Quadro")], [(100, 0, 9)], None),
+    ],
+    ids=[
+        "a process sees some of the GPUs",
+        "all are of one kind",
+        "which of them is not told",
+        "one that is not listed",
+    ],
+)
+def test_the_name_of_the_gpu_where_the_export_tells_it(
+    tmp_path: Path, machine: list[tuple[int, str]], seen: list[tuple[int, int, int]] | None, gpu: str | None
+) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE TARGET_INFO_GPU (vmId INTEGER, id INTEGER, name TEXT)")
+        database.executemany("INSERT INTO TARGET_INFO_GPU VALUES (1, ?, ?)", machine)
+        if seen is not None:
+            database.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (pid INTEGER, cudaId INTEGER, gpuId INTEGER)")
+            database.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, ?, ?)", seen)
+        database.commit()
+    assert overlap_of(path).ranks[0].gpu == gpu
+
+
+SHARED = "shared GPU: time-sliced"
+PERHAPS = "processes 100, 101 use a device 0 at one time"
+
+
+@pytest.mark.parametrize(
+    ("machine", "seen", "second", "said"),
+    [
+        ([0], None, 0, SHARED),  # the only GPU of the machine
+        ([0, 1], [(100, 0, 1), (101, 0, 1)], 0, SHARED),
+        ([0, 1], [(100, 0, 1), (101, 0, 0)], 0, None),  # each process sees one GPU, and calls it 0
+        ([0, 1], None, 0, PERHAPS),
+        ([], None, 0, PERHAPS),
+        ([0], None, 50, None),  # one after the other
+    ],
+)
+def test_two_processes_that_compute_on_one_gpu_share_it(
+    tmp_path: Path, machine: list[int], seen: list[tuple[int, int, int]] | None, second: int, said: str | None
+) -> None:
+    kernels = [
+        Kernel("gemm", start, start + 10, launch=start, thread=process, process=process)
+        for process, begin in ((100, 0), (101, second))
+        for start in (begin, begin + 20)
+    ]
+    path = write_capture(tmp_path / "x.sqlite", Capture(kernels=kernels))
+    with closing(sqlite3.connect(path)) as database:
+        if machine:
+            database.execute("CREATE TABLE TARGET_INFO_GPU (id INTEGER, name TEXT)")
+            database.executemany("INSERT INTO TARGET_INFO_GPU VALUES (?, 'NVIDIA A100')", [(one,) for one in machine])
+        if seen is not None:
+            database.execute("CREATE TABLE TARGET_INFO_CUDA_DEVICE (pid INTEGER, cudaId INTEGER, gpuId INTEGER)")
+            database.executemany("INSERT INTO TARGET_INFO_CUDA_DEVICE VALUES (?, ?, ?)", seen)
+        database.commit()
+    warnings = overlap_of(path).warnings
+    assert [text for text in (SHARED, PERHAPS) if any(text in warning for warning in warnings)] == [said] * bool(said)
