@@ -2,8 +2,7 @@
 
 from ddp_prof.ddp.all_reduce import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP
 from ddp_prof.ddp.base import DataParallel
-from ddp_prof.ddp.fully_sharded import FullyShardedDDP
-from ddp_prof.ddp.reference import TorchDDP
+from ddp_prof.ddp.reference import FullyShardedDDP, TorchDDP
 from ddp_prof.ddp.sharded import ShardedDDP
 from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
 

@@ -1,17 +1,22 @@
-"""The variants that all-reduce their gradients: naive, flat, overlap, bucketed. Each improves on the one before.
+"""The variants that reduce their gradients themselves, by all-reduces: naive, flat, overlap, bucketed.
 
-In all of them a gradient is copied once, divided, into a buffer, and stays a view of it: nothing is copied back.
+Each improves on the one before. In all of them a gradient is copied once, divided, into a buffer, and stays a view of
+it: nothing is copied back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.bucket_assignment import (
+from ddp_prof import annotate
+from ddp_prof.ddp.base import DataParallel, add_hooks
+from ddp_prof.ddp.buckets import (
     Assignment,
     ParameterSize,
     assign_buckets,
@@ -19,8 +24,136 @@ from ddp_prof.ddp.bucket_assignment import (
     assign_each,
     cap_in_bytes,
 )
-from ddp_prof.ddp.collective import current_device, global_rank
-from ddp_prof.ddp.reducing import ReducingVariant
+from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
+from ddp_prof.ddp.reducer import Reducer
+from ddp_prof.errors import CommunicationError
+
+WRAP_AGAIN = "call remove() and wrap the module again"
+
+
+class ReducingVariant(DataParallel):
+    """A variant that reduces its gradients itself: after backward where :attr:`is_blocking`, else from gradient hooks.
+
+    Args:
+        module: What is trained. Ranks must have the same one, and the same options; this is checked.
+        process_group: ``None`` is the default group.
+        find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
+            at the price of one small all-reduce per step, for whose result the host waits: on a GPU in each step until
+            backward and communication are done. Otherwise their gradient is zeros.
+        broadcast_buffers: Make buffers (as the running statistics of batch normalisation) those of rank 0 before the
+            first forward and before each that follows one with synchronization, as torch's DDP does.
+        schedule: Options of a subclass that decide what is communicated, and when.
+    """
+
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
+
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        find_unused_parameters: bool = False,
+        broadcast_buffers: bool = True,
+        schedule: Mapping[str, object] | None = None,
+    ) -> None:
+        own = {"find_unused_parameters": find_unused_parameters, "broadcast_buffers": broadcast_buffers}
+        super().__init__(module, process_group, {**(schedule or {}), **own})
+        broadcast_state(module, process_group)
+        self.assignment = self._assign(self._sizes())
+        self._find_unused = find_unused_parameters
+        self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
+        self._trained = self.trained_parameters()
+        self._frozen = [each for each in module.named_parameters() if not each[1].requires_grad]
+        self._set_up()
+
+    def _set_up(self) -> None:
+        super()._set_up()
+        self._reducer = self._make_reducer()
+        self._remover = add_hooks(self, self._trained, self.optimizer_parameters())
+        self._structure: Structure | None = None
+
+    def _make_reducer(self) -> Reducer:
+        return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
+
+    def _sizes(self) -> list[ParameterSize]:
+        return [
+            ParameterSize(each.numel(), each.nbytes, (each.dtype, each.device)) for each in self.trained_parameters()
+        ]
+
+    @abstractmethod
+    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
+        pass
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute what the module computes.
+
+        Raises:
+            CommunicationError: The model has a parameter now whose gradients would not be synchronized.
+        """
+        if torch.is_grad_enabled():
+            self._forget_dropped()
+        if self._are_buffers_due:
+            broadcast_buffers(list(self.module.buffers()), self.process_group)
+        is_trained = self._is_synchronizing and torch.is_grad_enabled()
+        if is_trained:
+            self._check_model()
+        self._are_buffers_due = is_trained and self._broadcast_buffers
+        return super().forward(*args, **kwargs)
+
+    def on_gradient(self, index: int) -> None:
+        """Take the gradient of a parameter, which backward has just finished. Called by its hook."""
+        if not self._is_synchronizing:
+            return
+        self.is_unfinished = True
+        if not self.is_blocking:
+            self._reducer.ready(index)
+
+    def remove(self) -> None:
+        self._remover()
+
+    def kept_tensors(self) -> list[torch.Tensor]:
+        return self._reducer.kept_tensors()
+
+    def _synchronize(self) -> None:
+        self._reducer.finish()
+
+    def _forget_dropped(self) -> None:
+        if self.is_unfinished and self._reducer.is_dropped():
+            self.is_unfinished = False
+            with annotate.synchronize():
+                self._reducer.finish(is_discarded=True)
+
+    def _check_model(self) -> None:
+        for name, parameter in self._frozen:
+            if parameter.requires_grad:
+                raise CommunicationError(
+                    f"parameter {name!r} was frozen when the variant was made and requires a gradient now: {WRAP_AGAIN}"
+                )
+        if self._structure is not None and self._structure.is_unchanged():
+            return
+        known = {id(parameter) for parameter in self._trained}
+        for name, parameter in self.module.named_parameters():
+            if parameter.requires_grad and id(parameter) not in known:
+                raise CommunicationError(
+                    f"parameter {name!r} came to the model after the variant was made: {WRAP_AGAIN}"
+                )
+        self._structure = Structure(self.module)
+
+
+class Structure:
+    """The modules and parameters of a module; a fast check in each forward shows whether they changed."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]
+        self._objects = [*self._iterate_objects()]  # kept, so that no other object gets the identity of one of them
+        self._ids = [*map(id, self._objects)]
+
+    def is_unchanged(self) -> bool:
+        return self._ids == [*map(id, self._iterate_objects())]
+
+    def _iterate_objects(self) -> Iterator[object]:
+        # Past the waiting of ``sharded``, which is for the values of parameters.
+        return chain.from_iterable(map(dict.values, self._holders))
 
 
 class NaiveDDP(ReducingVariant):

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.bucket_assignment import ParameterSize, assign_buckets
+from ddp_prof.ddp.buckets import ParameterSize, assign_buckets
 from ddp_prof.ddp.collective import launch_broadcast
 from ddp_prof.ddp.rank_consistency import TensorSpec, compare_with_rank_0, describe_tensor, find_difference
 from ddp_prof.errors import CommunicationError

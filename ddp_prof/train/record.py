@@ -22,7 +22,7 @@ import torch.distributed as dist
 import ddp_prof
 from ddp_prof import range_names
 from ddp_prof.ddp import DataParallel
-from ddp_prof.ddp.reducing import ReducingVariant
+from ddp_prof.ddp.all_reduce import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.arguments import Arguments

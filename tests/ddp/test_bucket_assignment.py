@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.bucket_assignment import (
+from ddp_prof.ddp.buckets import (
     ParameterSize,
     assign_buckets,
     assign_by_readiness,

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.gradient_bucket import GradientBucket
+from ddp_prof.ddp.buckets import GradientBucket
 
 SCALE = 0.25
 
@@ -85,7 +85,7 @@ def test_a_launch_waits_for_the_copies_of_all_streams(monkeypatch: pytest.Monkey
         def wait(self, _device: torch.device) -> None:
             seen.append(("wait", bucket.views[0].tolist()))
 
-    monkeypatch.setattr("ddp_prof.ddp.gradient_bucket.StreamFence", Fence)
+    monkeypatch.setattr("ddp_prof.ddp.buckets.StreamFence", Fence)
     parameter = torch.nn.Parameter(torch.zeros(2))
     bucket = GradientBucket(0, [parameter])
     parameter.grad = torch.full((2,), 4.0)
@@ -97,7 +97,7 @@ def test_a_launch_waits_for_the_copies_of_all_streams(monkeypatch: pytest.Monkey
 def test_memory_that_crosses_streams_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook drops the gradient, the launch uses the buffer, ``finish`` what came late: each on its own stream."""
     held: list[torch.Tensor] = []
-    monkeypatch.setattr("ddp_prof.ddp.gradient_bucket.hold_for_current_stream", held.append)
+    monkeypatch.setattr("ddp_prof.ddp.buckets.hold_for_current_stream", held.append)
     parameter = torch.nn.Parameter(torch.zeros(2))
     bucket, late_bucket = GradientBucket(0, [parameter]), GradientBucket(0, [parameter])
     gradient, late = torch.ones(2), torch.ones(2)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_prof.ddp.gradient_bucket import StreamFence, hold_for_current_stream
+from ddp_prof.ddp.buckets import StreamFence, hold_for_current_stream
 
 GPU = torch.device("cuda", 0)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp.gradient_bucket import TakenGradient
+from ddp_prof.ddp.buckets import TakenGradient
 from ddp_prof.errors import CommunicationError
 
 
