@@ -22,9 +22,9 @@ from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.table import TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import at_least
 from ddp_prof.train.launch import launch, run_program
-from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
 
 FLOAT32_BYTES = 4

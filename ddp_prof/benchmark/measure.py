@@ -21,8 +21,8 @@ from ddp_prof.capture.variant import capture as capture_variant
 from ddp_prof.errors import DdpProfError, OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.manifest import Manifest, caveats_of, load_manifest
 from ddp_prof.run_config import RunConfig
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import launch
-from ddp_prof.train.sizes import MODEL_SIZES
 
 MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
 """What a run that failed does not tell."""

@@ -36,9 +36,9 @@ from ddp_prof.benchmark.store import (
 )
 from ddp_prof.errors import WorkloadError
 from ddp_prof.run_config import RunConfig
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.launch import die_with_launcher, run_program
-from ddp_prof.train.sizes import MODEL_SIZES
 from ddp_prof.variants import VARIANT_NAMES
 
 

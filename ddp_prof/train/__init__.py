@@ -2,4 +2,63 @@
 
 python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 25 --model-size mini
 torchrun --nproc-per-node 2 -m ddp_prof.train --variant overlap --model-size xl --batch-size 4 --seq-len 128
+
+The sizes of the model are here: they need no torch, so that ``--help`` is quick.
 """
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+VOCABULARY = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSize:
+    """Dimensions of the transformer.
+
+    Attributes:
+        d_model: Width of the residual stream; a multiple of ``2 * heads`` (rotary embedding turns pairs).
+        d_ff: Width inside the feed-forward blocks.
+        layers: Number of blocks.
+        heads: Attention heads of a block.
+    """
+
+    d_model: int
+    d_ff: int
+    layers: int
+    heads: int
+
+    @property
+    def parameter_count(self) -> int:
+        """Number of parameters; a block has four projections, three feed-forward matrices and two norms."""
+        block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
+        return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
+
+    def step_flops(self, tokens: int, seq_len: int) -> int:
+        """Multiplications and additions of matrix products in forward and backward of a step.
+
+        2 for each weight of a matrix and token, the embedding being a look-up; 4 seq_len d_model for each token in each
+        attention (scores and weighted values, the masked half counted); backward costs twice forward (Kaplan et al.
+        2020, section 2.1). Activation checkpointing adds one more forward of the blocks.
+        """
+        weights = self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff) + VOCABULARY * self.d_model
+        return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)
+
+    def gradient_bytes(self) -> int:
+        return 4 * self.parameter_count
+
+
+MODEL_SIZES = {
+    "tiny": ModelSize(32, 64, 2, 2),  # for tests
+    "mini": ModelSize(256, 1024, 4, 4),  # for captures on two CPU cores
+    # Stanford CS336, spring 2025, assignment 2
+    "small": ModelSize(768, 3072, 12, 12),
+    "medium": ModelSize(1024, 4096, 24, 16),
+    "large": ModelSize(1280, 5120, 36, 20),
+    "xl": ModelSize(1600, 6400, 48, 25),
+    "2.7B": ModelSize(2560, 10240, 32, 32),
+    # The same course, spring 2026; its xl is what was the 2.7B
+    "xl-2026": ModelSize(2560, 10240, 32, 32),
+    "10B-2026": ModelSize(4608, 12288, 50, 36),
+}

@@ -9,7 +9,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
 from ddp_prof.run_config import FAULTS, RunConfig
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 NO_CAP = math.inf

@@ -1,8 +1,9 @@
-"""A rank's place among the ranks, its device and backend, and the process group."""
+"""A rank's place among the ranks, its device and backend, the memory it may have, and the process group."""
 
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import FileStore, HashStore, Store, TCPStore  # type: ignore[attr-defined]  # not in torch's __all__
 
-from ddp_prof.errors import WorkloadError, first_line
+from ddp_prof.errors import OutOfMemoryError, WorkloadError, first_line
 from ddp_prof.run_config import RunConfig
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import LAUNCH_DIRECTORY
 
 ALLOWED_SINCE = (2, 30)
@@ -44,6 +46,11 @@ REFUSALS = (
     "Multiple Ranks are using the same GPU/Partition",  # 2.30.7
     "invalid usage",  # what every version says where it does not tell more
 )
+
+BYTES_PER_PARAMETER = 20
+"""float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
+CGROUPS = Path("/sys/fs/cgroup")
+MEMBERSHIP = Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +132,66 @@ def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: RankI
             f"--ranks-per-gpu {ranks_per_gpu} seats {gpus * ranks_per_gpu} ranks on {gpus} GPUs, but there are "
             f"{place.local_world}: use --ranks-per-gpu {-(-place.local_world // gpus)}"
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A memory limit, whose it is (as in "this machine has"), and how many ranks share it."""
+
+    who: str
+    bytes: int
+    ranks: int
+
+
+def check_memory(model_size: str, ranks: int) -> None:
+    """Raise an error if a model cannot fit: on a CPU the system would kill a process silently."""
+    tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
+    need = tightest.ranks * BYTES_PER_PARAMETER * MODEL_SIZES[model_size].parameter_count
+    if need > tightest.bytes:
+        gib = f"{need / 2**30:.3g} GiB"
+        whose = f"--model-size {model_size} needs {gib} per rank"
+        if tightest.ranks > 1:
+            whose = f"{tightest.ranks} ranks of --model-size {model_size} need {gib}"
+        raise OutOfMemoryError(
+            f"out of memory: {whose}, {tightest.who} {tightest.bytes / 2**30:.3g}: choose a smaller one"
+        )
+
+
+def find_limits(ranks: int) -> list[Limit]:
+    """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
+    limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
+    limits += [
+        Limit("this control group has", cgroup_limit, ranks)
+        for cgroup_limit in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))
+    ]
+    address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if address_space != resource.RLIM_INFINITY:
+        limits.append(Limit("ulimit -v allows a process", address_space, 1))
+    return limits
+
+
+def _cgroup_limits(root: Path, membership: str) -> list[int]:
+    """Limits of the control groups that ``/proc/self/cgroup`` names, and of all that they lie in.
+
+    Its lines are ``0::/path`` (version 2) or ``7:memory:/path`` (version 1). A container may see its own as the root.
+    """
+    files: list[Path] = []
+    for line in membership.splitlines():
+        _, controllers, path = line.split(":", 2)
+        inner = Path(path.strip("/"))
+        folders = (inner, *inner.parents)
+        if not controllers:
+            files += [root / folder / "memory.max" for folder in folders]
+        elif "memory" in controllers.split(","):
+            files += [root / "memory" / folder / "memory.limit_in_bytes" for folder in folders]
+    return [int(text) for text in map(_read, files) if text.isdigit() and int(text)]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 @contextmanager

@@ -1,17 +1,19 @@
-"""Collects what ``run.json`` holds besides the settings: the machine, the versions, the model, the times."""
+"""What is recorded of a run: the window of a profiler, and what ``run.json`` holds besides the settings."""
 
 from __future__ import annotations
 
+import gzip
 import importlib.metadata
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import datetime, timezone
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from datetime import datetime, timedelta, timezone
 from math import isnan
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,12 +23,77 @@ import torch.distributed as dist
 
 import ddp_prof
 from ddp_prof import range_names
+from ddp_prof.annotate.unattended import make_profile
+from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.arguments import Arguments
-from ddp_prof.train.step import StepResult
+from ddp_prof.train.workload import StepResult
+
+
+def choose_recording(
+    device: torch.device, kineto: Path | None, rank: int, timeout_s: float
+) -> AbstractContextManager[None] | None:
+    """What to put round the measured steps; ``None`` where a profiler records the whole process, or there is none.
+
+    Every rank must enter it, and then waits for the others for ``timeout_s`` seconds.
+    """
+    if kineto is not None:
+        return _kineto(rank_path(kineto, rank), GlooBarrier(device, timeout_s))
+    return _cuda_profiler(GlooBarrier(device, timeout_s)) if device.type == "cuda" else None
+
+
+class GlooBarrier:
+    """A barrier for all ranks, with their devices idle.
+
+    Through gloo, whatever the backend: NCCL's barrier is an all-reduce, which would be recorded with the others.
+    """
+
+    def __init__(self, device: torch.device, timeout_s: float) -> None:
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=timeout_s))
+        self.device = device
+
+    def __call__(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        dist.barrier(self._group)
+
+
+@contextmanager
+def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
+    """``cudaProfilerStart`` to ``cudaProfilerStop``, which ``nsys --capture-range=cudaProfilerApi`` waits for.
+
+    The ranks meet on both sides: the first to stop may end the recording for all. After a failure they do not: a peer
+    may be gone, and would be waited for.
+    """
+    meet()
+    torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
+    meet()
+    yield
+    meet()
+    torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
+    meet()
+
+
+@contextmanager
+def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
+    """``torch.profiler``, written as Kineto JSON: one file per rank, our ranges included; none after a failure."""
+    recorded = make_profile(on_gpu=meet.device.type == "cuda")
+    meet()
+    with recorded:
+        meet()
+        yield
+    with atomic_write(path) as partial:
+        recorded.export_chrome_trace(str(partial))
+        if path.name.endswith(".gz"):
+            partial.write_bytes(gzip.compress(partial.read_bytes(), 6))
+
+
+def rank_path(path: Path, rank: int) -> Path:
+    suffix = ".json.gz" if path.name.endswith(".json.gz") else ".json"
+    return path.with_name(f"{path.name.removesuffix(suffix)}.rank{rank}{suffix}")
 
 
 def describe_run(
@@ -149,6 +216,35 @@ def _gpu_sharing_options(ranks_per_gpu: int) -> dict[str, Any]:
         return {}
     names = sorted(name for name in os.environ if name.startswith("NCCL_"))
     return {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
+
+
+def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict[str, int]:
+    """Bytes that this rank keeps between two steps, each storage once; call it after a step.
+
+    Gradients are counted with the buckets of which they are views; activations and a communication library's own
+    buffers are left out.
+    """
+    stepped = variant.optimizer_parameters()
+    parameters = [*variant.module.parameters(), *stepped]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    states = [value for kept in optimizer.state.values() for value in kept.values()]
+    return {
+        "parameters": _storage_bytes(parameters),
+        "gradients": _storage_bytes([*gradients, *variant.kept_tensors()]),
+        "optimizer": _storage_bytes([value for value in states if hasattr(value, "untyped_storage")]),
+    }
+
+
+def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in local}
+    return sum(storages.values())
+
+
+def resident_bytes() -> int:
+    """The most memory that this process ever had at once."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class Message(NamedTuple):

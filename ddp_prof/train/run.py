@@ -22,14 +22,18 @@ from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import Manifest, write_manifest
 from ddp_prof.run_config import FAULTS, LEARNING_RATE, RunConfig
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import Arguments
-from ddp_prof.train.memory import check_memory, count_state, resident_bytes
-from ddp_prof.train.model import TransformerLM, activation_bytes
-from ddp_prof.train.process_group import RankInfo, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.profiler import choose_recording
-from ddp_prof.train.record import MessageLog, describe_run
-from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import StepResult, Trainer, scatter_batches, wait_for_device
+from ddp_prof.train.process_group import RankInfo, check_memory, choose_device, count_ranks_per_gpu, process_group
+from ddp_prof.train.record import MessageLog, choose_recording, count_state, describe_run, resident_bytes
+from ddp_prof.train.workload import (
+    StepResult,
+    Trainer,
+    TransformerLM,
+    activation_bytes,
+    scatter_batches,
+    wait_for_device,
+)
 
 NOTHING, HOST_SYNC, ONE_BUCKET, REVERSED, SLOW_RANK, STARVED = FAULTS
 SLOWED_RANK, SLEEP_S = 1, 0.2

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from script_ranks import add_options, run_ranks
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train import MODEL_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +43,7 @@ def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     from ddp_prof.ddp import DataParallel, ShardedDDP, ShardedOptimizer, TorchDDP
-    from ddp_prof.train.model import TransformerLM
-    from ddp_prof.train.step import Trainer, make_tokens
+    from ddp_prof.train.workload import Trainer, TransformerLM, make_tokens
 
     def unhooked(model: torch.nn.Module) -> DataParallel:
         return TorchDDP(model, mark_buckets=False)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from script_ranks import add_options, run_ranks
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train import MODEL_SIZES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ddp_prof.ddp import DataParallel
     from ddp_prof.train.process_group import RankInfo
-    from ddp_prof.train.step import Trainer
+    from ddp_prof.train.workload import Trainer
 
 Seconds = tuple[list[float], list[float]]
 """Of each step of the two."""
@@ -97,8 +97,7 @@ def make_taker(
     """A function that takes one training step and returns its seconds on this rank."""
     import torch
 
-    from ddp_prof.train.model import TransformerLM
-    from ddp_prof.train.step import Trainer, make_tokens
+    from ddp_prof.train.workload import Trainer, TransformerLM, make_tokens
 
     torch.manual_seed(0)
     device = arguments.chosen_device

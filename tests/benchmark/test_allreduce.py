@@ -11,7 +11,7 @@ import pytest
 
 from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
 from ddp_prof.benchmark.bucket_model import MessageCost
-from ddp_prof.train.sizes import MODEL_SIZES
+from ddp_prof.train import MODEL_SIZES
 
 GB_PER_S = 2.0  # bytes a nanosecond
 OVERHEAD_NS = 100_000

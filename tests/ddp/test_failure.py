@@ -11,9 +11,8 @@ import torch
 
 from ddp_prof.ddp import VARIANTS
 from ddp_prof.errors import CommunicationError
-from ddp_prof.train.model import TransformerLM
-from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import Trainer
+from ddp_prof.train import MODEL_SIZES
+from ddp_prof.train.workload import Trainer, TransformerLM
 from tests.ddp.gloo_ranks import run_ranks
 
 

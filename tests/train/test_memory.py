@@ -11,8 +11,9 @@ import torch
 
 from ddp_prof.ddp import VARIANTS
 from ddp_prof.errors import OutOfMemoryError
-from ddp_prof.train import memory
-from ddp_prof.train.memory import check_memory, count_state, find_limits, resident_bytes
+from ddp_prof.train import process_group as module
+from ddp_prof.train.process_group import check_memory, find_limits
+from ddp_prof.train.record import count_state, resident_bytes
 from tests.ddp.gloo_ranks import run_ranks
 
 GIB = 2**30
@@ -21,10 +22,10 @@ GIB = 2**30
 @pytest.fixture
 def groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine of 64 GiB with control groups as a test writes them."""
-    monkeypatch.setattr(memory, "CGROUPS", tmp_path)
-    monkeypatch.setattr(memory, "MEMBERSHIP", tmp_path / "membership")
-    monkeypatch.setattr(memory.os, "sysconf", lambda name: 2**12 if name == "SC_PAGE_SIZE" else 2**24)
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(module, "CGROUPS", tmp_path)
+    monkeypatch.setattr(module, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(module.os, "sysconf", lambda name: 2**12 if name == "SC_PAGE_SIZE" else 2**24)
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     return tmp_path
 
 
@@ -57,7 +58,7 @@ def test_control_groups_of_version_1(groups: Path) -> None:
 
 
 def test_ulimit_is_of_a_process(groups: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.resource, "getrlimit", lambda _: (10 * GIB, resource.RLIM_INFINITY))
+    monkeypatch.setattr(module.resource, "getrlimit", lambda _: (10 * GIB, resource.RLIM_INFINITY))
     assert limits(4) == [(64, 4), (10, 1)]
     check_memory("medium", 4)  # 7.9 GiB each
     with pytest.raises(

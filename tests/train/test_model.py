@@ -9,9 +9,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
-from ddp_prof.train.model import TransformerLM, activation_bytes, rotary_angles, rotate
-from ddp_prof.train.sizes import MODEL_SIZES, VOCABULARY
-from ddp_prof.train.step import make_tokens
+from ddp_prof.train import MODEL_SIZES, VOCABULARY
+from ddp_prof.train.workload import TransformerLM, activation_bytes, make_tokens, rotary_angles, rotate
 
 PARAMETERS = {
     "small": 128_625_408,

@@ -12,11 +12,10 @@ from torch.nn import functional
 
 from ddp_prof.errors import WorkloadError
 from ddp_prof.manifest import Manifest, load_manifest
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.model import TransformerLM
 from ddp_prof.train.run import check_numerics, set_numerics
-from ddp_prof.train.sizes import MODEL_SIZES
-from ddp_prof.train.step import autocast, make_tokens
+from ddp_prof.train.workload import TransformerLM, autocast, make_tokens
 from tests.train.forked import train
 from tests.train.test_workload import SMALL
 

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.errors import WorkloadError
-from ddp_prof.train import memory, process_group, run
+from ddp_prof.train import process_group, run
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.process_group import RankInfo, choose_device, find_place
 
@@ -111,6 +111,6 @@ def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pat
 def test_what_cannot_work_is_refused_before_it_starts(
     machine: pytest.MonkeyPatch, argv: list[str], message: str
 ) -> None:
-    machine.setattr(memory, "find_limits", lambda ranks: [memory.Limit("this machine has", 2**33, ranks)])
+    machine.setattr(process_group, "find_limits", lambda ranks: [process_group.Limit("this machine has", 2**33, ranks)])
     with pytest.raises(WorkloadError, match=message):
         run.check(parse_arguments(["--variant", "flat", *argv]), TWO)

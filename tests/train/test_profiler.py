@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_prof.train.profiler import GlooBarrier, rank_path
+from ddp_prof.train.record import GlooBarrier, rank_path
 from tests.ddp.gloo_ranks import run_ranks
 
 
