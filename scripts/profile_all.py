@@ -9,10 +9,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ddp_prof.capture.job import choose_nsys
-from ddp_prof.capture.plan import UsageError
 from ddp_prof.capture.processes import run_tethered
-from ddp_prof.capture.variant import capture, describe_failure
+from ddp_prof.capture.recorder import choose_nsys
+from ddp_prof.capture.variant import UsageError, capture, describe_failure
 from ddp_prof.errors import DdpProfError
 from ddp_prof.train.launch import Stopped, stop_on_signals
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES

@@ -37,7 +37,7 @@
 #   LIMIT_S       end the recorded run after so many seconds         (default: none)
 #   FORCE         1: capture again                                   (default: 0)
 #   VERBOSE       1: show what nsys and the workload say             (default: 0)
-# A report keeps the environment of what it recorded, so that is given only what concerns it (ddp_prof/capture/plan.py).
+# A report keeps the environment of what it recorded, so that is given only what concerns it (ddp_prof/capture/variant.py).
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from ddp_prof.benchmark.grid import digest
 from ddp_prof.benchmark.store import Environment
-from ddp_prof.capture.plan import digest_code
+from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import WorkloadError
 
 VERSIONS = ("python", "torch", "cuda", "nccl", "ddp_prof")

@@ -8,23 +8,24 @@ import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from ddp_prof.capture.command_line import CAPTURE_RANGE, Recording, profile_command
-from ddp_prof.capture.gpus import visible_gpus
 from ddp_prof.capture.processes import run, scratch_folder
+from ddp_prof.capture.recorder import (
+    CAPTURE_RANGE,
+    PACKAGE,
+    Recording,
+    choose_nsys,
+    installed,
+    profile_command,
+    visible_gpus,
+)
 from ddp_prof.errors import WorkloadError
-from ddp_prof.ingest.nsys_program import Nsys, find_nsys
+from ddp_prof.ingest.nsys_program import Nsys
 from ddp_prof.printable import printable
 from ddp_prof.range_names import BACKWARD, STEP, parse_ranges
 
-PACKAGE = Path(__file__).parents[1]
-CHECKOUT = PACKAGE.parent
-INSTALLER = CHECKOUT / "scripts" / "install_nsys.sh"
-"""Fetches an nsys; not there where only the package is installed."""
 PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (*(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),),
@@ -91,51 +92,6 @@ class Job:
                 is_old = not self.part.startswith(kind) or (world is not None and int(number) >= world)
             if is_old:
                 file.unlink(missing_ok=True)
-
-
-def choose_nsys(
-    profiler: str, environ: Mapping[str, str], *, is_preferred: bool = True, may_fetch: bool = False
-) -> tuple[Nsys | None, str]:
-    """The nsys that records, ``None`` where torch.profiler does, and why.
-
-    Args:
-        profiler: ``nsys``, ``torch`` or ``auto``.
-        environ: The environment.
-        is_preferred: Whether nsys is the better one where both are available.
-        may_fetch: Whether an nsys may be fetched where there is none.
-
-    Raises:
-        WorkloadError: nsys is asked for and not to be had.
-    """
-    if profiler == "torch":
-        return None, "as asked for"
-    nsys = find_nsys(environ)
-    chosen = environ.get("NSYS")
-    if nsys is None and may_fetch and not chosen:
-        nsys = fetch_nsys(environ)
-    hint = f"NSYS={chosen} does not run: correct it or unset it" if chosen else "set NSYS=/path/to/nsys"
-    if profiler == "nsys":
-        if nsys is None:
-            raise WorkloadError(f"no nsys on PATH nor in the usual places: {hint}, or choose torch.profiler")
-        return nsys, "as asked for"
-    if nsys is None:
-        return None, f"there is no nsys here: {hint}"
-    if not is_preferred:
-        return None, "there is no GPU here, and of a CPU it tells more than nsys"
-    return nsys, "of what there is, it tells most of a GPU"
-
-
-def fetch_nsys(environ: Mapping[str, str]) -> Nsys | None:
-    """Download nsys from the packages of the Linux distribution; ``None`` if that fails, as stderr then says."""
-    if not INSTALLER.is_file():
-        return None
-    with subprocess.Popen([str(INSTALLER)], env=environ, stdout=subprocess.PIPE, text=True) as installer:  # noqa: S603
-        try:
-            path, _ = installer.communicate()
-        except BaseException:
-            installer.terminate()  # it tidies up
-            raise
-    return find_nsys({**environ, "NSYS": path.strip()}) if installer.returncode == 0 else None
 
 
 def plan_job(
@@ -274,12 +230,6 @@ def _no_range(job: Job) -> str:
         return "no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"
     here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
     return f"no range arrived: the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4 ({here})"
-
-
-def installed(package: str) -> str:
-    with suppress(PackageNotFoundError):
-        return version(package)
-    return ""
 
 
 def _format_ranks(ranks: Collection[int]) -> str:

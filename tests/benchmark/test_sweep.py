@@ -14,7 +14,7 @@ from ddp_prof.benchmark.grid import Grid
 from ddp_prof.benchmark.machine import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
 from ddp_prof.benchmark.sweep import Plan, sweep
-from ddp_prof.capture.plan import digest_code
+from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
 from ddp_prof.run_config import RunConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.capture.command_line import Recording, profile_command
+from ddp_prof.capture.recorder import Recording, profile_command
 from ddp_prof.ingest.nsys_program import Nsys
 
 ALWAYS = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true", "--output=x/flat"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.capture import gpus
-from ddp_prof.capture.gpus import visible_gpus
+from ddp_prof.capture import recorder as gpus
+from ddp_prof.capture.recorder import visible_gpus
 
 DIVIDED = [
     "GPU 0: NVIDIA A100 (UUID: GPU-1)",

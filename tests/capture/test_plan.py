@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.capture import plan
-from ddp_prof.capture.plan import Plan, UsageError, clean_environment, digest_plan, read_plan
+from ddp_prof.capture import variant
+from ddp_prof.capture.variant import Plan, UsageError, clean_environment, digest_plan, read_plan
 
 NO_NUMBERS = ["root[$(touch x)]", "2x", "-1", "1e3", "2.5", "0x10", "08", " 2", "2\n", "٣", "1_0", "9" * 30]
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2"}
@@ -20,7 +20,7 @@ NUMBERS = [
 def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the GPUs that there are: none, unless a test adds some."""
     found: list[str] = []
-    monkeypatch.setattr(plan, "visible_gpus", lambda _: found)
+    monkeypatch.setattr(variant, "visible_gpus", lambda _: found)
     return found
 
 

@@ -38,7 +38,7 @@ def test_changed_settings_are_captured_anew(machine: Machine) -> None:
 
 def test_changed_code_is_captured_anew(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.done("overlap")
-    monkeypatch.setattr("ddp_prof.capture.plan.digest_code", lambda: "other code")
+    monkeypatch.setattr("ddp_prof.capture.variant.digest_code", lambda: "other code")
     assert "captured" in machine.done("overlap")
 
 
