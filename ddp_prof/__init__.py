@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddp_prof.errors import DdpProfError, TraceError
-    from ddp_prof.runs.load import load_runs
+    from ddp_prof.runs import load_runs
     from ddp_prof.runs.report import LoadOptions
     from ddp_prof.runs.run import Run, compare_steps
     from ddp_prof.runs.workers import Workers
@@ -32,7 +32,7 @@ _HOMES = {
     "TraceError": "ddp_prof.errors",
     "Workers": "ddp_prof.runs.workers",
     "compare_steps": "ddp_prof.runs.run",
-    "load_runs": "ddp_prof.runs.load",
+    "load_runs": "ddp_prof.runs",
 }
 
 

@@ -16,7 +16,7 @@ PACKAGE = ROOT / "ddp_prof"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 
-GROUND = {"printable", "errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "atomic_file"}
+GROUND = {"errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "atomic_file"}
 SOLE_USERS = {
     "torch": {"annotate", "ddp", "train", "benchmark"},
     "nvtx": {"annotate"},

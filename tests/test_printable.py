@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.errors import TraceError
-from ddp_prof.printable import printable
+from ddp_prof.errors import TraceError, printable
 
 
 @pytest.mark.parametrize(

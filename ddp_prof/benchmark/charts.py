@@ -14,7 +14,7 @@ from ddp_prof.benchmark.report import TestbedResults, half_ms, status_text, valu
 from ddp_prof.benchmark.settings import SettingSummary
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis
+from ddp_prof.present.charts import LEGEND, STILL, axis, chart_frame, rows_axis
 from ddp_prof.present.text import milliseconds, percent, shown_name, size
 from ddp_prof.variants import BYTES_PER_MB
 

@@ -21,9 +21,8 @@ from ddp_prof.capture.recorder import (
     profile_command,
     visible_gpus,
 )
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys
-from ddp_prof.printable import printable
 from ddp_prof.range_names import BACKWARD, STEP, parse_ranges
 
 PLACE_VARIABLES = (

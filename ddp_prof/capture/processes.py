@@ -20,8 +20,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
 
-from ddp_prof.errors import WorkloadError
-from ddp_prof.printable import printable
+from ddp_prof.errors import WorkloadError, printable
 
 MARK = "DDP_PROF_CAPTURE"
 """Environment variable of all processes of a run: its folder."""

@@ -37,9 +37,8 @@ from ddp_prof.capture.recorder import (
     profile_command,
     visible_gpus,
 )
-from ddp_prof.errors import DdpProfError, WorkloadError
+from ddp_prof.errors import DdpProfError, WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys
-from ddp_prof.printable import printable
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.launch import most_ranks
 from ddp_prof.variants import BUCKETED, VARIANTS, variant_extras

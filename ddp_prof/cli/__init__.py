@@ -16,8 +16,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.verbosity import EXIT_CODE, VERBOSITY
-from ddp_prof.errors import DdpProfError, NotMetError
-from ddp_prof.printable import printable
+from ddp_prof.errors import DdpProfError, NotMetError, printable
 
 COMMANDS = (
     "capture", "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check",

@@ -10,8 +10,7 @@ import click
 
 from ddp_prof.cli.options.outputs import say
 from ddp_prof.cli.options.verbosity import EXIT_CODE
-from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.printable import printable
+from ddp_prof.errors import DdpProfError, TraceError, printable
 
 
 def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

@@ -126,13 +126,8 @@ def command(
             "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms or --baseline"
         )
 
-    from ddp_prof.analyze.variants.regression_gate import (
-        DEFAULT_REGRESSION,
-        Requirements,
-        check_run,
-        find_differences,
-    )
-    from ddp_prof.present.tables.gate import check_summary, check_view, verdict_line
+    from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
+    from ddp_prof.present.tables.comparison import check_summary, check_view, verdict_line
 
     load = replace(load, strict=True)  # what was not read must not pass
     compared = _only_run(load.runs(baselines, "overlap")) if baselines else None

@@ -57,7 +57,7 @@ def command(
         is_read = parts and output.form == "table" and not output.columns
         show(output, [view, *([_changes_view(runs, parts)] if is_read else [])])
     if page or png:
-        from ddp_prof.present.charts.waterfall import draw_waterfall
+        from ddp_prof.present.charts.comparison import draw_waterfall
         from ddp_prof.present.html.page import write_figure
 
         title = "What each variant changed in the step"

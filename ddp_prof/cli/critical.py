@@ -26,6 +26,6 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 
 def views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.critical import critical_view
+    from ddp_prof.present.tables.collectives import critical_view
 
     return [critical_view(run.analysis(), run.critical()) for run in runs]

@@ -25,6 +25,6 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 
 def views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.doctor import doctor_view
+    from ddp_prof.present.tables.summary import doctor_view
 
     return [doctor_view(run.analysis(), run.doctor()) for run in runs]

@@ -25,7 +25,7 @@ def command(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None
 
     Several traces become processes of one file, with their first steps aligned. Neither viewer uploads the file.
     """
-    from ddp_prof.present.perfetto.writer import write_perfetto
+    from ddp_prof.present.perfetto import write_perfetto
     from ddp_prof.runs.run import timeline_sources
 
     runs = load.runs(traces, with_launches=True)

@@ -21,6 +21,6 @@ def command(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 
 def views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.info import info_view
+    from ddp_prof.present.tables.overlap import info_view
 
     return [info_view(file) for run in runs for file in run.inventory()]

@@ -26,7 +26,7 @@ from ddp_prof.cli.summary import summary_measures
 from ddp_prof.errors import DdpProfError
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.present.table import TableView
-from ddp_prof.runs.load import find_files, load_runs
+from ddp_prof.runs import find_files, load_runs
 from ddp_prof.runs.report import LoadOptions
 
 ONE_BY_ONE = Lock()

@@ -30,7 +30,7 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
         raise click.UsageError("--html and --png show one run: give the traces of a single one")
     show(output, views(runs))
     if page or png:
-        from ddp_prof.present.charts.straggler import draw_skew
+        from ddp_prof.present.charts.ranks import draw_skew
         from ddp_prof.present.headlines import skew_headline
         from ddp_prof.present.html.page import write_figure
 
@@ -40,6 +40,6 @@ def command(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path
 
 
 def views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.straggler import skew_view
+    from ddp_prof.present.tables.collectives import skew_view
 
     return [skew_view(run.analysis(), run.skew()) for run in runs]

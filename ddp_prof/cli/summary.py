@@ -16,7 +16,7 @@ def command(traces: tuple[Path, ...], load: "Loader", output: "TableOptions") ->
 
     'ddp-prof TRACE...' does the same.
     """
-    from ddp_prof.runs.load import find_files
+    from ddp_prof.runs import find_files
 
     measures = summary_measures(find_files(traces), load.options.part_rows)
     show(output, views(load.runs(traces, *measures)))
@@ -24,7 +24,7 @@ def command(traces: tuple[Path, ...], load: "Loader", output: "TableOptions") ->
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> tuple[str, ...]:
     """What is measured for it: without the doctor, who needs all events at once, where a trace is read in parts."""
-    from ddp_prof.runs.parts import is_read_in_parts
+    from ddp_prof.runs.report import is_read_in_parts
 
     return ("overlap", "collectives") if any(is_read_in_parts(file, part_rows) for file in files) else DOCTOR
 

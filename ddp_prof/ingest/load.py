@@ -12,9 +12,8 @@ from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof.errors import TraceError
+from ddp_prof.errors import TraceError, printable
 from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
-from ddp_prof.printable import printable
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Trace

@@ -19,9 +19,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
-from ddp_prof.errors import DdpProfError
+from ddp_prof.errors import DdpProfError, printable, printable_lines
 from ddp_prof.present.columns import ALWAYS, Column, Row, Value, columns_of
-from ddp_prof.printable import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -1,1 +1,163 @@
-"""From files to runs: the one loader, for programs, notebooks and the command line."""
+"""Groups files into runs, by ``run.json``, by names, or by what the traces say of their ranks."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ddp_prof.atomic_file import is_file
+from ddp_prof.errors import TraceError
+from ddp_prof.manifest import manifest_path
+from ddp_prof.runs.report import LoadOptions
+from ddp_prof.runs.run import Run, prepare_runs
+from ddp_prof.runs.workers import Workers
+
+_NAMED_RANK = re.compile(
+    r"(?<![A-Za-z])(?:rank|r|proc|procid|task|gpu|worker)[._-]?(\d+)(?:[._-]?of[._-]?\d+)?(?!\d)", re.I
+)
+_BARE_NUMBER = re.compile(r"(?<=[._-])(\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
+"""``report.3.sqlite``, ``trace_3.json.gz``: a rank only where the numbers of all files are 0, 1, 2 and so on."""
+
+
+def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
+    """Files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``report.3.sqlite``.
+
+    Returns:
+        Groups of at least two files, each by rank.
+    """
+    by_name: dict[tuple[Path, str], dict[int, Path]] = {}
+    by_number: dict[tuple[Path, str], dict[int, Path]] = {}
+    for file in files:
+        if hits := list(_NAMED_RANK.finditer(file.name)):
+            hit = hits[-1]
+            key = file.parent, f"{file.name[: hit.start()]}*{file.name[hit.end() :]}"
+            by_name.setdefault(key, {})[int(hit.group(1))] = file
+        elif bare := _BARE_NUMBER.search(file.name):
+            key = file.parent, f"{file.name[: bare.start()]}*{file.name[bare.end() :]}"
+            by_number.setdefault(key, {})[int(bare.group(1))] = file
+    groups = [ranks for ranks in by_name.values() if len(ranks) > 1]
+    groups += [ranks for ranks in by_number.values() if len(ranks) > 1 and set(ranks) == set(range(len(ranks)))]
+    return [[ranks[rank] for rank in sorted(ranks)] for ranks in groups]
+
+
+def load_runs(
+    paths: Path | str | Iterable[Path | str],
+    options: LoadOptions | None = None,
+    *,
+    workers: Workers | None = None,
+    measures: Sequence[str] = (),
+) -> list[Run]:
+    """The runs that files belong to, in the order in which they come first.
+
+    Files are ranks of one run where one ``run.json`` is theirs; and where their names differ in a rank number only, or
+    the traces say that they are ranks of one job, and their collectives are as many and of the same kinds.
+
+    Args:
+        paths: Files, or folders that stand for the traces in them; or one of these alone.
+        options: How they are read.
+        workers: Who reads them; by default this process.
+        measures: What will be asked of the runs, names in ``report.MEASURES``: so each file is read once. Where none is
+            named any may be, and launches are read, too.
+
+    Raises:
+        TraceError: A path is not there, is given twice, or a folder holds no trace. What is wrong inside of a file is
+            raised when the run is first measured.
+    """
+    options, workers = options or LoadOptions(), workers or Workers()
+    options = options if measures else replace(options, with_launches=True)
+    files = find_files([paths] if isinstance(paths, str | Path) else paths)
+    if options.one_run or options.separate:
+        groups = [files] if options.one_run else [[file] for file in files]
+    else:
+        by_manifest: dict[Path, list[Path]] = {}
+        for file in files:
+            manifest = manifest_path(file)
+            by_manifest.setdefault(manifest if is_file(manifest) else file, []).append(file)
+        groups = list(by_manifest.values())
+    runs = [Run(tuple(group), options, workers=workers) for group in groups]
+    alone = [] if options.one_run or options.separate else _single_file_runs(runs)
+    left = prepare_runs(runs, *measures, *(("identity",) if len(alone) > 1 else ()))
+    left_out = tuple(note for run in runs if run not in left for note in run.notes)
+    loaded = _join_ranks(left, left_out) if len(alone) > 1 else left
+    _tell_apart(loaded)
+    return loaded
+
+
+def _tell_apart(runs: Sequence[Run]) -> None:
+    """Name the folders of runs whose files are called the same: ``before/train``, ``after/train``."""
+    by_label: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.manifest is None:  # else it is named after its variant, which a baseline is found by
+            by_label.setdefault(run.label, []).append(run)
+    for alike in by_label.values():
+        folders = [run.files[0].absolute().parent for run in alike]
+        if len(set(folders)) == len(alike) > 1:
+            parts = 1
+            while len({folder.parts[-parts:] for folder in folders}) < len(alike):
+                parts += 1
+            for run, folder in zip(alike, folders, strict=True):
+                run.folder = "/".join(folder.parts[-parts:])
+
+
+def find_files(paths: Iterable[Path | str]) -> list[Path]:
+    """The traces that paths stand for, each once."""
+    from ddp_prof.ingest.load import find_traces
+
+    files: dict[Path, Path] = {}
+    for path in (Path(path) for path in paths):
+        for file in find_traces(path):
+            real = Path(os.path.realpath(file))  # of a link to itself Path.resolve would raise no OSError
+            if real in files:
+                raise TraceError(file, "given twice", "give each file once")
+            files[real] = file
+    return list(files.values())
+
+
+def _single_file_runs(runs: Sequence[Run]) -> list[Run]:
+    """The runs of a single file each, without a ``run.json``: they may be ranks of one job."""
+    return [run for run in runs if len(run.files) == 1 and run.manifest is None]
+
+
+def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
+    """Make one run of those of a single file that are ranks of one job; files left out may have been ranks of it."""
+    alone = {run.files[0]: run for run in _single_file_runs(runs)}
+    joined: dict[Run, Run] = {}
+    for group in group_rank_files(list(alone)):
+        joined |= _join_runs([alone.pop(file) for file in group], "their names differ in a rank number only")
+    by_world: dict[int, list[Run]] = {}
+    for run in alone.values():
+        if world := _world_size(run):
+            by_world.setdefault(world, []).append(run)
+    for group_of_runs in by_world.values():
+        joined |= _join_runs(group_of_runs, "the traces say which rank of a job each is")
+    for whole in set(joined.values()):
+        whole.notes = (*whole.notes, *left_out)
+    return list(dict.fromkeys(joined.get(run, run) for run in runs))
+
+
+def _world_size(run: Run) -> int | None:
+    """The number of ranks of the job, where a file says that it is one of several."""
+    identities = run.identities()
+    if len(identities) != 1:
+        return None
+    rank, world, _ = identities[0]
+    return world if rank is not None and (world or 1) > 1 else None
+
+
+def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
+    """Join runs into one; returns the joined run by each part, empty if they do not fit together."""
+    kinds = [[operations for _, _, operations in run.identities()] for run in runs]
+    numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
+    if len(runs) < 2 or any(kind != kinds[0] for kind in kinds) or len(set(numbers)) < len(numbers):
+        return {}
+    note = f"{len(runs)} files are read as ranks of one run, because {why}; --separate keeps them apart"
+    files = tuple(run.files[0] for run in runs)
+    measured: dict[Path, dict[str, Any]] = {}
+    for run in runs:
+        measured |= run.measured
+    whole = Run(files, runs[0].options, (note,), runs[0].workers, measured)
+    return dict.fromkeys(runs, whole)

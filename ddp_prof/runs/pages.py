@@ -16,14 +16,20 @@ from ddp_prof.analyze.collectives.straggler import RankStepView, view_step
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
-from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY
+from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
 from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_in_process, write_run_pages
-from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.report import LoadOptions, own_version, pickle_with_names, run_safely, unpickle_with_names
+from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, timeline_sources
-from ddp_prof.runs.workers import count_cores, run_tasks
+from ddp_prof.runs.workers import (
+    count_cores,
+    own_version,
+    pickle_with_names,
+    run_safely,
+    run_tasks,
+    unpickle_with_names,
+)
 
 MEASURES = ("overlap", "collectives", "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""

@@ -1,59 +1,39 @@
-"""One report, read and measured: what a worker does, with small results and without the events.
+"""One report, read and measured: small results, without the events.
 
-Tasks and results travel as pickles, in which paths have the names that they have where they are read: a worker of
-another folder or machine knows a file by its absolute path; its results name the file as the user did.
+A capture that is larger than the memory is measured part by part, with the same integers as for the whole.
 """
 
 from __future__ import annotations
 
-import io
-import pickle
+import logging
+import re
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, reduce
+from operator import add, or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.errors import printable
+from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-    from ddp_prof.analyze.core.rank_events import RankEvents
+    from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
     from ddp_prof.analyze.critical.critical_path import RankChains
     from ddp_prof.analyze.doctor.evidence import RankFacts
+    from ddp_prof.analyze.intervals import Intervals
     from ddp_prof.analyze.inventory import TraceInventory
     from ddp_prof.analyze.kernels.contention import KernelSamples, SlowdownLimit
     from ddp_prof.analyze.kernels.device_use import RankUse
     from ddp_prof.analyze.overlap import TraceOverlap
-    from ddp_prof.trace import Trace
-
-
-class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> str | None:
-        return str(value) if isinstance(value, Path) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, names: Mapping[str, Path]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._names = names
-
-    def persistent_load(self, path: str) -> Path:
-        return self._names.get(path) or Path(path)
-
-
-def pickle_with_names(value: Any) -> bytes:
-    """A task or a result as bytes."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
-
-
-def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
-    """What :func:`pickle_with_names` made bytes of; some paths get other names."""
-    return _Unpickler(data, names or {}).load()
+    from ddp_prof.analyze.parts import PartOverlap
+    from ddp_prof.analyze.quality import Diagnostics
+    from ddp_prof.ingest.split_export import Part
+    from ddp_prof.trace import Ints, Trace
 
 
 ALL_AT_ONCE = "this needs all events at once"
@@ -118,29 +98,6 @@ class TraceEvents:
         return diagnose(self.trace, self.ranks)
 
 
-def own_version() -> str:
-    """Of this package, as it is installed."""
-    from importlib.metadata import version
-
-    return version("ddp-prof")
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A report to be read, and what is to be measured of it.
-
-    Attributes:
-        path: The report, from the root, so that a worker elsewhere finds it.
-        measures: Names in :data:`MEASURES`.
-        version: Of the package that asks.
-    """
-
-    path: Path
-    options: LoadOptions
-    measures: tuple[str, ...]
-    version: str = field(default_factory=own_version)
-
-
 def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
     """Read a report as a whole.
 
@@ -154,7 +111,6 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     """
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
-    from ddp_prof.runs.parts import warn_reading_whole
 
     warn_reading_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
     trace = load_trace(
@@ -203,7 +159,6 @@ def measure_report(
         TraceError: It cannot be read.
     """
     from ddp_prof.ingest.split_export import CannotSplitError
-    from ddp_prof.runs.parts import SPLITTABLE, measure_in_parts
 
     why = ALL_AT_ONCE
     if SPLITTABLE | {"identity"} >= set(measures):
@@ -228,32 +183,6 @@ def measure_report(
     events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
-
-
-def run_task(task: bytes) -> bytes:
-    """Measure a report: takes a pickled :class:`Task`, returns pickled results by measure, or a ``TraceError``."""
-    asked: Task = unpickle_with_names(task)
-    return run_safely(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
-
-
-def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
-    """Pickle what a worker computes from a report, or the ``TraceError`` that stopped it.
-
-    Args:
-        path: The report.
-        version: Of the package that asks.
-        made: Does the work.
-    """
-    if version != (own := own_version()):
-        reason = f"a worker has ddp_prof {own}, and {version} asks it"
-        return pickle_with_names(TraceError(path, reason, "install one version everywhere"))
-    try:
-        return pickle_with_names(made())
-    except TraceError as error:
-        return pickle_with_names(error)
-    except (DdpProfError, OSError, MemoryError) as error:
-        reason = str(error) or type(error).__name__
-        return pickle_with_names(TraceError(path, reason, "read it alone to see more"))
 
 
 def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
@@ -328,3 +257,223 @@ MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
     "identity": _measure_identity,
 }
 """What can be measured of a report; results are small beside its events."""
+
+
+_LOG = logging.getLogger(__name__)
+
+PART_ROWS = 3_000_000
+"""Approximate rows of activities and calls per part: some hundred megabytes while it is measured."""
+MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
+LEAST_BYTES_PER_ROW = 15
+"""Lower bound of bytes per row of an export: smaller files have fewer rows."""
+BYTES_PER_ROW, BYTES_PER_ROW_TO_DRAW = 250, 450
+"""Bytes of memory per row of a capture read as a whole: for ``collectives``, and for ``timeline``, which take most."""
+SPLITTABLE = frozenset({"overlap", "collectives"})
+"""What can be measured in parts."""
+
+
+_Ahead = dict[tuple[int, int | None], bool]
+
+
+class PartResult(NamedTuple):
+    """What is measured of one part.
+
+    Attributes:
+        assumed: Facts of the whole capture that were assumed of it.
+        found: Facts that the part itself shows.
+        ahead: Of each process and device whether its host was taken to run ahead.
+        lead: Likewise, how much work the part's own steps gave to the device, and how much of that it did outside of
+            their host ranges.
+    """
+
+    assumed: CaptureFacts
+    found: CaptureFacts
+    ahead: _Ahead
+    lead: dict[tuple[int, int | None], tuple[int, int]]
+    diagnostics: Diagnostics
+    overlap: PartOverlap
+    collectives: RunAnalysis
+
+
+def measure_in_parts(
+    file: Path,
+    patterns: RangePatterns,
+    comm_patterns: Sequence[str],
+    part_rows: int | None = None,
+    *,
+    to_draw: bool = False,
+) -> dict[str, Any] | None:
+    """The results of :data:`SPLITTABLE` of a large export; ``None`` where it is not large.
+
+    Args:
+        file: The capture, of any format.
+        patterns: How the user's own ranges are named.
+        comm_patterns: Regular expressions for kernels that communicate.
+        part_rows: Rows of a part, of exports of any size; by default large ones are cut, into parts of ``PART_ROWS``.
+        to_draw: As of ``LoadOptions``.
+
+    Raises:
+        CannotSplitError: It cannot be cut.
+        TraceError: There is no room for its parts.
+    """
+    from ddp_prof.ingest.split_export import SplitExport
+    from ddp_prof.ingest.sqlite_columns import open_sqlite
+
+    if not is_read_in_parts(file, part_rows):
+        return None
+    with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
+        structure, steps = _structure_filter(patterns), _find_steps(patterns)
+        split = SplitExport(export, Path(folder), comm_patterns, structure, steps, part_rows or PART_ROWS)
+        measured = [_measure_part(part, patterns, None, None, to_draw=to_draw) for _, part in split.parts()]
+        while again := _parts_to_repeat(measured):
+            known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
+            for number, part in split.parts(again):
+                measured[number] = _measure_part(part, patterns, known, ahead, to_draw=to_draw)
+    return _merge_results(measured)
+
+
+def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
+    """Whether a capture is so large that what can be measured in parts is; arguments as of :func:`measure_in_parts`."""
+    from ddp_prof.ingest.split_export import count_rows
+
+    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
+    return count_rows(file, least * LEAST_BYTES_PER_ROW) > least
+
+
+def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
+    """Log that a large export is read as a whole, the memory needed, and advice if it is too much.
+
+    Args:
+        file: The capture, of any format.
+        why: Part of a sentence.
+        asked: Whether parts were asked for, of captures of any size.
+        with_launches: As of ``LoadOptions``.
+    """
+    from ddp_prof.ingest.split_export import count_rows
+
+    least = 0 if asked else MOST_ROWS_AS_A_WHOLE
+    rows = count_rows(file, least * LEAST_BYTES_PER_ROW)
+    if rows <= least:
+        return
+    needed, free = rows * (BYTES_PER_ROW_TO_DRAW if with_launches else BYTES_PER_ROW), _free_memory()
+    note = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
+    if free is not None and free < needed:
+        note += (
+            f"; {free / 1e9:.1f} GB are free: leave steps out with scripts/trim_capture.py, or take a larger machine"
+        )
+    _LOG.warning("%s", printable(note))
+
+
+def _free_memory() -> int | None:
+    """Bytes available without swapping; ``None`` if the system does not report them."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
+    """Returns a test for names of ranges of steps, phases, collectives or processes."""
+    from ddp_prof.analyze.core.steps import KNOWN_NAMES
+
+    ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))
+    usual = re.compile("|".join(f"(?:{known.pattern})" for known in KNOWN_NAMES), re.I)
+    own = [re.compile(pattern) for pattern in (patterns.step,) if pattern]
+    own += [re.compile(pattern, re.I) for pattern in (patterns.backward,) if pattern]
+    return lambda name: name.startswith(ours) or any(pattern.search(name) for pattern in (usual, *own))
+
+
+def _find_steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
+    """Start of each step of a trace, and the time until which its launches matter: the end of the following step."""
+
+    def starts_and_ends(trace: Trace) -> tuple[Ints, Ints]:
+        import numpy as np
+
+        from ddp_prof.analyze.core.steps import find_steps
+
+        found = [find_steps(trace, process, patterns.step)[0] for process in trace.processes]
+        nothing = np.empty(0, np.int64)
+        starts = np.concatenate([nothing, *(steps.start_ns for steps in found)])
+        # Where the host runs ahead a step lasts until the next one's first work on the device.
+        return starts, np.concatenate([nothing, *(np.append(steps.end_ns[1:], steps.end_ns[-1:]) for steps in found)])
+
+    return starts_and_ends
+
+
+def _measure_part(
+    part: Part, patterns: RangePatterns, known: CaptureFacts | None, ahead: _Ahead | None, *, to_draw: bool
+) -> PartResult:
+    from ddp_prof.analyze.core.rank_events import collect_capture_facts, find_rank_events
+    from ddp_prof.analyze.intervals import union_of_one
+    from ddp_prof.analyze.parts import analyze_part, measure_part_overlap
+    from ddp_prof.analyze.quality import gather_diagnostics
+
+    trace = part.trace
+    seen = collect_capture_facts(trace)
+    ranks = find_rank_events(trace, patterns, known or seen)
+    _refuse_unsplittable(trace, ranks)
+    found = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
+    span = union_of_one(part.start_ns, part.end_ns)
+    runs_ahead = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
+    ranks = tuple(replace(rank, assumed_ahead=runs_ahead[rank.process, rank.device]) for rank in ranks)
+    return PartResult(
+        known or found,
+        found,
+        runs_ahead,
+        {(rank.process, rank.device): _measure_lead(rank, span) for rank in ranks},
+        gather_diagnostics(trace, ranks, span),
+        measure_part_overlap(trace, ranks, span),
+        analyze_part(trace, ranks, span, to_draw=to_draw),
+    )
+
+
+def _measure_lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
+    own = span.holds(rank.steps.start_ns)
+    work_ns, outside_ns = rank.lead_ns
+    return int(work_ns[own].sum()), int(outside_ns[own].sum())
+
+
+def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
+    """Refuse captures that cannot be measured in parts: kernels without names, ranks without steps or devices."""
+    from ddp_prof.ingest.split_export import CannotSplitError
+    from ddp_prof.trace import UNKNOWN
+
+    if trace.unresolved_names.kernels:
+        raise CannotSplitError("it has kernels without a name")
+    if any(not rank.has_steps or rank.device is None for rank in ranks):
+        raise CannotSplitError("a rank of it has no steps")
+    if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
+        raise CannotSplitError("its hosts communicate for GPUs")
+
+
+def _parts_to_repeat(measured: Sequence[PartResult]) -> list[int]:
+    """Parts whose assumptions other parts contradicted; usually none."""
+    known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
+    return [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
+
+
+def _merge_facts(measured: Sequence[PartResult]) -> CaptureFacts:
+    return reduce(or_, (one.found for one in measured))
+
+
+def _find_hosts_ahead(measured: Sequence[PartResult]) -> _Ahead:
+    from ddp_prof.analyze.core.step_breakdown import is_ahead
+
+    # A device may have no work in a part.
+    keys = dict.fromkeys(key for one in measured for key in one.lead)
+    leads = {key: [one.lead[key] for one in measured if key in one.lead] for key in keys}
+    return {key: is_ahead(*map(sum, zip(*parts, strict=True))) for key, parts in leads.items()}
+
+
+def _merge_results(measured: Sequence[PartResult]) -> dict[str, Any]:
+    from ddp_prof.analyze.parts import merge_part_analyses, merge_part_overlaps
+
+    diagnostics = reduce(add, (one.diagnostics for one in measured))
+    warnings = diagnostics.warnings()
+    ranks = measured[0].overlap.result.ranks
+    streams = [diagnostics.busiest_stream(rank.process, rank.device) for rank in ranks]
+    overlap = merge_part_overlaps([one.overlap for one in measured], warnings)
+    collectives = merge_part_analyses([one.collectives for one in measured], streams, warnings)
+    caveats = diagnostics.all_caveats
+    return {"overlap": replace(overlap, caveats=caveats), "collectives": replace(collectives, caveats=caveats)}

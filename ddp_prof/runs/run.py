@@ -24,9 +24,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.errors import InterruptedReadingError, TraceError
+from ddp_prof.errors import InterruptedReadingError, TraceError, printable
 from ddp_prof.manifest import SUFFIX, Manifest, label_of, label_of_ranks, load_manifest, manifest_path
-from ddp_prof.printable import printable
 from ddp_prof.runs.report import (
     BY_SHAPE,
     OF_EACH_KERNEL,

@@ -6,26 +6,19 @@ has no influence on what is made of their results.
 
 from __future__ import annotations
 
+import io
 import logging
 import os
+import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.printable import printable
-from ddp_prof.runs.report import (
-    LoadOptions,
-    Task,
-    TraceEvents,
-    measure_report,
-    pickle_with_names,
-    run_task,
-    unpickle_with_names,
-)
+from ddp_prof.errors import DdpProfError, TraceError, printable
+from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 
 if TYPE_CHECKING:
     Outcome = tuple[int, bytes]
@@ -228,3 +221,78 @@ def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:
                 printable(scheduler),
             )
             return
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> str | None:
+        return str(value) if isinstance(value, Path) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, data: bytes, names: Mapping[str, Path]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._names = names
+
+    def persistent_load(self, path: str) -> Path:
+        return self._names.get(path) or Path(path)
+
+
+def pickle_with_names(value: Any) -> bytes:
+    """A task or a result as bytes."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
+    """What :func:`pickle_with_names` made bytes of; some paths get other names."""
+    return _Unpickler(data, names or {}).load()
+
+
+def own_version() -> str:
+    """Of this package, as it is installed."""
+    from importlib.metadata import version
+
+    return version("ddp-prof")
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A report to be read, and what is to be measured of it.
+
+    Attributes:
+        path: The report, from the root, so that a worker elsewhere finds it.
+        measures: Names in :data:`MEASURES`.
+        version: Of the package that asks.
+    """
+
+    path: Path
+    options: LoadOptions
+    measures: tuple[str, ...]
+    version: str = field(default_factory=own_version)
+
+
+def run_task(task: bytes) -> bytes:
+    """Measure a report: takes a pickled :class:`Task`, returns pickled results by measure, or a ``TraceError``."""
+    asked: Task = unpickle_with_names(task)
+    return run_safely(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
+
+
+def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
+    """Pickle what a worker computes from a report, or the ``TraceError`` that stopped it.
+
+    Args:
+        path: The report.
+        version: Of the package that asks.
+        made: Does the work.
+    """
+    if version != (own := own_version()):
+        reason = f"a worker has ddp_prof {own}, and {version} asks it"
+        return pickle_with_names(TraceError(path, reason, "install one version everywhere"))
+    try:
+        return pickle_with_names(made())
+    except TraceError as error:
+        return pickle_with_names(error)
+    except (DdpProfError, OSError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        return pickle_with_names(TraceError(path, reason, "read it alone to see more"))

@@ -21,7 +21,7 @@ from playwright.sync_api import sync_playwright
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
 
 SIZE = {"width": 1200, "height": 720}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
 from ddp_prof.present.headlines import root_cause_headline, skew_headline
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from ddp_prof.runs.report import LoadOptions
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import pytest
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import chart_frame
+from ddp_prof.present.charts import chart_frame
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.html.report import write_report
 from tests.browser.conftest import Visit

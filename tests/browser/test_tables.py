@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.present.html.report import write_report
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from ddp_prof.runs.pages import report_runs
 from ddp_prof.runs.report import LoadOptions
 from tests.browser.conftest import Visit

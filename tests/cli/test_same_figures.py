@@ -11,7 +11,7 @@ import pytest
 
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import WAITING
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
 from tests.command_line import csv_rows, run
 from tests.conftest import ROOT

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from ddp_prof.runs.pages import report_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
 from tests.command_line import run

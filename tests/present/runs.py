@@ -10,7 +10,7 @@ from ddp_prof.analyze.kernels.device_use import measure_device_use, measure_rank
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.present.html.report_run import ReportRun
+from ddp_prof.present.html.index import ReportRun
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace

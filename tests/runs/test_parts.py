@@ -22,9 +22,16 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import split_export
 from ddp_prof.ingest.split_export import SplitExport, count_rows
-from ddp_prof.runs import parts
-from ddp_prof.runs.parts import SPLITTABLE, measure_in_parts
-from ddp_prof.runs.report import LoadOptions, TraceEvents, load_events, measure_events, measure_report
+from ddp_prof.runs import report
+from ddp_prof.runs.report import (
+    SPLITTABLE,
+    LoadOptions,
+    TraceEvents,
+    load_events,
+    measure_events,
+    measure_in_parts,
+    measure_report,
+)
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
 from tests.ingest.test_nsys_export import known_truth
@@ -169,12 +176,12 @@ def test_where_the_memory_would_not_do_a_way_out_is_told(
     free: int, is_too_little: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(1))
-    with patch.object(parts, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(parts, "_free_memory", lambda: free):
+    with patch.object(report, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(report, "_free_memory", lambda: free):
         load_events(path, LoadOptions())
     (told,) = caplog.messages
     assert "33 rows in up to 0.0 GB of memory: this needs all events at once" in told
     assert ("leave steps out" in told) == is_too_little
-    assert parts._free_memory() is None or parts._free_memory() > 2**20
+    assert report._free_memory() is None or report._free_memory() > 2**20
 
 
 @pytest.mark.parametrize("command", ["kernels", "info", "timeline"])

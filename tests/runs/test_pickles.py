@@ -10,15 +10,8 @@ import numpy as np
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.runs.report import (
-    MEASURES,
-    LoadOptions,
-    Task,
-    load_events,
-    measure_events,
-    pickle_with_names,
-    unpickle_with_names,
-)
+from ddp_prof.runs.report import MEASURES, LoadOptions, load_events, measure_events
+from ddp_prof.runs.workers import Task, pickle_with_names, unpickle_with_names
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.sqlite"))
 FOREIGN = sorted((Path(__file__).parents[3] / "shared" / "traces").glob("*.*[ez]"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.runs.load import group_rank_files
+from ddp_prof.runs import group_rank_files
 
 
 @pytest.mark.parametrize(

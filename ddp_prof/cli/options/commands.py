@@ -118,7 +118,7 @@ class Loader:
             reading: Fields of ``LoadOptions`` that the command sets.
         """
         from ddp_prof.ingest.load import files_of
-        from ddp_prof.runs.load import find_files, load_runs
+        from ddp_prof.runs import find_files, load_runs
         from ddp_prof.runs.workers import Workers
 
         files = find_files(traces)

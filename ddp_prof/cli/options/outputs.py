@@ -13,9 +13,8 @@ from typing import Any
 import click
 
 from ddp_prof.atomic_file import protect_files, refuse_protected
-from ddp_prof.errors import TraceError
+from ddp_prof.errors import TraceError, printable, printable_lines
 from ddp_prof.manifest import SUFFIX
-from ddp_prof.printable import printable, printable_lines
 
 PIPE = Path("-")
 """Stands for stdin among traces, and for stdout as what is written."""

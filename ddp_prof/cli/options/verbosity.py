@@ -13,7 +13,7 @@ from threading import Timer
 import click
 
 from ddp_prof.cli.options.outputs import say
-from ddp_prof.printable import printable
+from ddp_prof.errors import printable
 
 DELAY_S = 1.0
 """Seconds after which a command shows its progress."""

@@ -7,14 +7,11 @@ from itertools import product
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddp_prof.analyze.collectives.exposed_time import (
-    PEER_WAIT,
-    WHYS,
-)
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import CollectiveView, RankStepView
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, UNSEEN, axis, chart_frame
+from ddp_prof.present.charts import LEGEND, UNSEEN, axis, chart_frame
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
 

@@ -1,19 +1,24 @@
-"""Runs side by side: how a step's time divides, and how much of the communication hides, step by step."""
+"""Runs side by side: parts of a step, how much communication hides step by step, what each variant changed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
+from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
-from ddp_prof.present.charts.frame import LEGEND, STILL, axis, chart_frame, rows_axis, run_label
+from ddp_prof.present.charts import LEGEND, STILL, axis, chart_frame, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.variants.comparison import VariantSummary
+
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""
@@ -165,3 +170,230 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
     text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"
+
+
+_STEPS_TOP, _STEPS_BOTTOM, _STEPS_LEFT, _STEPS_RIGHT = 92, 60, 170, 90
+_BAND, _STEPS_ROW = 66, 50
+_HALF = 0.36
+"""Half the height of a run's band; 1 is the distance between runs."""
+
+
+def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
+    """One band per run from 0 to 100 %, in the order given: a dot per step of each rank, a line for the ranks' mean."""
+    import plotly.graph_objects as go
+
+    bands = [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)]
+    steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
+    come_again = any(step.step not in (None, step.step_key) for step in steps)
+    layout = _steps_layout(
+        results, "Overlap of each step", "step, counted from the first" if come_again else "step", _BAND
+    )
+    layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
+    layout["shapes"] = [_limit(row + side * _HALF) for row in range(len(results)) for side in (-1, 1)]
+    layout["annotations"] = [
+        _limit_label(row + side * _HALF, text)
+        for row in range(len(results))
+        for side, text in ((-1, "100 %"), (1, "0 %"))
+    ]
+    return go.Figure(bands, layout)
+
+
+def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
+    """One row per run, in the order given: how long each step of each rank took, with quartiles and median."""
+    import plotly.graph_objects as go
+
+    title = "length of a step, ms: each step of each rank, with quartiles and median"
+    layout = _steps_layout(results, "How long steps take", title, _STEPS_ROW)
+    layout["xaxis"] |= {"rangemode": "tozero"}
+    return go.Figure([_box(row, result) for row, result in enumerate(results)], layout)
+
+
+def overlap_by_step(rank: RankOverlap) -> list[tuple[int, float]]:
+    """Key of each step that communicates, and the share overlapped, 0 to 1."""
+    return [(step.step_key or 0, step.overlap_ratio or 0.0) for step in rank.communicating_steps]
+
+
+def step_times_ms(result: TraceOverlap) -> list[float]:
+    """Milliseconds of each step of each rank; a capture without steps has none."""
+    return [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns]
+
+
+def _share_to_y(row: int, share: float) -> float:
+    return row + _HALF * (1 - 2 * share)
+
+
+def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
+    """A run's overlap of each step: points of all ranks, and their mean as a line."""
+    known = [pair for rank in result.ranks for pair in overlap_by_step(rank)]
+    names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
+    steps = sorted({step for step, _ in known})
+    means = [float(np.mean([share for number, share in known if number == step])) for step in steps]
+    name, color = shown_name(result.label), theme.LIGHT.colors[theme.OVERLAPPED]
+    return [
+        {
+            "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
+            "x": steps, "y": [_share_to_y(row, share) for share in means], "line": {"color": color, "width": 2},
+        },
+        {
+            "type": "scatter", "mode": "markers", "showlegend": False,
+            "x": [step for step, _ in known], "y": [_share_to_y(row, share) for _, share in known],
+            "hovertext": [f"<b>{name}</b>, {names[step]}: {percent(share)} overlapped" for step, share in known],
+            "hovertemplate": "%{hovertext}<extra></extra>",
+            "marker": {"color": color, "size": 7, "opacity": 0.5},
+        },
+    ]  # fmt: skip
+
+
+def _box(row: int, result: TraceOverlap) -> dict[str, Any]:
+    return {
+        "type": "box", "orientation": "h", "x": step_times_ms(result), "y0": row, "name": shown_name(result.label),
+        "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
+        "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
+        "line": {"color": theme.LIGHT.text, "width": 1.6},
+        "marker": {"color": theme.LIGHT.quiet, "size": 6, "opacity": 0.7},
+    }  # fmt: skip
+
+
+def _limit(y: float) -> dict[str, Any]:
+    return {
+        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
+        "line": {"color": theme.LIGHT.line, "width": 1},
+    }  # fmt: skip
+
+
+def _limit_label(y: float, text: str) -> dict[str, Any]:
+    return {
+        "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
+        "text": text, "font": {"size": 11, "color": theme.LIGHT.quiet},
+    }  # fmt: skip
+
+
+def _steps_layout(results: Sequence[TraceOverlap], title: str, measure: str, row: int) -> dict[str, Any]:
+    """One row per run, from top to bottom."""
+    return {
+        **chart_frame(
+            title=title,
+            subtitle=subtitle(results),
+            height=_STEPS_TOP + _STEPS_BOTTOM + row * max(1, len(results)), size=18, pad=16,
+            t=_STEPS_TOP, b=_STEPS_BOTTOM, l=_STEPS_LEFT, r=_STEPS_RIGHT,
+        ),
+        **STILL,
+        "xaxis": axis(measure, fixedrange=True),
+        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
+    }  # fmt: skip
+
+
+_WATERFALL_HEIGHT, _WATERFALL_TOP, _WATERFALL_BOTTOM = 520, 120, 110
+_COLORS = {
+    name: theme.LIGHT.colors[category]
+    for name, category in (
+        ("step", theme.STEP),
+        ("compute", theme.COMPUTE),
+        ("transfer", theme.EXPOSED),
+        ("tail", theme.EXPOSED),
+        ("wait", PEER_WAIT),
+    )
+}
+"""Of the bars that stand for a category; others are grey."""
+_LEAST_SHOWN = 0.005
+"""Share of the longest step below which a part has no bar of its own; those go into the last one, *small parts*."""
+
+
+def draw_waterfall(waterfall: Waterfall) -> go.Figure:
+    """Runs from left to right, and between them what each part took away or added, in the part's colour."""
+    import plotly.graph_objects as go
+
+    return go.Figure(_waterfall_bars(waterfall), _waterfall_layout(waterfall))
+
+
+class Bar(NamedTuple):
+    """A bar of the waterfall, in ms.
+
+    Attributes:
+        run: Label of the run whose step it is; empty for a change.
+        name: What it is called.
+        within: For a change that the spread of both runs cannot tell from none, that spread.
+    """
+
+    run: str
+    name: str
+    start: float
+    length: float
+    within: float | None = None
+
+
+def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
+    """The bars from left to right; those of a change lead exactly from one run's bar to the next one's."""
+    found: list[Bar] = []
+    least = _LEAST_SHOWN * max((budget.step_ns for budget in waterfall.budgets), default=0)
+    for index, budget in enumerate(waterfall.budgets):
+        found.append(Bar(budget.label, "step", 0.0, budget.step_ns / 1e6))
+        if index == len(waterfall.changes):
+            break
+        change, level, other = waterfall.changes[index], budget.step_ns, 0
+        for part in PARTS:
+            length = getattr(change, f"{part}_ns") or 0
+            if abs(length) < least:
+                other += length
+                continue
+            within = change.half_width_ns[part] / 1e6 if change.is_beyond_spread(part) is False else None
+            found.append(Bar("", part, level / 1e6, length / 1e6, within))
+            level += length
+        if other:
+            found.append(Bar("", "small parts", level / 1e6, other / 1e6))
+    return found
+
+
+def _waterfall_bars(waterfall: Waterfall) -> list[dict[str, Any]]:
+    steps = waterfall_steps(waterfall)
+    patterns = ["/" if bar.within else "" for bar in steps]
+    marker = {
+        "color": [_COLORS.get(bar.name, theme.LIGHT.quiet) for bar in steps],
+        "pattern": {"shape": patterns, "fillmode": "replace", "solidity": 0.35},
+    }
+    return [
+        {
+            "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
+            "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
+            "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
+            "textposition": "outside", "cliponaxis": False,
+            "hovertext": [_hover(bar) for bar in steps],
+            "hovertemplate": "%{hovertext}<extra></extra>", "marker": marker,
+        }
+    ]  # fmt: skip
+
+
+def _hover(bar: Bar) -> str:
+    spread = f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
+    return f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms{spread}"
+
+
+def _waterfall_layout(waterfall: Waterfall) -> dict[str, Any]:
+    steps = waterfall_steps(waterfall)
+    fixed = axis(fixedrange=True)
+    notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
+    return {
+        **chart_frame(
+            title=_waterfall_headline(waterfall),
+            subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
+            + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
+            height=_WATERFALL_HEIGHT, t=_WATERFALL_TOP, b=_WATERFALL_BOTTOM, l=70, r=40,
+        ),
+        "dragmode": False,
+        "xaxis": {
+            **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            "ticktext": [f"<b>{shown_name(bar.run)}</b>" if bar.run else bar.name for bar in steps],
+        },
+        "yaxis": {**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
+    }  # fmt: skip
+
+
+def _waterfall_headline(waterfall: Waterfall) -> str:
+    if not waterfall.budgets:
+        return "No run marks its steps"
+    first = waterfall.budgets[0]
+    best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
+    if best is first:
+        return f"No run is faster than {shown_name(first.label)}"
+    share = percent(1 - best.step_ns / first.step_ns)
+    return f"{shown_name(best.label)} takes {share} off the mean step of {shown_name(first.label)}"

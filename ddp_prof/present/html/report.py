@@ -18,17 +18,13 @@ from ddp_prof.analyze.collectives.straggler import RankStepView
 from ddp_prof.analyze.variants.waterfall import Waterfall
 from ddp_prof.errors import TraceError
 from ddp_prof.present.charts.collectives import draw_step_collectives
-from ddp_prof.present.charts.comparison import draw_comparison
-from ddp_prof.present.charts.heat_map import LEAST_RANKS, draw_heat_map
+from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step, draw_step_times, draw_waterfall
+from ddp_prof.present.charts.ranks import LEAST_RANKS, draw_heat_map, draw_skew
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times
-from ddp_prof.present.charts.straggler import draw_skew
-from ddp_prof.present.charts.waterfall import draw_waterfall
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import Headline, gain_headline, step_lengths
-from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, index_values, place_values
+from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, ReportRun, index_values, place_values
 from ddp_prof.present.html.page import Link, Navigation, asset, json_in_page, write_page, write_shared_plotly
-from ddp_prof.present.html.report_run import ReportRun
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.text import plain_name

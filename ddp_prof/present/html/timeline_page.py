@@ -17,7 +17,6 @@ from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
 from ddp_prof.present.html.page import Navigation, json_in_page, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
-from ddp_prof.present.timeline.captions import EXPOSED_PARTS, explanation, headline, page_headline
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     PackedBoxes,
@@ -27,8 +26,15 @@ from ddp_prof.present.timeline.encoding import (
     pack_boxes,
     pack_folded,
 )
-from ddp_prof.present.timeline.figure import shown_in_legend
-from ddp_prof.present.timeline.layout import MARGIN, base_layout
+from ddp_prof.present.timeline.figure import (
+    EXPOSED_PARTS,
+    MARGIN,
+    base_layout,
+    explanation,
+    headline,
+    page_headline,
+    shown_in_legend,
+)
 from ddp_prof.present.timeline.model import Timeline
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select

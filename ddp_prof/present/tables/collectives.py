@@ -1,4 +1,4 @@
-"""Collectives as rows: one each, or summed by step or by bucket."""
+"""Collectives as rows, one each or summed by step or bucket; the skew of ranks; critical paths of steps."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Hashable, Iterable, Sequence
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
+from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.core.attribution import NOTIFY
+from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical, StepPath
 from ddp_prof.present.columns import Row, ms, times_of
-from ddp_prof.present.headlines import Headline, exposed_words, outliers_text
-from ddp_prof.present.json_documents import collectives_document
+from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
+from ddp_prof.present.json_documents import collectives_document, critical_document, skew_document
 from ddp_prof.present.table import MOST_ROWS, Digest, TableView
-from ddp_prof.present.text import collective_name, count_noun, milliseconds, source_name
+from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, source_name
 
 DIGEST = Digest(
     "exposed_ms",
@@ -181,3 +183,97 @@ def _sum_known(values: Iterable[int | None]) -> int | None:
 
 def _gigabytes(bytes_per_s: float | None) -> float | None:
     return None if bytes_per_s is None else bytes_per_s / 1e9
+
+
+SKEW_DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_steps", "last_%", "costs_others_ms"))
+
+
+def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
+    headline = skew_headline(skew).text
+    title = f"{source_name(run.trace, run.files)} · device: {run.device}"
+    if skew.reason:  # a table would be of zeros
+        return TableView(f"{title}\n{headline}", [], skew.warnings, skew_document(run, skew, headline))
+    rows: list[Row] = [{"run": run.label, **_skew_row(rank, skew)} for rank in skew.ranks]
+    notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
+    steps = f" · {count_noun(len(skew.steps), 'step')}" if skew.has_steps else ""
+    return TableView(f"{title}{steps}\n{headline}", rows, notes, skew_document(run, skew, headline), digest=SKEW_DIGEST)
+
+
+_OF_STEPS = (
+    "lag: per step, the rank's largest delay behind the others' median; shown is the median over the steps",
+    "exposed wait and what it costs others: mean per step",
+)
+_OF_THE_CAPTURE = (
+    "lag: the rank's delay behind the others' median; shown is the median over the collectives",
+    "exposed wait and what it costs others: of the whole capture",
+)
+
+
+def _skew_row(rank: RankSkew, skew: RunSkew) -> Row:
+    steps = len(skew.steps)
+    per_step = 1e6 * max(1, steps)
+    return {
+        "rank": rank.name.removeprefix("rank "),
+        "collectives": rank.collectives,
+        "last_collectives": rank.last_collectives,
+        "last_steps": rank.last_steps if steps else None,
+        "last_%": 100 * rank.last_steps / steps if steps else None,
+        "lag_ms": ms(rank.lag_ns),
+        "worst_lag_ms": ms(rank.worst_lag_ns),
+        "exposed_wait_ms": None if rank.exposed_wait_ns is None else rank.exposed_wait_ns / per_step,
+        "costs_others_ms": rank.cost_ns / per_step,
+    }
+
+
+PART_NAMES = {
+    "compute": "compute",
+    "transfer": "collectives",
+    "peer_wait": "waiting for peers",
+    "queue": "gaps between operations",
+    "launch": "launches",
+    "host": "the host",
+    "copies": "copies",
+}
+"""Names of the parts in a sentence."""
+
+
+def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
+    """A row per step, under what the typical step's path consists of."""
+    headline = critical_headline(critical)
+    steps = [f"{len(critical.steps)} steps"] if run.has_steps and critical.steps else []
+    title = "\n".join((" · ".join((source_name(run.trace, run.files), f"device: {run.device}", *steps)), headline))
+    rows: list[Row] = [{"run": run.label, **_path_row(path)} for path in critical.steps]
+    notes = [
+        "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",
+        *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
+        *run.warnings,
+    ]
+    return TableView(title, rows, notes if rows else run.warnings, critical_document(run, critical, headline))
+
+
+def critical_headline(critical: RunCritical) -> str:
+    """What the path of the typical step consists of, largest parts first."""
+    path = critical.typical
+    if path is None:
+        return f"The critical path is not known: {critical.reason or 'no step has any work'}."
+    parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
+    words = [f"{percent(ns / path.window_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
+    whole = "the capture" if path.step_key is None else "a typical step"
+    text = f"The critical path of {whole}, {milliseconds(path.window_ns)}, is {', '.join(words)}"
+    if not path.collectives:
+        return f"{text}: no collective is on it."
+    gain_ns, index = max((one.gain_ns or 0, one.index) for one in path.collectives)
+    if not gain_ns:
+        return f"{text}."
+    return f"{text}. If its collective {index} took no time, it would end {milliseconds(gain_ns)} earlier."
+
+
+def _path_row(path: StepPath) -> Row:
+    return {
+        "step": path.step,
+        "ends_on": path.rank.removeprefix("rank "),
+        "path_ms": ms(path.window_ns),
+        **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
+        "on_path": len(path.collectives),
+        "rank_changes": path.changes,
+    }

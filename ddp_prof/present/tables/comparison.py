@@ -1,8 +1,9 @@
-"""Runs side by side: a row per run, the waterfall from one to the next, and what changed between two of them."""
+"""Runs side by side: a row per run, the waterfall, what changed between two, and whether requirements are met."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -16,13 +17,14 @@ from ddp_prof.analyze.variants.before_after import (
     PartChange,
 )
 from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.columns import percent as in_percent
-from ddp_prof.present.json_documents import compare_document
-from ddp_prof.present.table import TableView
+from ddp_prof.present.json_documents import compare_document, gate_document
+from ddp_prof.present.table import TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
-from ddp_prof.present.text import collective_name, milliseconds, percent
+from ddp_prof.present.text import collective_name, milliseconds, percent, source_name
 from ddp_prof.variants import BASELINE
 
 HOW_TO_READ = (
@@ -189,3 +191,79 @@ def _significance(change: PartChange) -> str:
     if not change.is_beyond_spread:
         return "within the spread"
     return "longer" if change.change_ns > 0 else "shorter"
+
+
+HOW_TO_READ_CHECK = (
+    "the worst rank decides; its overlap is that of all its communication; its times are medians over its steps, "
+    "unless the requirement names a percentile"
+)
+HOW_TO_READ_BASELINE = (
+    "against the baseline: medians over the steps of all ranks; a run fails if it is beyond the limit, and further "
+    "from the baseline than the spread of both runs (95 %, by bootstrap over steps)"
+)
+
+UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
+"""Display scale and label per unit."""
+
+
+def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
+    """One row per run and requirement; the causes of failures lead the notes."""
+    compared = baseline is not None
+    rows = [_verdict_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
+    notes = [*causes, *_check_notes(checks, baseline)]
+    return TableView(verdict_line(checks), rows, notes, gate_document(checks, baseline, notes))
+
+
+def check_summary(view: TableView) -> str:
+    """The view as Markdown that can stand alone: what came out, the table, the notes."""
+    notes = "".join(f"- {markdown_text(note)}\n" for note in view.notes)
+    return f"### ddp-prof check: {markdown_text(view.title)}\n\n{markdown(view.rows)}\n{notes}"
+
+
+def verdict_line(checks: Sequence[GateReport]) -> str:
+    statuses = [verdict.status for check in checks for verdict in check.verdicts]
+    failed, unknown = statuses.count("failed"), statuses.count("unknown")
+    of_all = f"of {len(statuses)} requirements"
+    if failed:
+        rest = f", {unknown} cannot be judged" if unknown else ""
+        return f"failed, {failed} {of_all} not met{rest}"
+    return f"unknown, {unknown} {of_all} cannot be judged" if unknown else f"passed, {len(statuses)} {of_all} met"
+
+
+def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
+    scale, unit = UNITS[verdict.unit]
+
+    def scaled(value: float | None) -> float | None:
+        return None if value is None else value * scale
+
+    return {
+        "run": check.run.label,
+        "device": check.run.device,
+        "requirement": verdict.requirement,
+        "measured": scaled(verdict.measured),
+        "limit": scaled(verdict.limit),
+        **({"baseline": scaled(verdict.baseline), "spread": scaled(verdict.spread)} if compared else {}),
+        "unit": unit,
+        "verdict": verdict.status,
+        "decided_by": verdict.rank.name if verdict.rank else "all ranks",
+        "why": verdict.reason,
+    }
+
+
+def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
+    runs = [check.run for check in checks]
+    partial = [
+        f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks; to require them all: --all-ranks"
+        for run in runs
+        if len(run.ranks) < (run.world_size or 0)
+    ]
+    if baseline is None:
+        return [HOW_TO_READ_CHECK, *partial, *notes_of_runs(runs)]
+    runs.append(replace(baseline, label=f"baseline {baseline.label}"))
+    return [
+        HOW_TO_READ_CHECK,
+        *partial,
+        f"baseline: {source_name(baseline.trace, baseline.files)}",
+        HOW_TO_READ_BASELINE,
+        *notes_of_runs(runs),
+    ]

@@ -1,10 +1,13 @@
-"""The summary of a run: what was read, where a step's time goes, and what hiding communication would gain."""
+"""The summary of a run, and what the doctor says of it: text for people, rows for programs."""
+
+from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from string import digits
+from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -12,11 +15,15 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.columns import Row, ms, percent
 from ddp_prof.present.headlines import cause_headline, gain_headline
-from ddp_prof.present.json_documents import SCHEMA, Document
+from ddp_prof.present.json_documents import SCHEMA, Document, doctor_document
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.present.text import percent as percent_text
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+
 
 _PARTS = {
     "compute_only": "compute alone",
@@ -191,3 +198,31 @@ def _doctor(run: SummarizedRun) -> str:
     cost = "" if first.cost_ns is None else f" (at most {milliseconds(first.cost_ns)} {of})"
     more = f" {count_noun(len(others), 'more finding')}." if others else ""
     return f"{first.rule}{cost}: {first.advice}{more}"
+
+
+def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
+    """The findings in words, and a row each for programs."""
+    lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
+    of = "per step" if run.has_steps else "in all"
+    for number, finding in enumerate(diagnosis.findings, 1):
+        cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
+        lines.append(f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}")
+    if not diagnosis.findings:
+        undecided = len(diagnosis.abstained)
+        lines.append("none found" + (f"; {count_noun(undecided, 'rule')} could not decide" if undecided else ""))
+    by_reason: dict[str, list[str]] = {}
+    for one in diagnosis.abstained:
+        by_reason.setdefault(one.reason, []).append(one.rule)
+    notes = [f"not decided: {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
+    rows: list[Row] = [
+        {
+            "run": run.label,
+            "finding": one.rule,
+            "costs_ms": ms(one.cost_ns),
+            "of_ranks": ", ".join(one.ranks),
+            "evidence": one.evidence,
+            "advice": one.advice,
+        }
+        for one in diagnosis.findings
+    ]
+    return TableView("\n".join(lines), rows, notes, doctor_document(run, diagnosis), is_text=True)

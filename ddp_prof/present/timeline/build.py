@@ -10,8 +10,7 @@ import numpy as np
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.errors import TraceError
 from ddp_prof.present.text import milliseconds
-from ddp_prof.present.timeline.boxes import View
-from ddp_prof.present.timeline.lanes import lanes_of
+from ddp_prof.present.timeline.lanes import View, lanes_of
 from ddp_prof.present.timeline.model import Panel, RankLanes, Source, StepMark, Timeline
 from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import Ints, Trace

@@ -26,7 +26,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
-from ddp_prof.present.timeline.captions import box_label, box_title
+from ddp_prof.present.timeline.figure import box_label, box_title
 from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Lane, RankExposure
 from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, select, take_or_unknown
 

@@ -1,19 +1,25 @@
-"""The lanes of one rank: what its trace holds within a view, as boxes."""
+"""The lanes of one rank: what its trace holds within a view, as boxes on rows."""
 
 from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.present import theme
-from ddp_prof.present.timeline.boxes import CODE, PHASE_CODE, View, codes_of, make_boxes
-from ddp_prof.present.timeline.host_lanes import call_lanes, host_lane, range_lanes
+from ddp_prof.present.text import milliseconds, percent
 from ddp_prof.present.timeline.model import (
+    CALLS,
     COMMUNICATION,
     COMPUTE,
     COPIES,
     GRAPHS,
+    HOST,
+    RANGES,
     STRIP,
     UNNAMED,
     WAITING,
@@ -21,7 +27,8 @@ from ddp_prof.present.timeline.model import (
     Lane,
     RankExposure,
 )
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, concatenate, distinct, empty, select, take_or_unknown
+from ddp_prof.range_names import PHASES, PROCESS
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace, concatenate, distinct, empty, select, take_or_unknown
 
 _KINDS = {
     Category.COMPUTE: COMPUTE,
@@ -246,3 +253,190 @@ def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
     ended = np.searchsorted(intervals.end_ns, at_ns, side="right")
     inside = at_ns[begun > ended]
     return np.sort(np.concatenate([intervals.start_ns, inside])), np.sort(np.concatenate([intervals.end_ns, inside]))
+
+
+INFERRED = "backward (inferred: launched by autograd's threads)"
+
+
+def host_lane(rank: RankEvents, view: View) -> Lane:
+    """Steps on the upper row, their phases below."""
+    measured, rank = rank, rank.including_warmup
+    seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
+    steps = make_boxes(
+        view,
+        rank.steps.start_ns[seen],
+        rank.steps.end_ns[seen],
+        codes_of(theme.STEP, len(seen)),
+        name_id=np.arange(len(seen), dtype=np.int64),
+        step=rank.step_keys[seen],
+    )
+    told, inferred = (
+        select(item, view.is_visible(item.start_ns, item.end_ns)) for item in (rank.phases, rank.inferred_backward)
+    )
+    phases = concatenate(told, inferred)
+    ranges = make_boxes(
+        view,
+        phases.start_ns,
+        phases.end_ns,
+        PHASE_CODE[phases.kind],
+        name_id=np.repeat([UNKNOWN, len(seen)], [len(told), len(inferred)]),
+        step=rank.step_at(phases.start_ns),
+        level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
+    )
+    parts = measured.breakdown
+    columns = (measured.step_keys.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
+    shares = {key: times for key, *times in zip(*columns, strict=True)}
+    keys, names = rank.step_keys.tolist(), rank.steps.names
+    titles = [_step_title(names[row], *shares.get(keys[row], (0, 0))) for row in seen.tolist()]
+    return Lane("host", HOST, concatenate(steps, ranges), (*titles, INFERRED))
+
+
+def _step_title(name: str, comm_ns: int, overlapped_ns: int) -> str:
+    if not comm_ns:
+        return name
+    return f"{name}: {percent(overlapped_ns / comm_ns)} of {milliseconds(comm_ns)} communication overlapped"
+
+
+def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
+    """The program's own ranges: those that nest by depth, below them those that may cross."""
+    trace, spans = rank.trace, rank.trace.spans
+    is_named = np.array([not name.startswith(f"{PROCESS}|") for name in trace.names], np.bool_)[spans.name_id]
+    seen = np.flatnonzero((spans.process == rank.process) & is_named & view.is_visible(spans.start_ns, spans.end_ns))
+    for thread in distinct(spans.lane[seen]):
+        own = seen[spans.lane[seen] == thread]
+        nested, crossing = own[spans.is_start_end[own] == 0], own[spans.is_start_end[own] == 1]
+        depth = nest(spans.start_ns[nested], spans.end_ns[nested])
+        below = stack(spans.start_ns[crossing], spans.end_ns[crossing]) + depth.max(initial=-1) + 1
+        rows = np.concatenate([nested, crossing])
+        boxes = make_boxes(
+            view,
+            spans.start_ns[rows],
+            spans.end_ns[rows],
+            codes_of(theme.RANGE, len(rows)),
+            name_id=spans.name_id[rows],
+            step=rank.step_at(spans.start_ns[rows]),
+            level=np.concatenate([depth, below]),
+        )
+        yield Lane(f"ranges, {thread_name(trace, rank.process, thread)}", RANGES, boxes, trace.names)
+
+
+def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
+    """All calls of the process, and of those before what is seen the ones that launched it.
+
+    None where they were not read whole.
+    """
+    trace, calls, details = rank.trace, rank.trace.calls, rank.trace.call_details
+    if details is None:
+        return
+    is_seen = view.is_visible(calls.start_ns, details.end_ns)
+    launchers = trace.launching_calls[view.is_visible(trace.activities.start_ns, trace.activities.end_ns)]
+    is_seen[launchers[launchers != UNKNOWN]] = True
+    seen = np.flatnonzero(is_seen & (calls.process == rank.process))
+    for thread in distinct(calls.lane[seen]):
+        rows = seen[calls.lane[seen] == thread]
+        start, end = calls.start_ns[rows], details.end_ns[rows]
+        boxes = make_boxes(
+            view,
+            start,
+            end,
+            codes_of(theme.CALL, len(rows)),
+            name_id=details.name_id[rows],
+            step=rank.step_at(start),
+            call=rows,
+            level=nest(start, end),
+        )
+        yield Lane(f"CUDA calls, {thread_name(trace, rank.process, thread)}", CALLS, boxes, trace.names)
+
+
+def thread_name(trace: Trace, process: int, thread: int) -> str:
+    """What a thread is called: by its name, and by its number, since many have one name."""
+    if thread == process:
+        return "main thread"
+    name = trace.threads.get((process, thread), f"thread {thread}")
+    return name if str(thread) in name else f"{name} ({thread})"
+
+
+CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
+PHASE_CODE = np.array([*(CODE[phase] for phase in PHASES), CODE[theme.COMPUTE]], np.int64)
+"""What compute is drawn as, by the phase that launched it; the last one is found by ``UNKNOWN``."""
+
+
+class View(NamedTuple):
+    """What is shown of a trace, in its own nanoseconds."""
+
+    zero_ns: int
+    start_ns: int
+    end_ns: int
+
+    def is_visible(self, start_ns: Ints, end_ns: Ints) -> Mask:
+        """Which intervals are seen, if only in part; an instant lasts as long as a nanosecond."""
+        seen: Mask = (start_ns < self.end_ns) & (np.maximum(end_ns, start_ns + 1) > self.start_ns)
+        return seen
+
+
+def stack(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The row of each interval: the topmost that is free where it starts.
+
+    0000..333
+    .1111.....
+    ..222222..
+    """
+    level = np.zeros(len(start_ns), np.int64)
+    if np.all(start_ns[1:] >= end_ns[:-1]):
+        return level
+    order = np.argsort(start_ns, kind="stable")
+    if np.all(start_ns[order][1:] >= end_ns[order][:-1]):
+        return level
+    busy: list[tuple[int, int]] = []  # (end, row)
+    free: list[int] = []
+    for item in order.tolist():
+        while busy and busy[0][0] <= start_ns[item]:
+            heapq.heappush(free, heapq.heappop(busy)[1])
+        row = heapq.heappop(free) if free else len(busy)
+        level[item] = row
+        heapq.heappush(busy, (int(end_ns[item]), row))
+    return level
+
+
+def nest(start_ns: Ints, end_ns: Ints) -> Ints:
+    """The row of each interval: one below the one that it lies in.
+
+    000000000..
+    .1111.1111.
+    ..2........
+
+    Intervals that cross, as ranges of a thread never do, are stacked.
+    """
+    if np.all(start_ns[1:] >= np.maximum(end_ns, start_ns + 1)[:-1]):
+        return np.zeros(len(start_ns), np.int64)
+    order = np.lexsort((-end_ns, start_ns))
+    start, end = start_ns[order], end_ns[order]
+    ended = np.searchsorted(np.sort(np.maximum(end, start + 1)), start, side="right")
+    level = np.empty(len(order), np.int64)
+    level[order] = np.arange(len(order)) - ended
+    for row in range(int(level.max(initial=0)) + 1):
+        own = level[order] == row
+        if np.any(start[own][1:] < end[own][:-1]):
+            return stack(start_ns, end_ns)
+    return level
+
+
+_OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "registers", "collective", "consumer")
+
+
+def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:
+    """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
+    optional = dict.fromkeys(_OPTIONAL, np.broadcast_to(np.int64(UNKNOWN), len(start_ns)))
+    if "level" not in columns:
+        columns["level"] = stack(start_ns, end_ns)
+    return Boxes(
+        start_ns=start_ns - view.zero_ns,
+        end_ns=end_ns - view.zero_ns,
+        category=category,
+        **(optional | columns),
+    )
+
+
+def codes_of(category: str, rows: int) -> Ints:
+    """A column of one category."""
+    return np.broadcast_to(np.int64(CODE[category]), rows)

@@ -15,9 +15,9 @@ from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, al
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.charts.straggler import draw_skew
+from ddp_prof.present.charts.ranks import draw_skew
 from ddp_prof.present.headlines import root_cause_headline, skew_headline
-from ddp_prof.present.tables.straggler import skew_view
+from ddp_prof.present.tables.collectives import skew_view
 from ddp_prof.trace import Trace
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write

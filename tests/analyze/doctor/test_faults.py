@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.run_config import FAULTS
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 
 CAPTURES = Path(__file__).parent / "captures"
 NAMED = {

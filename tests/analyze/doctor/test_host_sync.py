@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from tests.ingest.test_nsys_export import MS
 from tests.nsys_factory import Capture, Range, write_capture
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.doctor import Diagnosis
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from tests.drawing import runs as drawn_runs
 from tests.ingest.test_nsys_export import MS
 from tests.nsys_factory import Capture, Range, write_capture

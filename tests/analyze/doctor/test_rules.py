@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 
 TRACES = Path(__file__).parents[3] / "traces"
 

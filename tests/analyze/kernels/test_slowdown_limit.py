@@ -18,8 +18,7 @@ from ddp_prof.analyze.kernels.contention import (
 )
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.nsys_export import read_all_shapes
-from ddp_prof.runs import report
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs, report
 from ddp_prof.runs.run import DOCTOR
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 

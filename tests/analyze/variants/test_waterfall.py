@@ -18,7 +18,7 @@ from ddp_prof.analyze.variants.waterfall import (
     measure_waterfall,
     subtract_budgets,
 )
-from ddp_prof.present.charts.waterfall import draw_waterfall, waterfall_steps
+from ddp_prof.present.charts.comparison import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of

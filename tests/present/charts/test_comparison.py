@@ -6,9 +6,8 @@ import pytest
 
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present import theme
-from ddp_prof.present.charts import comparison
+from ddp_prof.present.charts import comparison, run_label
 from ddp_prof.present.charts.comparison import parts_ms
-from ddp_prof.present.charts.frame import run_label
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of

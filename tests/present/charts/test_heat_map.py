@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ddp_prof import Run, load_runs
-from ddp_prof.present.charts import heat_map
-from ddp_prof.present.charts.heat_map import draw_heat_map
+from ddp_prof.present.charts import ranks
+from ddp_prof.present.charts.ranks import draw_heat_map
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, STEPS, TRANSFER_MS, rank_capture
 from tests.nsys_factory import write_capture
 
@@ -39,7 +39,7 @@ def test_a_cell_a_rank_and_step(run: Run) -> None:
 
 
 def test_of_many_steps_a_column_shows_the_worst(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heat_map, "MOST_COLUMNS", 7)
+    monkeypatch.setattr(ranks, "MOST_COLUMNS", 7)
     exposed = draw_heat_map(run.overlap(), run.skew()).data[0]
     of_rank = [step.exposed_ns / MS for step in run.overlap().ranks[0].steps]
     assert list(exposed.x) == [str(first) for first in range(0, STEPS, 3)]

@@ -7,9 +7,14 @@ import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.variants.comparison import compare_variants
-from ddp_prof.present.charts.comparison import draw_comparison
-from ddp_prof.present.charts.heat_map import draw_heat_map
-from ddp_prof.present.charts.steps import draw_overlap_by_step, draw_step_times, overlap_by_step, step_times_ms
+from ddp_prof.present.charts.comparison import (
+    draw_comparison,
+    draw_overlap_by_step,
+    draw_step_times,
+    overlap_by_step,
+    step_times_ms,
+)
+from ddp_prof.present.charts.ranks import draw_heat_map
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of

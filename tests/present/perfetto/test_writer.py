@@ -19,8 +19,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.perfetto.tracks import CATEGORIES, separate_crossing
-from ddp_prof.present.perfetto.writer import write_perfetto
+from ddp_prof.present.perfetto import CATEGORIES, separate_crossing, write_perfetto
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests import measuring

@@ -13,7 +13,7 @@ from ddp_prof.present.headlines import Headline, root_cause_headline
 from ddp_prof.present.json_documents import COLLECTIVES_SCHEMA
 from ddp_prof.present.tables import collectives
 from ddp_prof.present.tables.collectives import collectives_view
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
 from tests.present.runs import cpu_run

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.present.tables.kernels import NO_KERNELS, kernels_views, short_name
-from ddp_prof.runs.load import load_runs
+from ddp_prof.runs import load_runs
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture

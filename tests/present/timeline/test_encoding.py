@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.present.timeline.captions import EXPOSED_PARTS
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     OVERVIEW_COLUMNS,
@@ -24,6 +23,7 @@ from ddp_prof.present.timeline.encoding import (
     pack_columns,
     pack_folded,
 )
+from ddp_prof.present.timeline.figure import EXPOSED_PARTS
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, STRIP, WAITING, Boxes, Lane
 from ddp_prof.trace import UNKNOWN
 from tests.analyze.critical.scheduler import Device, programs

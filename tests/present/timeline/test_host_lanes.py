@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.present import theme
-from ddp_prof.present.timeline.boxes import nest
 from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.lanes import nest
 from ddp_prof.present.timeline.model import CALLS, COMPUTE, RANGES
 from ddp_prof.trace import Trace
 from tests.drawing import column, draw_trace, with_details

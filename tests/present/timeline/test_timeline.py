@@ -15,10 +15,9 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
-from ddp_prof.present.timeline.boxes import stack
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline, steady_steps
-from ddp_prof.present.timeline.captions import axis_title, explanation, headline
-from ddp_prof.present.timeline.figure import draw_timeline
+from ddp_prof.present.timeline.figure import axis_title, draw_timeline, explanation, headline
+from ddp_prof.present.timeline.lanes import stack
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, WAITING, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.analyze.core.test_dependencies import one_bucket
