@@ -15,8 +15,8 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import ALL_REDUCE, bus_factor
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.benchmark.bucket_model import BucketModel, LinkModel, MessageCost, Unknown, fit_link
-from ddp_prof.benchmark.machine import probe_machine
+from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, Unknown, fit_link
+from ddp_prof.benchmark.measure import probe_machine
 from ddp_prof.errors import WorkloadError
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import SCHEMA

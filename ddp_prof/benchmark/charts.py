@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.bucket_model import BucketModel, Unknown
-from ddp_prof.benchmark.observations import bucket_sizes, contradicts_model
-from ddp_prof.benchmark.report import TestbedResults, half_ms, status_text, value_ms
-from ddp_prof.benchmark.settings import SettingSummary
+from ddp_prof.benchmark.findings import BucketModel, TestbedResults, Unknown, bucket_sizes, contradicts_model
+from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, axis, chart_frame, rows_axis

@@ -1,28 +1,107 @@
-"""One run: measured in ranks of its own or captured under a profiler, and its rows of the results database."""
+"""One run of the study: its id, the machine, how it is measured or captured, and its rows of the database.
+
+The machine and its versions are found by a process of its own, so that the sweep itself needs no torch.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import math
 import os
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import redirect_stderr
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timezone
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from ddp_prof.benchmark.grid import Job
-from ddp_prof.benchmark.machine import Machine
-from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, StoredMessages, StoredRun, StoredStep
+from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, StoredMessages, StoredRun, StoredStep
 from ddp_prof.capture.variant import capture as capture_variant
+from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import DdpProfError, OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.manifest import Manifest, caveats_of, load_manifest
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import launch
+from ddp_prof.variants import VARIANTS
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run to be made."""
+
+    config: RunConfig
+    repeat: int
+
+    def run_id(self, environment: str) -> str:
+        """Id of the run: a digest of its settings, its repeat and the environment.
+
+        The code that is measured is not part of it. When that changes, the new run replaces the old one, so a database
+        never holds runs of two versions under one setting.
+        """
+        config = self.config
+        cap = config.bucket_size_mb
+        if cap is None and VARIANTS[config.variant].can_be_uncapped:
+            cap = math.inf  # as in the ids of existing databases
+        names = ("variant", "model_size", "world_size", "local_batch_size", "seq_len")
+        setting = {name: getattr(config, name) for name in names} | {"bucket_size_mb": cap}
+        conditions = {name: getattr(config, name) for name in ("steps", "warmup", "seed", "device", "backend")}
+        return digest([{"setting": setting, "repeat": self.repeat}, conditions, environment])
+
+
+def digest(value: Any) -> str:  # whatever JSON can hold
+    return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+VERSIONS = ("python", "torch", "cuda", "nccl", "ddp_prof")
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where the sweep runs.
+
+    Attributes:
+        gpus: How many torch can use.
+        code: Digest of the code that is measured: the variants, the workload, the names of ranges.
+    """
+
+    environment: Environment
+    gpus: int
+    git_commit: str | None
+    code: str
+
+
+def probe_machine() -> Machine:
+    """Ask a process that imports torch; raises WorkloadError where it cannot."""
+    command = [sys.executable, "-m", __name__]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
+    if done.returncode:
+        reason = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
+        raise WorkloadError(f"torch does not work in {sys.prefix}: {reason}: run scripts/env.sh train")
+    found = json.loads(done.stdout.splitlines()[-1])
+    known = found["machine"] | {name: found["versions"].get(name) for name in VERSIONS}
+    return Machine(Environment(id=digest(known), **known), found["gpus"], found["git_commit"], digest_code())
+
+
+def _print_machine() -> None:
+    import torch
+
+    from ddp_prof.train import record
+
+    answer = {
+        "machine": record.machine(),
+        "versions": record.versions(),
+        "git_commit": record.git_commit(),
+        "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
+    }
+    sys.stdout.write(json.dumps(answer) + "\n")
+
 
 MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
 """What a run that failed does not tell."""
@@ -113,3 +192,7 @@ def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
         raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
     values = {name: [value for step in steps if (value := getattr(step, name)) is not None] for name in FIGURES}
     return {f"trace_{name}": round(statistics.median(own)) if own else None for name, own in values.items()}
+
+
+if __name__ == "__main__":
+    _print_machine()

@@ -1,19 +1,30 @@
-"""The tables of ``ddp-prof results``: each testbed's settings with notes, and sentences."""
+"""What ``ddp-prof results`` shows and writes: tables, JSON, ``results.csv``, pages, pictures, ``results.md``."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
-from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.statistics import LEAST_STEPS
-from ddp_prof.benchmark.bucket_model import BucketModel, MessageCost, Unknown, fit_link, message_costs
-from ddp_prof.benchmark.observations import Observation, contradicts_model, find_observations
-from ddp_prof.benchmark.settings import Estimate, Setting, SettingSummary, Testbed
-from ddp_prof.benchmark.store import OK, Environment, Results
+from ddp_prof.atomic_file import atomic_write
+from ddp_prof.benchmark.charts import draw_figures
+from ddp_prof.benchmark.findings import (
+    BucketModel,
+    TestbedResults,
+    Unknown,
+    contradicts_model,
+)
+from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
+from ddp_prof.benchmark.store import OK
+from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.columns import percent as in_percent
-from ddp_prof.present.table import TableView
+from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
+from ddp_prof.present.json_documents import SCHEMA
+from ddp_prof.present.table import TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -41,48 +52,6 @@ KEPT_APART = (
     "{} testbeds are shown separately: times of different machines, models, numbers of ranks or definitions are not "
     "comparable"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class TestbedResults:
-    """The results of one testbed."""
-
-    testbed: Testbed
-    environment: Environment | None
-    summaries: tuple[SettingSummary, ...]
-    messages: Sequence[MessageCost]
-    model: BucketModel | Unknown
-    observations: tuple[Observation, ...]
-
-    @property
-    def title(self) -> str:
-        """Where and on what was measured, in a line; and by which definitions, where they are others than today's."""
-        testbed = self.testbed
-        ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
-        parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
-        if testbed.definitions != DEFINITIONS:
-            parts.append(
-                f"by definitions {testbed.definitions or 'of before 2'}, today's are {DEFINITIONS}: measure again"
-            )
-        if self.environment:
-            parts += [self.environment.title, f"environment {testbed.environment[:8]}"]
-        return " · ".join(parts)
-
-
-def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> list[TestbedResults]:
-    """The results of each testbed, of the summaries that were asked for."""
-    messages = message_costs(results)
-    own: dict[Testbed, list[SettingSummary]] = {}
-    for summary in summaries:
-        own.setdefault(summary.testbed, []).append(summary)
-    found = []
-    for testbed, of_testbed in own.items():
-        first, costs = of_testbed[0], messages.get(testbed, ())
-        link = fit_link(costs)
-        model = link if isinstance(link, Unknown) else BucketModel(link, first.first.gradient_bytes)
-        observations = find_observations(of_testbed, model)
-        found.append(TestbedResults(testbed, first.environment, tuple(of_testbed), costs, model, observations))
-    return found
 
 
 def results_views(testbeds: Sequence[TestbedResults]) -> list[TableView]:
@@ -229,20 +198,94 @@ def csv_row(summary: SettingSummary) -> Row:
     }
 
 
-def status_text(summary: SettingSummary) -> str:
-    """The status; where runs ended differently, how many did."""
-    if summary.status == OK and summary.failed_runs:
-        return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
-    return summary.status
-
-
-def value_ms(estimate: Estimate | None) -> float | None:
-    return ms(estimate.value) if estimate else None
-
-
-def half_ms(estimate: Estimate | None) -> float | None:
-    return ms(estimate.half_width) if estimate else None
-
-
 def _trace_ms(summary: SettingSummary, part: str) -> float | None:
     return ms(getattr(summary.trace, f"{part}_ns")) if summary.trace else None
+
+
+REPORT = "results.md"
+
+
+def results_document(database: Path, testbeds: Sequence[TestbedResults]) -> dict[str, Any]:
+    """The JSON document, times in nanoseconds: keys may be added, never renamed."""
+    return {
+        "schema": SCHEMA,
+        "database": str(database),
+        "testbeds": [_testbed_document(results) for results in testbeds],
+        "warnings": [KEPT_APART.format(len(testbeds))] if len(testbeds) > 1 else [],
+    }
+
+
+def _testbed_document(results: TestbedResults) -> dict[str, Any]:
+    model = None if isinstance(results.model, Unknown) else results.model
+    return {
+        **asdict(results.testbed),
+        "environment": asdict(results.environment) if results.environment else {"id": results.testbed.environment},
+        "settings": [_setting_document(summary) for summary in results.summaries],
+        "link": model and asdict(model.link),
+        "best_bucket_bytes": model and model.best_bytes,
+        "observations": [asdict(observation) for observation in results.observations],
+        "warnings": testbed_notes(results),
+    }
+
+
+def _setting_document(summary: SettingSummary) -> dict[str, Any]:
+    values = asdict(summary)
+    del values["testbed"], values["environment"]
+    setting, run = values.pop("setting"), values.pop("first")
+    shared = (
+        "d_model", "num_layers", "parameters", "gradient_bytes", "backend", "steps", "collectives",
+        "communicated_bytes", "tokens", "git_commit",
+    )  # fmt: skip
+    return {**setting, **{key: run[key] for key in shared}, **values}
+
+
+def results_markdown(testbeds: Sequence[TestbedResults], pictures: Sequence[dict[str, str]] = ()) -> str:
+    """The results as Markdown that can stand alone; ``pictures`` are the titles of each testbed's pictures, by file."""
+    parts = ["# Results\n", "Written by `ddp-prof results` from the database of `scripts/run_comparison.sh`.\n"]
+    if len(testbeds) > 1:
+        parts.append(f"{KEPT_APART.format(len(testbeds)).capitalize()}.\n")
+    for index, results in enumerate(testbeds):
+        settings = settings_view(results)
+        parts += [f"## {markdown_text(settings.title)}\n", markdown(settings.rows), _list(settings.notes)]
+        parts += [f"![{title}]({name}.png)\n" for name, title in (pictures[index] if pictures else {}).items()]
+        found = sentences(results)
+        parts += ["### What these numbers show\n", _list([*found, SENTENCES] if found else [NOTHING])]
+    return "\n".join(parts)
+
+
+def _list(lines: Sequence[str]) -> str:
+    return "".join(f"- {markdown_text(line)}\n" for line in lines)
+
+
+def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]:
+    """Write figures as pages and pictures, and ``results.md``; returns what could not be made, a line each."""
+    write_shared_plotly(folder)
+    shown = []
+    with Pictures() as drawing:
+        for prefix, results in zip(_prefixes(testbeds), testbeds, strict=True):
+            titles = {}
+            for name, (title, figure) in draw_figures(results).items():
+                titles[f"{prefix}{name}"] = title
+                drawing.draw(figure, folder / f"{prefix}{name}.png")
+                write_figure_page(figure, folder / f"{prefix}{name}.html", title=title, shared_plotly=True)
+            shown.append(titles)
+        problems = drawing.try_finish()
+    with atomic_write(folder / REPORT) as partial:
+        partial.write_text(results_markdown(testbeds, () if problems else shown), encoding="utf-8")
+    return problems
+
+
+def _prefixes(testbeds: Sequence[TestbedResults]) -> list[str]:
+    """Prefixes that tell the files of several testbeds apart; empty for a single one."""
+    if len(testbeds) == 1:
+        return [""]
+    names = [
+        f"{index}-{own.testbed.model_size}-{own.testbed.world_size}-ranks-{own.testbed.device or 'none'}"
+        for index, own in enumerate(testbeds, 1)
+    ]
+    return [re.sub(r"[^A-Za-z0-9.-]+", "-", name) + "-" for name in names]
+
+
+def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
+    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+        write_csv([csv_row(summary) for summary in summaries], file)

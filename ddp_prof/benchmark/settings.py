@@ -15,6 +15,7 @@ import numpy as np
 
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredRun, StoredStep
+from ddp_prof.present.columns import ms
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
 
 
@@ -242,3 +243,18 @@ def _with_speedup(summary: SettingSummary, naive: SettingSummary | None) -> Sett
         speedup=ratio(naive.step_ns, summary.step_ns),
         communication_speedup=ratio(naive.communication_ns, summary.communication_ns),
     )
+
+
+def status_text(summary: SettingSummary) -> str:
+    """The status; where runs ended differently, how many did."""
+    if summary.status == OK and summary.failed_runs:
+        return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
+    return summary.status
+
+
+def value_ms(estimate: Estimate | None) -> float | None:
+    return ms(estimate.value) if estimate else None
+
+
+def half_ms(estimate: Estimate | None) -> float | None:
+    return ms(estimate.half_width) if estimate else None

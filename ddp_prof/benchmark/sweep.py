@@ -15,14 +15,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 from ddp_prof.analyze import DEFINITIONS
-from ddp_prof.benchmark.grid import Grid, Job, default_grid
-from ddp_prof.benchmark.machine import Machine, probe_machine
-from ddp_prof.benchmark.measure import capture, measure, rows_of
+from ddp_prof.benchmark.measure import Job, Machine, capture, measure, probe_machine, rows_of
 from ddp_prof.benchmark.store import (
     FAILED,
     OK,
@@ -39,7 +37,82 @@ from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import NO_CAP, at_least, bucket_size
 from ddp_prof.train.launch import die_with_launcher, run_program
-from ddp_prof.variants import VARIANT_NAMES
+from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """All values of each dimension, and what all runs have in common.
+
+    Attributes:
+        bucket_sizes_mb: Of ``bucketed``, in MiB; ``None`` is no cap.
+        steps: Measured steps, and as many synchronized ones.
+    """
+
+    variants: tuple[str, ...] = VARIANT_NAMES
+    bucket_sizes_mb: tuple[float | None, ...]
+    model_sizes: tuple[str, ...]
+    world_sizes: tuple[int, ...] = (2,)
+    local_batch_sizes: tuple[int, ...]
+    seq_lens: tuple[int, ...]
+    steps: int
+    warmup: int
+    repeats: int = 3
+    device: str = "auto"
+    backend: str = "auto"
+
+    def jobs(self) -> list[Job]:
+        """The runs. Repeats are outermost and variants innermost, so that drift affects all variants alike.
+
+        Each repeat begins with another variant, so that no variant is always the one after a change of sizes.
+        """
+        candidates = [
+            (variant, size)
+            for variant in self.variants
+            for size in (self.bucket_sizes_mb if variant == BUCKETED else (VARIANTS[variant].default_bucket_size_mb,))
+        ]
+        sizes = list(product(self.model_sizes, self.world_sizes, self.local_batch_sizes, self.seq_lens))
+        jobs = []
+        for repeat in range(self.repeats):
+            first = repeat % len(candidates)
+            rotated = candidates[first:] + candidates[:first]
+            for (model_size, ranks, local_batch_size, seq_len), (variant, bucket) in product(sizes, rotated):
+                config = RunConfig(
+                    variant=variant,
+                    bucket_size_mb=bucket,
+                    model_size=model_size,
+                    world_size=ranks,
+                    batch_size=ranks * local_batch_size,
+                    seq_len=seq_len,
+                    steps=self.steps,
+                    synchronized_steps=self.steps,
+                    warmup=self.warmup,
+                    device=self.device,
+                    backend=self.backend,
+                )
+                jobs.append(Job(config, repeat))
+        return jobs
+
+
+def default_grid(gpus: int) -> Grid:
+    """The grid of the course's study where there are two GPUs; else one that two CPU cores finish in some minutes."""
+    if gpus >= 2:
+        return Grid(
+            bucket_sizes_mb=(1.0, 10.0, 100.0, 1000.0),
+            model_sizes=("xl",),
+            local_batch_sizes=(2, 4),
+            seq_lens=(128, 256, 512),
+            steps=10,
+            warmup=5,
+        )
+    return Grid(
+        bucket_sizes_mb=(1.0, 10.0, 100.0),  # 37 MB of gradients: from 100 MB on there is one bucket
+        model_sizes=("mini",),
+        local_batch_sizes=(2,),
+        seq_lens=(32, 64, 128),
+        steps=4,
+        warmup=2,
+    )
 
 
 def main() -> int:

@@ -37,14 +37,16 @@ def command(database: Path, folder: Path | None, output: TableOptions) -> None:
     traces/results.db. Settings that ran out of memory or failed have rows, too. Pictures need Chromium; the HTML pages
     are written without it.
     """
-    from ddp_prof.benchmark.documents import (
+    from ddp_prof.benchmark.findings import gather_testbeds
+    from ddp_prof.benchmark.report import (
         REPORT,
+        csv_row,
         results_document,
         results_markdown,
+        results_views,
         write_results,
         write_results_csv,
     )
-    from ddp_prof.benchmark.report import csv_row, gather_testbeds, results_views
     from ddp_prof.benchmark.settings import summarize_settings
     from ddp_prof.benchmark.store import load_results
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
-from ddp_prof.benchmark.bucket_model import MessageCost
+from ddp_prof.benchmark.findings import MessageCost
 from ddp_prof.train import MODEL_SIZES
 
 GB_PER_S = 2.0  # bytes a nanosecond

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.benchmark.bucket_model import BucketModel, LinkModel, MessageCost, Unknown, fit_link, message_costs
+from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, Unknown, fit_link, message_costs
 from tests.benchmark.results_factory import BYTES_PER_NS, OTHER_ENVIRONMENT, OVERHEAD_NS, SIZES, Sweep, line
 
 positive = st.floats(1e-3, 1e3)

@@ -6,9 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_prof.benchmark.bucket_model import Unknown
-from ddp_prof.benchmark.observations import Observation, find_observations
-from ddp_prof.benchmark.report import TestbedResults, gather_testbeds
+from ddp_prof.benchmark.findings import Observation, TestbedResults, Unknown, find_observations, gather_testbeds
 from ddp_prof.benchmark.settings import summarize_settings
 from tests.benchmark.results_factory import MS, Sweep, study_like
 

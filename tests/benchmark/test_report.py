@@ -8,16 +8,17 @@ import pytest
 
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.benchmark.charts import draw_bandwidth, draw_buckets, draw_figures, draw_model, draw_variants
-from ddp_prof.benchmark.documents import results_markdown, write_results, write_results_csv
+from ddp_prof.benchmark.findings import TestbedResults, gather_testbeds
 from ddp_prof.benchmark.report import (
     NO_SPREAD,
     OTHER_CODE,
     SPREAD,
-    TestbedResults,
     csv_row,
-    gather_testbeds,
+    results_markdown,
     results_views,
     settings_view,
+    write_results,
+    write_results_csv,
 )
 from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.store import load_results

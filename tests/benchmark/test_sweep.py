@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.benchmark import sweep as module
-from ddp_prof.benchmark.grid import Grid
-from ddp_prof.benchmark.machine import Machine
+from ddp_prof.benchmark.measure import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
-from ddp_prof.benchmark.sweep import Plan, sweep
+from ddp_prof.benchmark.sweep import Grid, Plan, sweep
 from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest

@@ -1,0 +1,337 @@
+"""What the timings of one testbed show: the cost of an all-reduce, the model of bucketing, at most ten sentences.
+
+*Model.* A message of s bytes takes ``t(s) = o + s / w``: an overhead per call, and a bandwidth. In the model of the
+course CS336 (spring 2025, assignment 2, *ddp_bucketed_benchmarking*) the gradients, s bytes, fall into n buckets whose
+backward takes as long as their transfer, s / (n w). Bucket i is ready after i such times, and each call takes
+s / (n w) + o, so the link is busy from the first bucket on; what is left when backward ends is
+
+    overhead(n) = s / (n w) + n o,  or by the size of a bucket  overhead(b) = b / w + s o / b.
+
+Its derivative, 1 / w - s o / b**2, is zero at ``b* = sqrt(s o w)``, a minimum, of ``2 sqrt(s o / w)``.
+
+*Sentences.* A setting is compared with another of the same work and in the same repeat, whose runs are near in time, so
+that a machine that is slow for a while slows both. Such a pair of runs gives one saving; the effect is the median over
+all pairs of repeats and work, and its interval is found by drawing pairs. An effect that the interval does not tell
+from nothing is kept, and no sentence is written about it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+
+from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of
+from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
+from ddp_prof.present.text import percent, size
+from ddp_prof.variants import BUCKETED, BYTES_PER_MB
+
+HUBER = 1.345
+"""Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
+MAD_TO_SIGMA = 1.4826
+ROUNDS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """In place of a model: why there is none, as part of a sentence."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessageCost:
+    """All-reduces of one size.
+
+    Attributes:
+        median_ns: Median over runs of each run's median; of a single run, over its calls.
+        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; ``None`` for fewer than three values.
+    """
+
+    bytes: int
+    calls: int
+    median_ns: float
+    low_ns: float | None = None
+    high_ns: float | None = None
+    runs: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkModel:
+    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``.
+
+    Attributes:
+        bytes_per_ns: Bandwidth; the same number in GB/s.
+        sizes: Number of message sizes that it was fitted to.
+        relative_error: Median over them of how far the model is off, as a share of the measured time.
+    """
+
+    overhead_ns: float
+    bytes_per_ns: float
+    sizes: int
+    relative_error: float
+
+    def time_ns(self, size: float) -> float:
+        return self.overhead_ns + size / self.bytes_per_ns
+
+
+@dataclass(frozen=True, slots=True)
+class BucketModel:
+    """The course's model of bucketing, for gradients of so many bytes."""
+
+    link: LinkModel
+    gradient_bytes: int
+
+    @property
+    def best_bytes(self) -> float:
+        """The bucket size b* of the least overhead; all gradients at most."""
+        best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
+        return min(best, float(self.gradient_bytes))
+
+    def overhead_ns(self, bucket_bytes: float) -> float:
+        """Communication left when backward ends, with buckets of so many bytes."""
+        size = min(bucket_bytes, self.gradient_bytes)
+        return size / self.link.bytes_per_ns + self.gradient_bytes * self.link.overhead_ns / size
+
+
+def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
+    """The cost of messages in the runs of each testbed, by ascending size."""
+    runs = {run.id: run for run in results.runs if run.status == OK}
+    found: dict[Testbed, dict[int, list[StoredMessages]]] = {}
+    for message in results.messages:
+        if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
+            found.setdefault(Testbed.from_run(run), {}).setdefault(message.bytes, []).append(message)
+    costs: dict[Testbed, list[MessageCost]] = {}
+    for testbed, sizes in found.items():
+        for number, messages in sorted(sizes.items()):
+            medians = [message.median_ns for message in messages]
+            low, high = bootstrap_interval(medians) or (None, None)
+            calls = sum(message.calls for message in messages)
+            cost = MessageCost(number, calls, float(np.median(medians)), low, high, len(medians))
+            costs.setdefault(testbed, []).append(cost)
+    return costs
+
+
+def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
+    """Fit the model to messages of one testbed, each size counting once.
+
+    Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
+    was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
+    """
+    if len(messages) < 2:
+        return Unknown("messages of fewer than two sizes were timed")
+    sizes = np.array([message.bytes for message in messages], float)
+    times = np.array([message.median_ns for message in messages])
+    # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
+    columns = np.column_stack([1 / times, sizes / times])
+    overhead, slope = _robust_line(columns)
+    if overhead < 0:
+        overhead, (slope,) = 0.0, _robust_line(columns[:, 1:])
+    if slope <= 0:
+        return Unknown("larger messages did not take longer")
+    residuals = columns @ np.array([overhead, slope]) - 1
+    return LinkModel(float(overhead), float(1 / slope), len(messages), float(np.median(np.abs(residuals))))
+
+
+def _robust_line(columns: np.ndarray) -> np.ndarray:
+    """Coefficients whose combination of the columns is nearest to 1 in each row."""
+    weights = np.ones(len(columns))
+    found = np.zeros(columns.shape[1])
+    scaling = np.linalg.norm(columns, axis=0)  # the columns differ by orders of magnitude
+    for _ in range(ROUNDS):
+        root = np.sqrt(weights)
+        found = np.linalg.lstsq(columns / scaling * root[:, None], root, rcond=None)[0] / scaling
+        residuals = np.abs(columns @ found - 1)
+        scale = MAD_TO_SIGMA * float(np.median(residuals))
+        if scale < 1e-12:
+            break
+        weights = np.minimum(1, HUBER * scale / np.maximum(residuals, 1e-300))
+    return found
+
+
+LEAST_PAIRS = 6
+"""Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
+
+Kind = tuple[str, "float | None"]
+"""A variant and its bucket size in MiB."""
+NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overlap", "torch"))
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """An effect found in the timings of one testbed.
+
+    Attributes:
+        value: The effect, a share from 0 to 1.
+        low: Lower end of its interval; ``None`` for too few pairs. ``high`` likewise.
+        pairs: Pairs of figures that it is the median of.
+        text: The sentence; ``None`` where the interval does not support one.
+    """
+
+    name: str
+    before: str
+    after: str
+    value: float
+    low: float | None
+    high: float | None
+    pairs: int
+    text: str | None = None
+
+
+def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> tuple[Observation, ...]:
+    """All observations of one testbed, in the order of their sentences."""
+    found = [
+        _change(summaries, "step", NAIVE, FLAT),
+        _change(summaries, "communication", NAIVE, FLAT),
+        _change(summaries, "step", NAIVE, OVERLAP),
+        _change(summaries, "step", FLAT, OVERLAP),
+        _change(summaries, "communication", NAIVE, OVERLAP),
+        *_bucket_size(summaries, model),
+        _host_timer(summaries),
+    ]
+    return tuple(observation for observation in found if observation is not None)
+
+
+def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
+    """The bucket sizes measured, in MiB, ascending."""
+    return sorted({mb for one in summaries if one.step_ns and (mb := one.setting.swept_mb) is not None})
+
+
+def contradicts_model(observations: Sequence[Observation]) -> bool:
+    """Whether the measured steps contradict the bucket size that the model chooses, beyond the spread."""
+    return any(found.name == "model_disagrees" and found.text for found in observations)
+
+
+def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> Iterator[Observation | None]:
+    """The fastest size against the slowest and against other variants; whether the model chooses it."""
+    sizes = bucket_sizes(summaries)
+    if len(sizes) < 2:
+        return
+    losses = {}  # what others take off a size, on average
+    for mb in sizes:
+        savings = [_savings(summaries, (BUCKETED, mb), (BUCKETED, other)) for other in sizes]
+        if not all(savings):
+            return
+        losses[mb] = float(np.mean([np.median(each) for each in savings]))
+    fastest, slowest = min(losses, key=losses.__getitem__), max(losses, key=losses.__getitem__)
+    yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest))
+    yield _change(summaries, "step", OVERLAP, (BUCKETED, fastest))
+    yield _change(summaries, "step", TORCH, (BUCKETED, fastest))
+    if isinstance(model, Unknown):
+        return
+    chosen = min(sizes, key=lambda mb: model.overhead_ns(mb * BYTES_PER_MB))
+    choice = (
+        f"The model's best bucket size is {size(round(model.best_bytes))}; of the sizes measured, it prefers "
+        f"{chosen:g} MiB."
+    )
+    if chosen == fastest:
+        second = min((mb for mb in sizes if mb != fastest), key=losses.__getitem__)
+        before, after, name = second, chosen, "model_agrees"
+        text = f"{choice} That size is the fastest: it takes {{effect}} off the step of {second:g} MiB."
+    else:
+        before, after, name = chosen, fastest, "model_disagrees"
+        text = f"{choice} But {fastest:g} MiB takes {{effect}} off that step: the model does not fit this testbed."
+    changes = _savings(summaries, (BUCKETED, before), (BUCKETED, after))
+    yield _observe(name, f"{before:g} MiB", f"{after:g} MiB", changes, text, None)
+
+
+def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
+    """What the host's timer misses of communication that compute hides, where settings were captured."""
+    missed = [
+        1 - timer.value / summary.trace.comm_ns
+        for summary in summaries
+        if (timer := summary.communication_ns) and summary.trace and summary.trace.overlapped_ns
+    ]
+    text = (
+        "Where compute hides communication, the host timer sees {effect} less of it than the trace: it cannot see "
+        "what is hidden."
+    )
+    return _observe("timer_misses_hidden", "trace", "host timer", missed, text, None)
+
+
+def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
+    """What one variant takes off the other's step or communication."""
+    old, new = label_of(*before), label_of(*after)
+    what = "step" if name == "step" else "communication (host timer)"
+    savings = _savings(summaries, before, after, f"{name}_ns")
+    new_first = new[:1].upper() + new[1:]
+    return _observe(
+        name, old, new, savings,
+        f"{new_first} takes {{effect}} off the {what} of {old}.",
+        f"{new_first} adds {{effect}} to the {what} of {old}.",
+    )  # fmt: skip
+
+
+def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
+    """What the second takes off the first in each pair of runs of the same work and repeat, as a share of the first."""
+    found = []
+    for old, new in product(summaries, summaries):
+        kinds = [(one.setting.variant, one.setting.bucket_size_mb) for one in (old, new)]
+        first, second = getattr(old, column), getattr(new, column)
+        if kinds == [before, after] and old.setting.workload == new.setting.workload and first and second:
+            common = first.medians.keys() & second.medians.keys()
+            found += [1 - second.medians[key] / first.medians[key] for key in sorted(common) if first.medians[key]]
+    return found
+
+
+def _observe(
+    name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None
+) -> Observation | None:
+    """An observation of savings; ``takes`` words a saving, ``adds`` a loss, which without words supports nothing."""
+    if not savings:
+        return None
+    value = float(np.median(savings))
+    low, high = (bootstrap_interval(savings) if len(savings) >= LEAST_PAIRS else None) or (None, None)
+    text = None
+    if low is not None and high is not None and (low > 0 or high < 0):
+        words, (shown, *ends) = (takes, (value, low, high)) if value > 0 else (adds, (-value, -high, -low))
+        effect = f"{percent(shown)} ({percent(ends[0])} to {percent(ends[1])}, {len(savings)} pairs)"
+        text = words and words.format(effect=effect)
+    return Observation(name, before, after, value, low, high, len(savings), text)
+
+
+@dataclass(frozen=True, slots=True)
+class TestbedResults:
+    """The results of one testbed."""
+
+    testbed: Testbed
+    environment: Environment | None
+    summaries: tuple[SettingSummary, ...]
+    messages: Sequence[MessageCost]
+    model: BucketModel | Unknown
+    observations: tuple[Observation, ...]
+
+    @property
+    def title(self) -> str:
+        """Where and on what was measured, in a line; and by which definitions, where they are others than today's."""
+        testbed = self.testbed
+        ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
+        parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
+        if testbed.definitions != DEFINITIONS:
+            parts.append(
+                f"by definitions {testbed.definitions or 'of before 2'}, today's are {DEFINITIONS}: measure again"
+            )
+        if self.environment:
+            parts += [self.environment.title, f"environment {testbed.environment[:8]}"]
+        return " · ".join(parts)
+
+
+def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> list[TestbedResults]:
+    """The results of each testbed, of the summaries that were asked for."""
+    messages = message_costs(results)
+    own: dict[Testbed, list[SettingSummary]] = {}
+    for summary in summaries:
+        own.setdefault(summary.testbed, []).append(summary)
+    found = []
+    for testbed, of_testbed in own.items():
+        first, costs = of_testbed[0], messages.get(testbed, ())
+        link = fit_link(costs)
+        model = link if isinstance(link, Unknown) else BucketModel(link, first.first.gradient_bytes)
+        observations = find_observations(of_testbed, model)
+        found.append(TestbedResults(testbed, first.environment, tuple(of_testbed), costs, model, observations))
+    return found
