@@ -31,7 +31,6 @@ class Intervals:
 
     @property
     def length_ns(self) -> int:
-        """Total length."""
         return int((self.end_ns - self.start_ns).sum())
 
     def __and__(self, other: Intervals) -> Intervals:
@@ -59,12 +58,7 @@ class Intervals:
         return Intervals(start[some], end[some])
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
-        """For each interval ``[start, end)`` asked for, how much of it lies in this set.
-
-        Args:
-            start_ns: Starts, any shape and order.
-            end_ns: Ends of the same shape, none before its start.
-        """
+        """How much of each interval ``[start, end)``, in any order, lies in this set; none ends before its start."""
         return self._length_before(end_ns) - self._length_before(start_ns)
 
     @cached_property
@@ -81,7 +75,6 @@ class Intervals:
         return before
 
     def holds(self, time_ns: Ints) -> Mask:
-        """Whether each time lies in the set."""
         if len(self) == 1:
             within: Mask = (time_ns >= self.start_ns[0]) & (time_ns < self.end_ns[0])
             return within
@@ -92,7 +85,6 @@ class Intervals:
 
 
 def union_of_one(start_ns: int, end_ns: int) -> Intervals:
-    """The set of all instants from one on, up to another."""
     return Intervals(np.array([start_ns]), np.array([end_ns]))
 
 
@@ -107,12 +99,7 @@ def union(start_ns: Ints, end_ns: Ints) -> Intervals:
 
 
 def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Ints, Ints]:
-    """The union of the intervals of each group on its own.
-
-    Args:
-        start_ns: Starts, in any order.
-        end_ns: Ends.
-        group: Group of each interval, not negative.
+    """The union of the intervals of each group on its own; groups are not negative.
 
     Returns:
         Starts, ends and groups of the united intervals, by group and then by start.

@@ -41,7 +41,6 @@ class TraceInventory(Brief):
     """What a trace holds.
 
     Attributes:
-        duration_ns: From the first event to the last.
         advice: What is missing, for which question, and how to record it.
         recognized: Which names of ranges were taken for steps and phases: (kind, name, who writes such).
     """
@@ -60,7 +59,6 @@ class TraceInventory(Brief):
 
 
 def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
-    """Count what a trace holds."""
     ranks = find_rank_events(trace, patterns)
     processes = [_process_inventory(trace, process, patterns, ranks) for process in trace.processes]
     return TraceInventory(

@@ -56,12 +56,8 @@ if TYPE_CHECKING:
 class StepLength:
     """How long a step took, and what filled that time; see :mod:`.step_breakdown`.
 
-    Where all is known, parts sum to ``ns``.
-
-    Attributes:
-        start_ns: Start of the step's window; ``None`` where the length is not known, as all else then.
-        ns: The length.
-        compute_only_ns, idle_ns: ``None`` for the reasons of :class:`StepOverlap`.
+    Where all is known, parts sum to ``ns``. Parts are ``None`` for the reasons of :class:`StepOverlap`; all of it is
+    where the length is not known.
     """
 
     start_ns: int | None = None
@@ -273,7 +269,7 @@ def measure_overlap(
 
     Args:
         trace: The trace.
-        ranks: What its ranks did, as :func:`find_rank_events` finds it; by default with the usual names of ranges.
+        ranks: As :func:`find_rank_events` finds them; by default with the usual names of ranges.
         warnings: About its figures, where :func:`diagnose` was asked already.
     """
     ranks = find_rank_events(trace) if ranks is None else ranks
@@ -292,11 +288,9 @@ def measure_overlap(
 
 
 def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
-    """Measure how much of one rank's communication compute hides, in all and for each step.
+    """How much of one rank's communication compute hides, in all and for each step.
 
-    Args:
-        rank: What it did.
-        span: What counts: the time in it, the events and the steps that start in it.
+    Of a span the time in it counts, and the events and the steps that start in it.
     """
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
     counts = span.holds(rank.events.start_ns)

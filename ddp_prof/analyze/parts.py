@@ -49,13 +49,7 @@ def _limit_to_span(found: RankCollectives, rank: RankEvents, span: Intervals) ->
 def merge_part_analyses(
     parts: Sequence[RunAnalysis], compute_streams: Sequence[int], warnings: tuple[str, ...]
 ) -> RunAnalysis:
-    """The parts of one capture, in the order of time, as one.
-
-    Args:
-        parts: What is known of the collectives of each.
-        compute_streams: Of each rank, over the whole capture.
-        warnings: What the capture does not let one say.
-    """
+    """The parts of one capture, in the order of time, as one; ``compute_streams`` are those of the whole capture."""
     by_rank = zip(*(part.ranks for part in parts), strict=True)
     ranks = tuple(
         _merge_rank_collectives(ranks, stream) for ranks, stream in zip(by_rank, compute_streams, strict=True)
@@ -99,18 +93,13 @@ _ADDED = ("kernels", "collectives", "compute_ns", "comm_ns", "overlapped_ns", "e
 
 
 class PartOverlap(NamedTuple):
-    """What is measured in the span of a part.
-
-    Attributes:
-        hides_work: Of each rank, whether it is not known of some time what ran in it.
-    """
+    """What is measured in the span of a part; ``hides_work`` of each rank as the function of that name."""
 
     result: TraceOverlap
     hides_work: tuple[bool, ...]
 
 
 def measure_part_overlap(trace: Trace, ranks: Sequence[RankEvents], span: Intervals) -> PartOverlap:
-    """Measure what starts in the span of a part."""
     result = replace(
         measure_overlap(trace, (), warnings=()),
         attribution=measure_attribution(ranks, span),

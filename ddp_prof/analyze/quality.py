@@ -1,9 +1,4 @@
-"""Why the overlap of a rank is not known: the trace does not hold all that it did.
-
-How much of the recorded work was assigned to steps, and how backward was identified.
-
-Warnings about what a trace cannot show: one line each, with advice on recording.
-"""
+"""What a capture lacks: why overlap is not known, how much belongs to no step, and what to be warned of."""
 
 from __future__ import annotations
 
@@ -58,11 +53,9 @@ def merge_reasons(reasons: Collection[str | None]) -> str | None:
 
 
 def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
-    """Why the figures of a run are not known, or not all of them.
+    """Why the figures of a run are not known, or not all, by the reason of each rank and whether it communicates.
 
-    Args:
-        ranks: The reason of each rank, and whether it communicates. One that communicates decides first; otherwise one
-            rank that is known is enough.
+    One that communicates decides first; otherwise one rank that is known is enough.
     """
     reasons = [reason for reason, _ in ranks]
     doubtful = [reason for reason, communicates in ranks if reason and communicates]
@@ -87,14 +80,9 @@ def _has_too_many_unnamed(rank: RankEvents) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """How much of the work was assigned to steps.
+    """How much of the events of all ranks, and of their summed duration, was assigned to steps.
 
-    Attributes:
-        events: Events of all ranks.
-        attributed_events: Those that belong to a step.
-        time_ns: Summed duration of the events.
-        attributed_time_ns: Summed duration of those that belong to a step.
-        method: Where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
+    ``method`` is where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
     """
 
     events: int
@@ -169,18 +157,15 @@ class Diagnostics:
     """The counts that warnings are made from; those of a capture's parts can be added.
 
     Attributes:
-        about_trace: Warnings about the trace or its steps, one line each.
+        about_trace: Warnings about the trace or its steps; ``overhead_warnings`` about the profiler's own work.
         caveats: Those of ``run.json`` and of our own ranges.
         windows: From the first to the last kernel of each process and device.
-        overhead_warnings: Warnings about the profiler's own work.
         activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them;
             ``unnumbered``, those without a number to find it by, some of these.
         ambiguous: Activities of which several calls carry the number.
         repeated: Collectives that are in the trace more than once: of one stream, and of one time.
-        calls: The number of calls.
         busy_ns: Compute of each stream of a process and device; ``collectives`` the number of collectives on it.
-        compute_ns: Summed time of the kernels that were taken for compute, by name.
-        kernels_ns: Of all kernels.
+        compute_ns: Summed time of the kernels that were taken for compute, by name; ``kernels_ns`` of all kernels.
     """
 
     about_trace: tuple[str, ...] = ()
@@ -211,11 +196,9 @@ class Diagnostics:
 
     @property
     def all_caveats(self) -> tuple[Caveat, ...]:
-        """Why the run is not representative."""
         return _add_sharing(self.caveats, self.windows)
 
     def warnings(self) -> tuple[str, ...]:
-        """All warnings, a line each."""
         caveats = (caveat.value for caveat in self.all_caveats)
         recorded = (*_warn_about_launches(self), *_warn_about_repetition(self))
         of_times = (*self.overhead_warnings, *_warn_about_streams(self), *_warn_about_names(self))
@@ -223,16 +206,11 @@ class Diagnostics:
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
-    """All warnings about the figures of a trace."""
     return gather_diagnostics(trace, ranks).warnings()
 
 
 def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
-    """Merge the warnings of a run's files: common ones once, others with file names, one of many that are alike.
-
-    Args:
-        said: The name of each file, and its warnings.
-    """
+    """The warnings of a run's files, by name: common ones once, others with file names, one of many that are alike."""
     files: dict[str, list[str]] = {}
     for file, warnings in said:
         for warning in dict.fromkeys(warnings):

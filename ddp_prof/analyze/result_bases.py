@@ -22,13 +22,7 @@ def none_for_unknown(column: Ints, missing: int = UNKNOWN) -> list[Any]:
 
 
 def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
-    """Make one result per row.
-
-    Args:
-        kind: Makes a result of its fields.
-        columns: The values of all rows, by field.
-        shared: Fields that all rows have alike.
-    """
+    """One result per row of the columns, which are named by field; ``shared`` are fields that all rows have alike."""
     return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
@@ -38,7 +32,6 @@ class FrameResult(Brief):
     __slots__ = ()
 
     def to_frame(self) -> pd.DataFrame:
-        """The result as a table."""
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -54,9 +47,7 @@ def make_frame(kind: type, results: Iterable[Any]) -> pd.DataFrame:
 def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> pd.DataFrame:
     """As :func:`make_frame`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown.
 
-    Args:
-        columns: Those of a table without rows.
-        rows: The rows.
+    ``columns`` are those of a table without rows.
     """
     import pandas as pd
 
@@ -96,12 +87,7 @@ AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
 def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[str]) -> tuple[AnyRankResult, ...]:
-    """Give ranks with equal names a qualifier: the file's name, or the device.
-
-    Args:
-        ranks: Frozen dataclasses.
-        files: The name of the file of each.
-    """
+    """Give ranks with equal names a qualifier: the name of the file of each, or the device."""
     found: dict[int, set[str]] = {}
     for rank, file in zip(ranks, files, strict=True):
         if rank.rank is None:

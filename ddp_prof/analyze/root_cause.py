@@ -20,31 +20,26 @@ from ddp_prof.trace import UNKNOWN
 class RootCause:
     """When and why most of the exposed time of the typical step is exposed. All figures are that step's, of all ranks.
 
+    The typical step is the one with the median exposed time; the collective is that with the largest part of it.
+
     Attributes:
-        step: The typical step's own number: that with the median exposed time; ``None`` without steps.
+        step: The step's own number; ``None`` without steps.
         steps: How many steps communicate.
         exposed_ns: Its exposed time; 0 where compute hides everything in it, and then nothing else counts.
         total_exposed_ns: Exposed time of all steps.
-        when: One of ``exposed_time.WHENS``.
-        why: One of ``exposed_time.WHYS``.
+        when: One of ``exposed_time.WHENS``; ``why`` one of ``exposed_time.WHYS``.
         pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
         wait_ns: The part of the exposed time in which a peer had not arrived.
         knows_wait: Whether peers tell waiting from transfer.
-        collectives_per_step: Of one rank.
-        operation: Of the collective with the largest part of ``pair_ns``, as the other figures.
+        collectives_per_step: Of one rank, as ``alike_per_step`` with the same ``blocking``, and
+            ``same_operation_per_step``.
         blocking: One of ``timing.BLOCKING``.
-        alike_per_step: How many collectives of the step have the same ``blocking``; of one rank.
-        same_operation_per_step: How many collectives of the step have its operation; of one rank.
-        bucket: ``None`` where buckets are not known.
         last_bucket: The largest number of a bucket with its operation.
-        index: Position in the step.
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether its bucket had another one of its operation before it, as what came late.
         has_launch: Whether the trace holds its launch, by which its phase is told.
-        carries_gradients: Whether it may be taken for a reduction of gradients; see
-            :mod:`~ddp_prof.analyze.collectives.timing`.
+        carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`.carry_gradients`.
         collective_ns: Its part.
-        bytes: Its size.
         parameters: Names of its parameters, in the model's order; empty where not known.
         knows_late: Whether the clocks of the ranks tell who is late, where one waits.
         lead_ns: By how much it starts before backward's compute ends; negative after it; ``None`` if not known.
@@ -82,11 +77,7 @@ class RootCause:
 
 @dataclass(frozen=True)
 class RunExplanation:
-    """Why the communication of a run is exposed.
-
-    Attributes:
-        root_cause: The main reason; ``None`` where nothing is exposed.
-    """
+    """Why the communication of a run is exposed; no cause where nothing is."""
 
     run: RunAnalysis
     collectives: RunCollectives
@@ -95,7 +86,6 @@ class RunExplanation:
 
 
 def explain_run(run: RunAnalysis) -> RunExplanation:
-    """Measure the collectives and the skew of a run."""
     collectives = measure_collectives(run)
     skew = measure_skew(run)
     return RunExplanation(run, collectives, skew, find_root_cause(collectives, knows_late=skew.reason is None))
@@ -111,7 +101,6 @@ def _step_lengths(run: RunAnalysis) -> dict[int, int]:
 
 
 def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCause | None:
-    """The main finding, ``None`` where nothing is exposed."""
     run = found.run
     total = sum(int(exposure.exposed_ns.sum()) for exposure in run.exposures)
     if not total:

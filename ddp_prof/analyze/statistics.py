@@ -1,4 +1,4 @@
-"""The interval of all figures: the bootstrap (B. Efron, 1979).
+"""The interval of all figures: the bootstrap (B. Efron, 1979); and the steps that stand out.
 
 The steps of a run are drawn again, with replacement, as many as there are; the ranks of a step wait for one another and
 stay together. The figure of a thousand such draws scatters as that of other runs of the same steps would: the middle
@@ -10,8 +10,6 @@ What is drawn may be something else than a step, as the runs of a study or the c
 independent of its like, together with all that depends on it. The figure is the median, or the mean where parts must
 sum. The interval of few units is too narrow: of three it is their whole range and holds the median in 75 of 100 cases;
 from ten units on it does in 90 to 94.
-
-Steps that alone hold a large part of a run's exposed time, and the run's figures without them.
 """
 
 from __future__ import annotations
@@ -39,13 +37,11 @@ Statistic = Callable[[Numbers], Numbers]
 
 
 def median_per_draw(drawn: Numbers) -> Numbers:
-    """The median of all values of a draw."""
     found: Numbers = np.median(drawn, axis=(1, 2))
     return found
 
 
 def mean_per_draw(drawn: Numbers) -> Numbers:
-    """The mean of all values of a draw."""
     found: Numbers = drawn.mean(axis=(1, 2))
     return found
 
@@ -55,9 +51,7 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """The 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
 
-    Args:
-        units: A row for each unit, as a step; its values in columns, as those of its ranks. Or a single value for each.
-        statistic: The figure.
+    A unit, as a step, is a row of values, as those of its ranks, or a single value.
     """
     if len(units) < LEAST_STEPS:
         return None
@@ -87,12 +81,7 @@ def half_width_of_change(before: float, after: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StepMedian:
-    """The median of a figure over the steps of all ranks.
-
-    Attributes:
-        value: The median.
-        half_width: Half of its 95 % interval; ``None`` for fewer than :data:`LEAST_STEPS` steps.
-    """
+    """The median of the steps of all ranks, and half of its 95 % interval; ``None`` for too few steps."""
 
     value: float
     half_width: float | None
@@ -115,15 +104,13 @@ Key = TypeVar("Key", bound="Hashable")
 
 @dataclass(frozen=True, slots=True)
 class Outliers:
-    """Steps that stand out, and the run's figures without them.
+    """Steps that stand out, and the run's figures with and without them.
 
     Attributes:
         steps: Their keys, with the exposed time of each, of all ranks; the largest first.
         are_positions: Whether keys are positions among the steps, which have no numbers or the same ones again.
-        exposed_ns: Of all steps, outliers included.
-        overlap_ratio: Share of all steps' communication that compute hides, outliers included.
-        exposed_without_ns: Exposed time of the other steps.
-        overlap_ratio_without: Their share; ``None`` where they do not communicate.
+        overlap_ratio: Share of all steps' communication that compute hides.
+        overlap_ratio_without: That of the other steps; ``None`` where they do not communicate.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -148,9 +135,8 @@ def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
 def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> Outliers | None:
     """The steps of a run that stand out; ``None`` where none does.
 
-    Args:
-        steps: Of each step of each rank its key, its own number, its communication and how much of that is exposed, in
-            nanoseconds. What has no key belongs to no step.
+    Each step of each rank is given by its key, its own number, its communication and how much of that is exposed. What
+    has no key belongs to no step.
     """
     exposed: dict[int, int] = {}
     communicated: dict[int, int] = {}

@@ -1,9 +1,7 @@
-"""Finds collectives by the ranges of communication libraries around the launch calls.
+"""What is told of collectives beside their kernels: ranges of libraries round the launch calls, and metadata.
 
-The metadata of collectives (operation, bytes, communicator), as far as profilers note it.
-
-Kineto writes it on a kernel's event (PyTorch 2.2 and later). NCCL (2.16 and later) hands it to NVTX; Nsight Systems
-exports it as ``jsonText`` where it is asked to (``--include-json=true``).
+The metadata (operation, bytes, communicator) Kineto writes on a kernel's event (PyTorch 2.2 and later). NCCL (2.16 and
+later) hands it to NVTX; Nsight Systems exports it as ``jsonText`` where it is asked to (``--include-json=true``).
 """
 
 from __future__ import annotations
@@ -150,7 +148,6 @@ def last_opened(ranges: Spans, calls: Calls) -> Ints:
 
 
 def _inside(ranges: Spans, calls: Calls) -> Mask:
-    """Whether each call starts within a range of its own thread."""
     inside = np.zeros(len(calls), np.bool_)
     for mine, asked in _by_thread(ranges, calls):
         at = calls.start_ns[asked]
@@ -200,8 +197,6 @@ class NcclRange(NamedTuple):
 
 
 def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> CollectiveMetadata:
-    """The rows as columns."""
-
     def interned(text: str | None) -> int:
         return UNKNOWN if text is None else names.intern(text)
 

@@ -131,9 +131,7 @@ def strip_call_version(name: str) -> str:
 
 
 def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
-    """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``.
-
-    Few questions need shapes, so they are read on request.
+    """Name the launch shape of each kernel, ``grid 256x1x1 block 128x1x1``; few questions need it.
 
     Args:
         trace: Its kernels come first among the activities.

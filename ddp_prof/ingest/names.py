@@ -1,6 +1,4 @@
-"""Two tables of strings: that of a trace, which grows while it is read, and ``StringIds`` of an nsys export.
-
-What an activity was for: the device's table says first, the kernel's name last.
+"""The names of a trace, the strings of an nsys export, and what a kernel's name says that it was for.
 
 A copy or a memory set is MEMORY and a graph launch OTHER whatever it is called. Only a kernel is classified by its
 name, by the first row of :data:`COMMUNICATION_KERNELS` that is found in it; a kernel without a name is UNKNOWN.
@@ -37,7 +35,6 @@ class NameTable:
         return self._index.setdefault(name, len(self._index))
 
     def fill_unknown(self, name_id: Ints, name: str) -> Ints:
-        """Replace ``UNKNOWN`` by the index of ``name``."""
         is_unknown = name_id == UNKNOWN
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
 

@@ -1,11 +1,11 @@
-"""Raw reports (``.nsys-rep``, ``.qdrep``): exported by the nsys found, then read as an export.
+"""What Nsight Systems wrote that is no SQLite export: it is made into one, and read as such.
 
-The export lies beside the report under its name with ``.sqlite``, where ``nsys stats`` leaves it too, and is used again
-while it is newer than the report; where that folder cannot be written, it is made anew in a temporary one.
+A raw report (``.nsys-rep``, ``.qdrep``) is exported by the nsys found. The export lies beside the report under its name
+with ``.sqlite``, where ``nsys stats`` leaves it too, and is used again while it is newer than the report; where that
+folder cannot be written, it is made anew in a temporary one.
 
-Exports of Nsight Systems as a folder with one file per table: ``nsys export --type parquetdir`` and ``arrowdir``.
-
-The tables are those of the SQLite export, so they are written into one, in a temporary folder, and read as such.
+A folder with one file per table (``nsys export --type parquetdir``, ``arrowdir``) holds the tables of the SQLite
+export, so they are written into one, in a temporary folder.
 """
 
 from __future__ import annotations
@@ -269,7 +269,6 @@ def _is_supported_type(kind: Any) -> bool:
 
 
 def _value_type(kind: Any) -> Any:
-    """Type of the values of a dictionary-encoded column."""
     from pyarrow import types
 
     return kind.value_type if types.is_dictionary(kind) else kind

@@ -327,7 +327,6 @@ def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, i
 
 
 def _unpack_ids(global_id: int) -> tuple[int, int]:
-    """Process and thread of a packed id."""
     return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 

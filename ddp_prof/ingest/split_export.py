@@ -1,10 +1,4 @@
-"""An index of a large table: smallest and largest time and correlation id per block of rows.
-
-Exports have no indexes. One pass over a table notes what each block of consecutive rows holds; a question for a span of
-time or ids then reads the blocks that may answer it. Rows may lie in any order: of a table in none, each question reads
-all of it.
-
-A large export cut along its time into parts, each of which the reader of exports reads as a small one.
+"""A large export cut along its time into parts, each of which the reader of exports reads as a small one.
 
 A part is made for a span of time, from the start of a step to that of a later one. It holds
 
@@ -14,6 +8,9 @@ A part is made for a span of time, from the start of a step to that of a later o
 
 So what is measured in the span, and of its steps, is what the whole capture would give. A part is a database of its own
 in a temporary folder; the capture is only read.
+
+Exports have no indexes. One pass over a table notes what each block of consecutive rows holds: its edges in time and
+correlation ids. A question then reads the blocks that may answer it; of a table in no order, each reads all of it.
 """
 
 from __future__ import annotations
@@ -55,13 +52,10 @@ class CannotSplitError(DdpProfError):
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one table that hold rows, in the order of the file.
+    """The blocks of one table that hold rows, in the order of the file, with the edges of their times and ids.
 
-    Attributes:
-        first: The least row id of each block; the largest is ``first + BLOCK_ROWS - 1``.
-        rows: How many rows it holds.
-        end_ns: The latest end; the latest start where the table has no ends.
-        least_id: The least correlation id; ``most_id`` the largest.
+    ``first`` is the least row id of each, the largest is ``first + BLOCK_ROWS - 1``. The latest end is the latest start
+    where the table has no ends.
     """
 
     table: str
@@ -79,12 +73,10 @@ class Blocks:
         return found
 
     def with_ids(self, least: int, most: int) -> Mask:
-        """The blocks that may hold correlation ids from the least to the most."""
         found: Mask = (self.least_id <= most) & (self.most_id >= least)
         return found
 
     def where(self, chosen: Mask) -> str:
-        """The SQL condition that limits a query to the chosen blocks."""
         edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
         runs = [
             f"rowid BETWEEN {self.first[low]} AND {self.first[high - 1] + BLOCK_ROWS - 1}"
@@ -96,14 +88,9 @@ class Blocks:
 def scan_blocks(
     database: sqlite3.Connection, table: str, columns: Sequence[str], max_id_gap: int, condition: str = "1"
 ) -> Blocks:
-    """Look at all rows of a table once.
+    """Look at all rows once of a table with a column ``start`` in the database attached as ``whole``.
 
-    Args:
-        database: A connection, to which the table's database is attached as ``whole``.
-        table: The table, with a column ``start``.
-        columns: Those that it has.
-        max_id_gap: So far apart may the numbers of its rows be.
-        condition: Which rows count.
+    Row ids may be ``max_id_gap`` apart; only rows that meet the condition count.
 
     Raises:
         CannotSplitError: A row has no start, or not a number for one, or rows are numbered by no order.
@@ -163,11 +150,11 @@ class Part(NamedTuple):
 
 
 class SplitExport:
-    """A large export, cut into parts.
+    """A large export, cut into parts, of which there is one at a time in a folder.
 
     Args:
         file: The export.
-        folder: A folder for the parts, of which there is one at a time.
+        folder: The folder.
         extra_patterns: As of :func:`load_nsys_sqlite`.
         marks_structure: Whether a range of this name tells steps, phases or the like.
         find_step_times: Finds, from the ranges of a trace, when each step of each process starts, and until when
@@ -364,7 +351,6 @@ class SplitExport:
         return (blocks for table, blocks in self._blocks.items() if table != CALLS)
 
     def _copy_calls(self, database: sqlite3.Connection) -> None:
-        """The calls that launched the part's activities."""
         database.execute("CREATE TEMP TABLE wanted (id INTEGER PRIMARY KEY)")
         for blocks in self._activity_blocks():
             if "correlationId" in self._file.columns[blocks.table]:

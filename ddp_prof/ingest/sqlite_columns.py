@@ -93,15 +93,11 @@ class SqliteFile:
 
     A small file may read as if it were endless: pages of a tree may have one child, rows may share their text, and a
     view may stand under the name of a table. So only what SQLite noted as a table is one, no query returns more rows
-    or text than the file has bytes, and :meth:`in_time` ends what takes too long.
-
-    Args:
-        path: The file that errors name.
-        real: The file that is read.
+    or text than the file has bytes, and :meth:`run_with_deadline` ends what takes too long.
 
     Attributes:
+        path: The file that errors name.
         columns: Column names by table, of the tables that hold rows: an exporter may also create all tables empty.
-        bytes: Size of the file that is read.
         most_rows: So many rows of a table it has room for.
     """
 
@@ -168,7 +164,6 @@ class SqliteFile:
         return table in self.columns and set(columns) <= set(self.columns[table])
 
     def columns_or_null(self, table: str, *columns: str) -> tuple[str, ...]:
-        """The columns in a query, NULL for those that the table lacks."""
         return tuple(column if self.has_columns(table, column) else "NULL" for column in columns)
 
     def require(self, table: str, *columns: str) -> None:
@@ -199,7 +194,7 @@ class SqliteFile:
 
     @contextmanager
     def connect(self, uri: str) -> Iterator[sqlite3.Connection]:
-        """A connection that :meth:`in_time` interrupts; SQLite's errors name the file."""
+        """A connection that :meth:`run_with_deadline` interrupts; SQLite's errors name the file."""
         try:
             with closing(sqlite3.connect(uri, uri=True)) as database:
                 if sys.version_info >= (3, 11):
@@ -219,14 +214,9 @@ class SqliteFile:
             raise TraceError(self.path, "reading it was stopped", _HINT)
 
     def read_integers(self, table: str, columns: Sequence[str], rows: int | None = None) -> dict[str, Ints]:
-        """Columns of a table as int64, NULL as ``UNKNOWN``, and so are columns that it lacks.
+        """Columns of a table, of all or the first rows, as int64; what is NULL or no column of it is ``UNKNOWN``.
 
         Without rows where the table is absent: exporters leave out what was not recorded.
-
-        Args:
-            table: Its name.
-            columns: Their names.
-            rows: Read so many rows, the first ones; by default all.
         """
         grown = {column: GrowingColumn() for column in columns}
         for batch in self.batches(table, columns, rows):
@@ -254,13 +244,8 @@ class SqliteFile:
     def query(self, wanted: str, table: str, where: str | None = None, rows: int | None = None) -> Iterator[Any]:
         """Rows of a table as batches, ``pyarrow.RecordBatch``; read outside Python's global lock.
 
-        What is NULL throughout the first batch is taken for integers.
-
-        Args:
-            wanted: SQL for the columns.
-            table: Its name.
-            where: A condition in SQL.
-            rows: Without a condition: how many of the first rows; by default all.
+        What is NULL throughout the first batch is taken for integers. How many of the first rows are read can be told
+        where there is no condition.
         """
         # Of an endless table no row might meet the condition.
         if where and self.rows(f"SELECT 1 FROM {quote_name(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
@@ -307,7 +292,6 @@ def constant_column(value: int, rows: int) -> Ints:
 
 
 def is_constant(column: Ints) -> bool:
-    """Whether it is such a column."""
     return not column.strides[0]
 
 

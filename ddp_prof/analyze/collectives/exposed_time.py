@@ -102,8 +102,7 @@ class Exposure(Table):
     """One row per collective, in the order of its timings; a step's rows sum to the figures of its ``StepOverlap``.
 
     Attributes:
-        overlapped_ns: Of the instants that belong to the collective, those under compute.
-        exposed_ns: The others; the sum of the pairs.
+        overlapped_ns: Of the instants that belong to the collective, those under compute; ``exposed_ns`` the others.
         exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived, whatever their pair.
         pairs_ns: Exposed time by :data:`WHENS` and :data:`WHYS`; shape (collectives, whens, whys).
     """
@@ -115,19 +114,12 @@ class Exposure(Table):
 
 
 class Part(NamedTuple):
-    """A part of each collective: where it starts and ends."""
-
     start_ns: Ints
     end_ns: Ints
 
 
 class PhasePart(NamedTuple):
-    """A part of some collectives that lies in one stretch of the device's phases.
-
-    Attributes:
-        row: Of the collective.
-        when: Index into :data:`WHENS`.
-    """
+    """A part of some collectives, by row, in one stretch of the device's phases; ``when`` as of :data:`WHENS`."""
 
     row: Ints
     when: Ints
@@ -138,9 +130,7 @@ class PhasePart(NamedTuple):
 def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
     """Divide the exposed time of one rank among its collectives, and say when and why it is exposed.
 
-    Args:
-        rank: The rank's collectives.
-        wait_ns: How long each collective waited for peers, at its start; ``UNKNOWN`` where no peer is known.
+    ``wait_ns`` is how long each waited for peers, at its start; ``UNKNOWN`` where no peer is known.
     """
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)

@@ -92,7 +92,6 @@ class Matches:
 
 
 def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
-    """Find the collectives that several ranks have in common."""
     if len(ranks) < 2:
         return Matches(np.empty((0, len(ranks)), np.int64), 0)
     streams = _pair_streams(ranks)
@@ -234,7 +233,6 @@ def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
 
 
 def _overlap_in_time(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
-    """Whether the parts on each clock share an instant."""
     times: dict[Path, tuple[int, int]] = {}
     for rank, row in zip(ranks, rows, strict=True):
         if row != UNKNOWN:

@@ -31,9 +31,8 @@ class RunBlocking:
 
     Attributes:
         typical_ns: In a step: the median over the steps of all ranks that communicate.
-        total_ns: In all.
         steps: Steps that communicate, of all ranks; ``blocked_steps`` those of them in which something stood still.
-        collectives: How many there are; ``needed`` those of which it is known what needs them.
+        needed: Of how many of the collectives it is known what needs them.
         least_slack_ns: The least time that one of those could have ended later without delaying anything, where none
             blocked; ``None`` where one did, or where none is needed.
     """
@@ -75,12 +74,7 @@ FASTEST_LINK_BYTES_PER_S = 4e12
 
 @dataclass(frozen=True, slots=True)
 class ExposedPart:
-    """Exposed nanoseconds of one kind; see :mod:`~ddp_prof.analyze.collectives.exposed_time`.
-
-    Attributes:
-        when: One of ``exposed_time.WHENS``.
-        why: One of ``exposed_time.WHYS``.
-    """
+    """Exposed nanoseconds at one of ``exposed_time.WHENS`` for one of ``exposed_time.WHYS``."""
 
     when: str
     why: str
@@ -91,8 +85,7 @@ class ExposedPart:
 class Consumer:
     """The operation that needed a collective: the one that it delayed most, or left the least time.
 
-    Attributes:
-        held_by: What it waited for last, one of ``dependencies.blocking.HELD_BY``.
+    ``held_by`` is what it waited for last, one of ``core.blocking.HELD_BY``.
     """
 
     name: str
@@ -283,7 +276,6 @@ def _to_row(collective: Collective) -> dict[str, Any]:
 
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
-    """Explain the collectives of a run."""
     warnings = run.warnings
     if too_fast := sum(map(_count_too_fast, run.ranks, run.transfers_ns)):
         over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s: {too_fast}"

@@ -1,18 +1,15 @@
-"""One time for all ranks of a run, though each file has a clock of its own.
+"""A run's ranks compared: which collectives are one and the same, on one clock, and what of each was exposed.
 
-First by UTC, if the files give it for their time 0. Then by the collectives that ranks share, whose ends nearly
-coincide on all ranks (as HTA's straggler analysis and NVIDIA's recipes assume, too): the median of the differences is
-the file's offset, and where the run is long and the differences grow, a drift. What remains of the differences is the
-residual; differences of time between ranks below it mean nothing. A single collective in common is met exactly by any
-offset, so it fits nothing: then UTC counts alone, and what the ends differ by on it is the residual.
+Each file has a clock of its own. One time for all comes first from UTC, if the files give it for their time 0. Then
+from the collectives that ranks share, whose ends nearly coincide on all ranks (as HTA's straggler analysis and NVIDIA's
+recipes assume, too): the median of the differences is the file's offset, and where the run is long and the differences
+grow, a drift. What remains of the differences is the residual; differences of time between ranks below it mean nothing.
+A single collective in common is met exactly by any offset, so it fits nothing: then UTC counts alone, and what the ends
+differ by on it is the residual.
 
 A pair that only the order of collectives tells is one no more where its ends lie further apart on the common clock than
 a tenth of the time it lasts; by gloo, whose threads wait for a core, than all of it. Where that is so of most of them,
 and no UTC says the same as their ends, order tells nothing, and all of them are given up.
-
-A run's ranks compared: which collectives are one and the same, on one clock, and what of each was exposed.
-
-Everything is computed when it is first asked for, and once.
 """
 
 from __future__ import annotations
@@ -73,7 +70,6 @@ class ClockOffset:
     origin_ns: int
 
     def common_ns(self, time_ns: Ints) -> Ints:
-        """Times on the first file's clock."""
         result: Ints = time_ns + self.offset_ns
         if self.drift:
             result = result + np.rint(self.drift * (time_ns - self.origin_ns)).astype(np.int64)
@@ -85,7 +81,7 @@ class Alignment:
     """How the ranks' clocks were brought together.
 
     Attributes:
-        method: The method; ``none`` if the clocks could not be aligned and times of ranks cannot be compared.
+        method: ``none`` if the clocks could not be aligned and times of ranks cannot be compared.
         residual_p50_ns: Median of what is left of the differences; ``None`` where nothing tells.
         residual_p95_ns: Their 95th percentile: no difference below it is claimed. 0 for a single clock.
         missing_ranks: Ranks of the job that no file holds.
@@ -98,7 +94,6 @@ class Alignment:
     clocks: tuple[ClockOffset, ...]
 
     def offset_for(self, clock: Path) -> ClockOffset:
-        """The offset of a file."""
         return next(item for item in self.clocks if item.clock == clock)
 
 
@@ -150,7 +145,6 @@ def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, 
 
 
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
-    """Bring the clocks of all files together."""
     files = list(dict.fromkeys(rank.clock for rank in ranks))
     missing = find_missing_ranks(ranks)
     if len(files) < 2:
@@ -225,12 +219,10 @@ _CLOCKS_APART_NS = 10_000_000_000
 
 @dataclass(frozen=True)
 class RunAnalysis(Brief):
-    """The collectives of a run's ranks, and what follows from comparing them.
+    """The collectives of a run's ranks, and what follows from comparing them: computed when first asked for, and once.
 
     Attributes:
-        trace: The file, of several the first.
-        files: Their number.
-        device: ``cuda`` or ``cpu``, as of ``TraceOverlap``.
+        trace: The file, of several the first; ``files`` their number.
         ranks: By rank, then process and device.
         trace_warnings: What the traces do not let one say.
         caveats: Why the run is not representative; warnings say so, too.
@@ -252,7 +244,6 @@ class RunAnalysis(Brief):
 
     @property
     def step_names(self) -> dict[int, str]:
-        """What each step is called, by its key."""
         return {key: name for rank in reversed(self.ranks) for key, name in rank.step_names.items()}
 
     @cached_property
@@ -261,12 +252,10 @@ class RunAnalysis(Brief):
 
     @property
     def matches(self) -> Matches:
-        """The collectives that several ranks took part in."""
         return self._compared[0]
 
     @property
     def alignment(self) -> Alignment:
-        """How the ranks' clocks were brought together."""
         return self._compared[1]
 
     @cached_property
@@ -296,7 +285,6 @@ class RunAnalysis(Brief):
 
     @cached_property
     def exposures(self) -> tuple[Exposure, ...]:
-        """What of each rank's collectives was exposed, and why."""
         return tuple(explain_exposure(rank, wait) for rank, wait in zip(self.ranks, self.waits_ns, strict=True))
 
     @cached_property

@@ -1,4 +1,4 @@
-"""Who arrives last at the collectives, how often, by how much, and what that costs the step.
+"""Who arrives last at the collectives, how often, by how much, and what that costs the step; and one step to look at.
 
 A rank *arrives* at a collective when its own part begins. Its *lag* is how much later that is than the median of the
 other ranks, on the common clock; in a step the largest one counts, since a late rank is late for one collective and
@@ -12,8 +12,6 @@ A lag below the residual of the clocks is no lag: nobody is said to be last. Whe
 are no lags. The *cost* of a step is put down to the rank with the largest lag: the longest exposed wait of another rank
 at the collectives of the step where that rank arrived last. A capture without steps is no step: each collective counts
 by itself, and each rank has a cost, which is the longest exposed wait of another rank at those where it arrived last.
-
-One step to be looked at: the life of each of its collectives, and when and why it is exposed.
 """
 
 from __future__ import annotations
@@ -77,11 +75,9 @@ class RankSkew(RankResult):
 
 @dataclass(frozen=True, slots=True)
 class StepSkew:
-    """One step.
+    """One step, by its key; figures of each rank are in the order of :attr:`RunSkew.ranks`.
 
     Attributes:
-        step: Its key: its own number, its position where it carries none or numbers come again.
-        lags_ns: The lag of each rank, in the order of :attr:`RunSkew.ranks`.
         last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
         cost_ns: Longest exposed wait of another rank where that one arrived last; 0 where nobody did.
         waits_ns: The exposed wait of each rank; ``None`` where it has no matched collective in the step.
@@ -119,7 +115,6 @@ class RunSkew(FrameResult):
 
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
-    """Compare the arrivals of the ranks of one run."""
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
     step = _step_keys(ranks, matches)
     numbers = np.unique(step[step != UNKNOWN])
@@ -304,13 +299,7 @@ class CollectiveView:
 
 @dataclass(frozen=True, slots=True)
 class RankStepView:
-    """The collectives of one rank in the step.
-
-    Attributes:
-        name: Of the rank.
-        compute: Starts and ends of the rank's compute from the step's first time to its last.
-        backward_end_ns: End of backward's compute.
-    """
+    """The collectives of one rank in the step; its compute, starts and ends, from the step's first time to its last."""
 
     name: str
     compute: tuple[tuple[int, int], ...]
@@ -319,13 +308,7 @@ class RankStepView:
 
 
 def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None) -> tuple[RankStepView, ...]:
-    """The collectives of each rank in a step, on one clock; ranks without any are left out.
-
-    Args:
-        run: The run.
-        step: The step's key, see ``Steps.keys``.
-        ranks: Indices of the ranks to look at; by default all.
-    """
+    """The collectives of each rank, or some by their indices, in a step, by its key; ranks without any are left out."""
     drawn = []
     for index, (rank, wait_ns) in enumerate(zip(run.ranks, run.waits_ns, strict=True)):
         if ranks is not None and index not in ranks:
@@ -338,7 +321,6 @@ def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None)
 
 
 def _first_time(rank: RankCollectives, rows: Ints) -> Ints:
-    """The first time at which anything is known of the collectives."""
     timings = rank.timings
     times = np.concatenate([timings.ready_ns[rows], timings.launch_ns[rows], timings.start_ns[rows]])
     first: Ints = times[times != NO_TIME].min()

@@ -1,4 +1,4 @@
-"""The life of each collective on one rank: ready, launch, start, end.
+"""The life of each collective on one rank: ready, launch, start, end; and which of them reduce gradients.
 
     gradient kernels  ###ggg|                        the last gradient of the bucket is ready
     host                 .      L                    the host launches the collective
@@ -13,10 +13,7 @@ kernels are launched by one call, nor of what began earlier: there the gradient 
 
 *Input* is whatever feeds a collective, such as the copy of gradients into a bucket, or the compute before an all-gather
 in forward. It is inferred: a collective waits for the stream that is current where it is launched, and the last
-operation there is the one that the same thread launched last. Where a trace records who waits for whom, that is to
-stand in its place: :func:`_input_ends`.
-
-Which collectives reduce gradients: what buckets and hooks are about.
+operation there is the one that the same thread launched last.
 """
 
 from __future__ import annotations
@@ -119,7 +116,6 @@ class CollectiveTimings(Table):
 
     @property
     def index(self) -> Ints:
-        """The position of each in its step."""
         return np.arange(len(self)) - np.searchsorted(self.step, self.step, side="left")
 
     def sum_by_step(self, values: Ints) -> tuple[Ints, Ints]:
@@ -135,14 +131,11 @@ class RankCollectives(RankResult):
     Attributes:
         clock: The file; ranks read from one file share a clock.
         epoch_ns: UTC nanoseconds of the clock's 0, ``None`` where unknown.
-        world_size: Ranks in the job, ``None`` where unknown.
-        groups: Names of communicators.
-        consumers: Names of operations that need collectives.
+        groups: Names of communicators; ``consumers`` those of operations that need collectives.
         step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
         step_keys: A number for each step that no other one has; see ``Steps.keys``.
         backward_end_ns: End of the last compute of backward in each step, ``NO_TIME`` where none is known, as in a
             capture without steps.
-        device_phases: The phase of the rank at each instant.
         compute: Compute of the rank, at least all that runs while its collectives do.
         times: What filled its steps.
         reason: Why it is not known how much of its communication hides; ``None`` where it is.
@@ -176,7 +169,6 @@ class RankCollectives(RankResult):
 
     @property
     def step_names(self) -> dict[int, str]:
-        """What each step is called, by its key; see ``Steps.names``."""
         keys = self.keys_of_steps
         numbers = np.where(self.step_numbers == UNKNOWN, keys, self.step_numbers)
         return dict(zip(keys.tolist(), Steps.from_numbers(numbers).names, strict=True))
@@ -195,13 +187,11 @@ def collective_rows(rank: RankEvents) -> Ints:
 
 
 def consumer_activities(rank: RankEvents) -> Ints:
-    """For each collective of a rank: the activity that is its consumer, ``UNKNOWN`` where none is known."""
     blocking = rank.blocking
     return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])
 
 
 def find_timings(rank: RankEvents) -> RankCollectives:
-    """The collectives of a rank."""
     trace = rank.trace
     rows = collective_rows(rank)
     events = select(rank.events, rows)
@@ -233,9 +223,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
 def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
     """Drop compute that does not run beside collectives; exposed time does not change.
 
-    Args:
-        found: The collectives of a rank.
-        to_draw: Keep what runs between the collectives of a step, too, from the first time known of any of them.
+    With ``to_draw`` what runs between the collectives of a step stays, too, from the first time known of any of them.
     """
     timings = found.timings
     kept = union(timings.start_ns, timings.end_ns)
@@ -290,7 +278,6 @@ def _timings(
 
 
 def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
-    """Names of consumers, and the columns of the timings about consumers and blocking."""
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
     consumer = consumer_activities(rank)

@@ -1,10 +1,4 @@
-"""The collectives of one process by its ranges: launch time, bucket and size of each.
-
-Ours, from launch to completion; else gloo's own, ``gloo:all_reduce``, from when a thread of gloo takes it up.
-
-Which operation a collective is, by any name that a library gives it, and how busy it keeps a link.
-
-Which step and phase an event belongs to: the one form in which GPU and CPU captures are measured.
+"""The events of a rank, each with its step and phase: the one form in which GPU and CPU captures are measured.
 
 On a GPU an event is an activity. It belongs to the step and the phase whose host range holds the start of its launch
 call, in the same process, *on any thread*: autograd launches the kernels of backward from threads of its own.
@@ -12,7 +6,7 @@ call, in the same process, *on any thread*: autograd launches the kernels of bac
 On a CPU (gloo) there are no activities: communication is our ranges round collectives, and compute is the time in
 ``forward``, ``backward`` and ``optimizer``, not in ``synchronize``, where the rank waits. Of phases within each other,
 as where an optimizer steps on one bucket in backward, the innermost counts. Without our ranges torch.profiler's events
-tell: gloo's of the collectives, and operators of what computes.
+tell: gloo's of the collectives, from when a thread takes one up, and operators of what computes.
 """
 
 from __future__ import annotations
@@ -121,14 +115,9 @@ GLOO = "gloo:"
 
 @dataclass(frozen=True)
 class CollectiveRanges(Table):
-    """One row per range, in the order of the trace; a range lasts from the launch to the completion that the host saw.
+    """The ranges round collectives, by rows of the spans, from the launch to the completion that the host saw.
 
-    Attributes:
-        span: Row in the trace's spans.
-        name_id: Index into ``Trace.names``.
-        operation: Index into :data:`OPERATIONS`.
-        bucket: Number of the bucket; ``UNKNOWN`` where the name has none.
-        bytes: Size of the message; ``UNKNOWN`` likewise.
+    ``operation`` is an index into :data:`OPERATIONS`; what a name does not tell is ``UNKNOWN``.
     """
 
     span: Ints
@@ -150,7 +139,6 @@ class CollectiveRanges(Table):
 
 
 def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
-    """The ranges round the collectives of a process."""
     names, mine = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process
     if not np.any(mine & np.isin(trace.spans.name_id, list(names))) and not np.any(trace.activities.process == process):
         gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
@@ -181,17 +169,14 @@ SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
 
 @dataclass(frozen=True)
 class Events(Table):
-    """Events of one rank, a row each.
+    """Events of one rank. On a CPU, where the host itself works, streams, activities and threads are ``UNKNOWN``.
 
     Attributes:
-        lane: CUDA stream; ``UNKNOWN`` for an event of the host.
-        category: A ``Category``.
-        step: Index into the rank's steps, ``UNKNOWN`` outside of any.
-        phase: Index into ``range_names.PHASES``, ``UNKNOWN`` outside of any.
+        step: Index into the rank's steps, ``UNKNOWN`` outside of any; ``phase`` into ``range_names.PHASES``.
         kernel: 1 for a kernel, 0 for anything else.
-        activity: Row in the trace's activities; ``UNKNOWN`` for an event of the host.
+        activity: Row in the trace's activities.
         launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell; on a CPU its start.
-        launcher: Thread that asked; ``UNKNOWN`` where the trace does not tell, and on a CPU.
+        launcher: Thread that asked.
     """
 
     start_ns: Ints
@@ -213,14 +198,8 @@ def device_events(
 
     Where no range names backward, it is what autograd's threads launched, but for what they launched in an optimizer's
     range of their own: it steps in a gradient's hook. The optimizer's range of another thread may hold all of backward,
-    as where it is given a closure that computes the gradients.
-
-    Args:
-        trace: The trace.
-        process: Process id.
-        steps: Its steps.
-        phases: Its phases.
-        launchers: The threads that launch its collectives, and compute, too.
+    as where it is given a closure that computes the gradients. ``launchers`` are the threads that launch collectives,
+    and compute, too.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
@@ -249,7 +228,6 @@ def device_events(
 
 
 def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    """Compute and communication of a CPU run."""
     parts = [host_communication(ranges, steps, phases)]
     for kind in set(range(len(PHASES))) - {SYNCHRONIZE_PHASE}:
         busy = phases.innermost_of(kind)
@@ -274,7 +252,6 @@ def operator_events(operators: Operators, ranges: CollectiveRanges, steps: Steps
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    """The collectives as the host saw them: our ranges, from launch to completion."""
     return _make_host_events(
         ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(ranges.start_ns), steps
     )

@@ -15,12 +15,8 @@ A collective that ended before had *slack*::
     slack            ^^^^^^^
 
 Where a collective runs on a stream that computes, its consumer is the next operation there that is no collective, and
-the operation before that is the last one that is none either.
-
-How long one rank stood still for communication, in total and per step, and the evidence for it.
-
-On a GPU from recorded edges (:mod:`ddp_prof.analyze.dependencies`). On a CPU the host itself waits: in ``synchronize``,
-while a collective is in flight.
+the operation before that is the last one that is none either. Where the host itself communicates, as on a CPU, it
+stands still in ``synchronize``.
 """
 
 from __future__ import annotations
@@ -45,11 +41,9 @@ _LONG_AGO = -(2**62)
 
 @dataclass(frozen=True)
 class Consumers(Table):
-    """For each collective that is needed: the consumer that it delayed most, or left the least time.
+    """For each collective that is needed: the consumer that it delayed most, or left the least time, as activities.
 
     Attributes:
-        collective: Row in the trace's activities.
-        consumer: Row of the operation that needs it, on a stream that computes.
         slack_ns: How much later the collective could have ended without delaying the consumer; where the consumer's
             stream stood still for it, how long it did, negative.
         held_by: Index into :data:`HELD_BY`.
@@ -63,12 +57,7 @@ class Consumers(Table):
 
 @dataclass(frozen=True)
 class Stretches(Table):
-    """When a stream stood still for communication; disjoint, each part of the collective that ended last.
-
-    Attributes:
-        collective: Row in the trace's activities.
-        consumer: Row of the operation that waited.
-    """
+    """When a stream stood still for communication; disjoint, each part of the collective that ended last."""
 
     start_ns: Ints
     end_ns: Ints
@@ -81,8 +70,6 @@ class Blocking:
     """What the streams of one device waited for.
 
     Attributes:
-        stretches: When they stood still.
-        consumers: Who needed each collective.
         unknown: Rows of collectives of which a consumer is known, but not when it was launched.
         unneeded: Rows of collectives that nothing is known to need.
     """
@@ -94,13 +81,7 @@ class Blocking:
 
 
 def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Blocking:
-    """When the streams of a device that compute stood still for its collectives.
-
-    Args:
-        trace: The trace.
-        dependencies: Its edges.
-        is_mine: Which activities are the device's.
-    """
+    """When the streams of a device that compute stood still for its collectives."""
     activities, edges, stream = trace.activities, dependencies.edges, dependencies.stream
     end_ns, is_collective = activities.end_ns, activities.category == Category.COMMUNICATION
     computes = np.zeros(int(stream.max(initial=0)) + 1, np.bool_)
@@ -181,9 +162,8 @@ class DependencyCoverage:
 
     Attributes:
         source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``host`` (a CPU) or ``none``.
-        waits: How many waits of the rank's streams the trace holds; on a CPU, of the host.
-        resolved: Of how many it tells what they waited for.
-        violations: How many the times contradict.
+        waits: Of the rank's streams; on a CPU, of the host.
+        resolved: Of how many the trace tells what they waited for; ``violations`` how many the times contradict.
         reason: Why blocking is not known, or not of all steps; ``None`` where it is.
         host_waits: How often the host of a device waited until a collective ended. What it launches afterwards comes
             later for it, which is no time in which a stream stands still: blocking does not bound what that costs.
@@ -199,14 +179,11 @@ class DependencyCoverage:
 
 @dataclass(frozen=True)
 class RankBlocking:
-    """What a rank waited for.
+    """What a rank waited for; collectives are rows of its events.
 
     Attributes:
-        coverage: What that rests on.
-        total_ns: In all; ``None`` where not all of it is known.
+        total_ns: ``None`` where not all of it is known.
         by_step_ns: In each step, for its collectives; ``UNKNOWN`` where that is not known.
-        stretches: When it stood still, and for which of the rank's events.
-        consumers: Who needed which of the rank's events.
         is_known: For each of the rank's events whether it is known what waited for it.
     """
 
@@ -225,7 +202,6 @@ class RankBlocking:
 
     @property
     def known_stretches(self) -> Stretches:
-        """Those stretches of whose collective it is known what waited for it."""
         return select(self.stretches, self.is_known[self.stretches.collective])
 
     def unknown_times(self, events: Events) -> Intervals:
@@ -245,16 +221,7 @@ class RankBlocking:
 def device_blocking(
     trace: Trace, dependencies: Dependencies, host_calls: HostCalls, is_mine: Mask, events: Events, steps: Steps
 ) -> RankBlocking:
-    """Of a rank with a device.
-
-    Args:
-        trace: The trace.
-        dependencies: Its edges.
-        host_calls: The calls in which its host waits for the device.
-        is_mine: Which of its activities are the rank's.
-        events: The rank's events; collectives that are none of them, as those of warm-up steps, are left out.
-        steps: The rank's steps.
-    """
+    """Of a rank with a device; collectives that are none of its events, as those of warm-up steps, are left out."""
     found = find_blocking(trace, dependencies, is_mine)
     row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
     own = np.flatnonzero(events.activity != UNKNOWN)
@@ -320,7 +287,6 @@ def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: 
 
 
 def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
-    """The blocking of a rank for which it is unknown, as in a part of a capture."""
     is_known = events.category != Category.COMMUNICATION
     coverage = DependencyCoverage("none", 0, 0, 0, reason)
     found = _make_rank_blocking(coverage, empty(Stretches), empty(Consumers), is_known, events, steps)
@@ -328,14 +294,7 @@ def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
 
 
 def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) -> RankBlocking:
-    """The blocking of a rank whose host communicates; each wait belongs to the collective that ends last in it.
-
-    Args:
-        waiting: When the host waits.
-        waits: How often.
-        events: The rank's events.
-        steps: How many steps it has.
-    """
+    """Of a rank whose host communicates; each wait belongs to the collective that ends last in it."""
     rows = np.flatnonzero(events.category == Category.COMMUNICATION)
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     end_ns = events.end_ns[rows]

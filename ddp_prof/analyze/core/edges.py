@@ -38,13 +38,7 @@ _LARGEST_NUMBER = 1 << 40
 
 @dataclass(frozen=True)
 class Edges(Table):
-    """One row per edge between two streams.
-
-    Attributes:
-        producer: Row in the trace's activities of what had to end.
-        consumer: Row of what could not begin before.
-        wait: Row in the trace's synchronizations.
-    """
+    """Edges between two streams: rows of activities, and of the synchronization that is the wait."""
 
     producer: Ints
     consumer: Ints
@@ -56,15 +50,11 @@ class Dependencies:
     """The edges of a trace and the order of its streams.
 
     Attributes:
-        edges: The edges, without those that the times contradict.
         is_wait: Which of the trace's synchronizations are waits of streams.
-        is_resolved: Which of them have a record.
-        is_violated: Which of them made an edge that the times contradict.
-        call_stream: Number of each synchronization's stream, as ``stream``.
-        call_place: Where each synchronization stands in the order of its process's calls; ``place`` where each activity
-            was launched.
+        is_resolved: Which of them have a record; ``is_violated`` which made an edge that the times contradict.
+        call_stream: Number of each synchronization's stream; ``call_place`` its place in the order of calls.
         in_order: The activities stream by stream in the order of their launch.
-        stream: Number of each activity's stream, over all processes and devices.
+        stream: Number of each activity's stream, over all processes and devices; ``place`` where it was launched.
     """
 
     edges: Edges
@@ -79,7 +69,7 @@ class Dependencies:
 
 
 def find_dependencies(trace: Trace) -> Dependencies:
-    """Resolve the stream waits of a trace. Takes time in proportion to its events, and to sort them."""
+    """Resolve the stream waits of a trace."""
     activities, calls = trace.activities, trace.synchronizations
     stream = _streams(trace)
     of_activity, of_call = stream[: len(activities)], stream[len(activities) :]
@@ -191,8 +181,6 @@ def _numbers_grow(calls: Calls) -> bool:
 
 
 class _StreamCalls:
-    """Calls on streams: which stream, where in the order of calls, and the last operation launched on it before."""
-
     def __init__(self, stream: Ints, place: Ints, launches: Sequences) -> None:
         self.stream = stream
         self.place = place
@@ -202,10 +190,7 @@ class _StreamCalls:
 def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tuple[Ints, Ints]:
     """What each wait waits for: pairs of a wait and an operation, ``UNKNOWN`` where its stream had no work.
 
-    Args:
-        waits: The waits in the order of their calls.
-        records: The record of each.
-        stream: The stream of each operation.
+    The waits come in the order of their calls, each with its record; ``stream`` is that of each operation.
     """
     own = np.arange(len(waits.stream)), records.work
     last_wait = Sequences(waits.stream, waits.place).last_before(records.stream, records.place)
@@ -237,10 +222,7 @@ def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tupl
 class HostCalls:
     """The calls by which a device's host could wait for it, and the operations that each waits for.
 
-    Args:
-        trace: The trace.
-        dependencies: Its edges.
-        work: Rows of the device's activities, stream by stream in the order of their launch.
+    Made for ``work``, rows of the device's activities, stream by stream in the order of their launch.
 
     Attributes:
         rows: In the trace's synchronizations, by their ends.
@@ -287,10 +269,7 @@ class HostCalls:
         self.lag_ns = self.end_ns - np.maximum(self.start_ns, until_ns)
 
     def last_before(self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints) -> Ints:
-        """The last call of the thread, or of the main one, that ended by a time and came before a place among calls.
-
-        ``UNKNOWN`` for none.
-        """
+        """The last call of the thread, or of the main one, that ended by a time and came before a place."""
         found = np.full(len(thread), UNKNOWN, np.int64)
         for one in set(distinct(thread)) - {UNKNOWN}:
             asked = thread == one

@@ -67,14 +67,13 @@ from ddp_prof.trace import (
 
 
 class TraceDependencies:
-    """The recorded dependencies of a trace, which all its ranks share."""
+    """The recorded dependencies of a trace, found once for all its ranks."""
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
 
     @cached_property
     def found(self) -> Dependencies:
-        """The edges and the order of streams."""
         return find_dependencies(self._trace)
 
 
@@ -83,21 +82,16 @@ class RankEvents(Brief):
     """One rank: a process and, on GPUs, one of its devices.
 
     Attributes:
-        trace: Where the events are from.
         device: CUDA ordinal as the process counts, ``None`` on a CPU.
         rank: Rank in the job, ``None`` where the trace does not tell.
         events: What it did; what belongs to warm-up steps is left out.
         steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
         is_followed: Of each step whether the one after it is the next of ``steps``, and not one of warm-up.
-        phases: The host's ranges of phases, those of warm-up steps included.
-        collective_ranges: Our ranges round collectives, likewise.
-        has_steps: Whether the trace tells steps.
-        warmup_steps: How many steps were left out.
+        phases: The host's ranges of phases, those of warm-up steps included; ``collective_ranges`` likewise.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: Which ranges that could be steps were left out or cut, a line each.
         other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
         assumed_ahead: Whether the host runs ahead in the whole capture; ``None`` where this is not a part of one.
-        dependencies: Who waited for whom in the trace, found when it is asked for.
         with_warmup: The same rank with what belongs to warm-up steps, where there are any.
     """
 
@@ -129,11 +123,9 @@ class RankEvents(Brief):
         return replace(self, trace=trace, with_warmup=self.with_warmup and self.with_warmup.in_trace(trace))
 
     def select_category(self, category: Category) -> Events:
-        """The events of one category."""
         return select(self.events, self.events.category == category)
 
     def union_of(self, category: Category) -> Intervals:
-        """The time covered by the events of one category."""
         if category not in self._unions:
             rows = self.events.category == category
             self._unions[category] = union(self.events.start_ns[rows], self.events.end_ns[rows])
@@ -141,11 +133,9 @@ class RankEvents(Brief):
 
     @cached_property
     def breakdown(self) -> StepBreakdown:
-        """Where the time of each step went."""
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
 
     def time_by_part(self, window: Intervals) -> TimeParts:
-        """What the rank did when in a window."""
         return divide_time(self.union_of, window)
 
     @cached_property
@@ -195,13 +185,11 @@ class RankEvents(Brief):
 
     @cached_property
     def host_calls(self) -> HostCalls:
-        """The calls in which the host waits for the rank's device."""
         in_order = self.dependencies.found.in_order
         return HostCalls(self.trace, self.dependencies.found, in_order[self.is_mine[in_order]])
 
     @cached_property
     def is_backward(self) -> Mask:
-        """Which events are compute of backward."""
         rows: Mask = (self.events.phase == BACKWARD_PHASE) & (self.events.category == Category.COMPUTE)
         return rows
 
@@ -218,7 +206,6 @@ class RankEvents(Brief):
 
     @cached_property
     def gradient_threads(self) -> frozenset[int]:
-        """The threads that launch compute of backward."""
         return self.other_gradient_threads | frozenset(distinct(self.events.launcher[self.is_backward]))
 
     @property
@@ -288,13 +275,7 @@ class RankEvents(Brief):
 
 @dataclass(frozen=True)
 class CaptureFacts:
-    """Facts about a whole capture that is read in parts.
-
-    Attributes:
-        devices: The devices that have activities, by process.
-        launchers: The threads that launch collectives, by process; ``computing`` those that launch compute.
-        gradient_threads: Those that launch compute of backward, by process and device.
-    """
+    """Facts about a whole capture that is read in parts, by process; by process and device the threads of backward."""
 
     devices: Mapping[int, frozenset[int]] = field(default_factory=dict)
     launchers: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -333,10 +314,7 @@ def find_rank_events(
 ) -> tuple[RankEvents, ...]:
     """What each rank in a trace did, in the order of rank, process and device.
 
-    Args:
-        trace: The trace.
-        patterns: How the user's own ranges are named.
-        known: What is known beside the trace, where it is part of a capture: ranks that did nothing in it are found.
+    ``known`` is what is known beside a trace that is part of a capture: ranks that did nothing in it are found.
 
     Raises:
         TraceError: No range is named as the user says that steps, or backward, are.
@@ -424,7 +402,6 @@ class _Builder:
         return self._rank(None, events, backward)
 
     def _describe_ranges(self) -> str:
-        """What the communication of an operator trace is."""
         if not any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
             return "the ranges of collectives"
         is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()

@@ -1,20 +1,20 @@
-"""Where the time of a step went, each nanosecond once.
+"""Where the time of a step went, each nanosecond once, how long it took, and what the device was at in between.
 
-window               |----------------------|
-compute              ..######......######....
-communication        .....#######............
-memory               ..............##........
-compute only           ***         ******
-overlapped                ***
-exposed                      ****
-exposed memory                   (what neither compute nor communication covers)
-idle                 all the rest
+The window of a step is that of what was launched in it::
 
-How long each step took, on one clock, and what filled that time.
+    window               |----------------------|
+    compute              ..######......######....
+    communication        .....#######............
+    memory               ..............##........
+    compute only           ***         ******
+    overlapped                ***
+    exposed                      ****
+    exposed memory                   (what neither compute nor communication covers)
+    idle                 all the rest
 
-Where the host keeps up with its device a step lasts as long as its range on the host. Where the host runs ahead, that
-range tells when the step's work was asked for, and not when it was done: most of it lies outside of the range. A step
-then lasts from its first work on the device to that of the next step::
+Its length is told by one clock. Where the host keeps up with its device a step lasts as long as its range on the host.
+Where the host runs ahead, that range tells when the step's work was asked for, and not when it was done. A step then
+lasts from its first work on the device to that of the next step::
 
     host      |0||1||2|
     device    .0000000000.1111111111.2222222222
@@ -22,16 +22,14 @@ then lasts from its first work on the device to that of the next step::
     step 1                |---------|            how long step 2 lasts is not known: no step follows
 
 The first work of a step is the first on the stream on which it computes most. Streams work in the order of launches, so
-that no such length is negative; a copy that is fetched ahead, on a stream of its own, begins no step.
+that no such length is negative; a copy that is fetched ahead, on a stream of its own, begins no step. These windows do
+not meet, and all that fills a length is what lies in its window, whichever step launched it: its parts sum to it.
 
-The windows of steps do not meet, and all that fills a step's length is what lies in its window, whichever step launched
-it. So the parts of a length sum to it exactly.
+While a rank computes nothing its phase is told by the compute before and after::
 
-The phase of a rank while it computes nothing, from the compute before and after.
-
-compute      ffff...ff....bbbb..bbb....oo
-inside of         f         b             both neighbours are of that phase
-between              fb            bo     between two phases
+    compute      ffff...ff....bbbb..bbb....oo
+    inside of         f         b             both neighbours are of that phase
+    between              fb            bo     between two phases
 """
 
 from __future__ import annotations
@@ -53,13 +51,9 @@ from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, Table, distin
 class StepBreakdown(Table):
     """One row per step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
 
-    Communication is what was launched in the step; compute and memory are all of the device's in the window.
-
-    Attributes:
-        start_ns: Start of the window: of the first event launched in the step.
-        end_ns: End of the window: of the last such event to end.
-        comm_ns: ``overlapped_ns + exposed_ns``.
-        other_comm_ns: The part of ``idle_ns`` in which communication of another step ran.
+    Communication is what was launched in the step; compute and memory are all of the device's in the window, which goes
+    from the first event launched in the step to the last such event's end. ``other_comm_ns`` is the part of ``idle_ns``
+    in which communication of another step ran.
     """
 
     start_ns: Ints
@@ -74,7 +68,6 @@ class StepBreakdown(Table):
 
     @property
     def window_ns(self) -> Ints:
-        """Length of each window."""
         return self.end_ns - self.start_ns
 
 
@@ -89,7 +82,7 @@ class TimeParts(NamedTuple):
 
 
 def divide_time(union_of: Callable[[Category], Intervals], window: Intervals) -> TimeParts:
-    """The parts of a window whatever step they belong to; :func:`measure_breakdown` gives their lengths by step."""
+    """The parts of a window whatever step they belong to."""
     compute, communication, memory = (
         union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
     )
@@ -108,11 +101,7 @@ def measure_breakdown(
 ) -> StepBreakdown:
     """Divide the window of each of a rank's steps. A step that launched nothing has an empty window.
 
-    Args:
-        events: All of the rank's.
-        steps: Its steps, which ``events.step`` points into.
-        union_of: The time covered by the events of a category.
-        on_host: Whether the host computes, whose range of a step then belongs to the window, too.
+    With ``on_host`` the host computes, whose range of a step then belongs to the window, too.
     """
     count = len(steps)
     compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
@@ -149,7 +138,7 @@ def measure_breakdown(
 
 
 def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
-    """The sum of the values of each group, as exact integers."""
+    """The sums of groups as exact integers."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total
@@ -174,17 +163,14 @@ HOST, DEVICE = "host", "device"
 
 @dataclass(frozen=True)
 class StepTimes(Table):
-    """A row a measured step; none where the trace tells no steps.
-
-    Compute, communication and copies are all of the rank's, whichever step launched them.
+    """A row a measured step; none where the trace tells no steps. Parts are all of the rank's, whoever launched them.
 
     Attributes:
         start_ns: Start of the step's window; ``NO_TIME`` where its length is not known.
-        length_ns: Length of it; ``UNKNOWN`` where it is not known, and then the parts are 0.
-        compute_ns: Compute in it; ``overlapped_ns`` is the part of it beside which there is communication.
-        exposed_ns: Communication in it beside which there is no compute.
-        exposed_memory_ns: Copies in it beside which there is neither.
-        calls_ns: In ``synchronize``, what neither compute nor communication fills: the host's work round its calls.
+        length_ns: ``UNKNOWN`` where it is not known, and then the parts are 0.
+        overlapped_ns: The part of ``compute_ns`` beside which there is communication.
+        exposed_memory_ns: Copies beside which there is neither compute nor communication.
+        calls_ns: In ``synchronize``, what neither fills: the host's work round its calls.
     """
 
     start_ns: Ints
@@ -197,7 +183,6 @@ class StepTimes(Table):
 
     @property
     def is_known(self) -> Mask:
-        """For each step: is its length known?"""
         known: Mask = self.length_ns != UNKNOWN
         return known
 
@@ -225,15 +210,7 @@ def measure_step_times(
     union_of: Callable[[Category], Intervals],
     device_follows: Mask | None,
 ) -> StepTimes:
-    """Measure the steps of a rank.
-
-    Args:
-        events: All of the rank's.
-        steps: Its steps, which ``events.step`` points into.
-        phases: The host's phases.
-        union_of: The time covered by the events of a category.
-        device_follows: Where the device's clock counts: of each step whether the next one is that which followed.
-    """
+    """Measure a rank's steps; where the device's clock counts, ``device_follows`` says which the next one followed."""
     if device_follows is None:
         start, end, known = steps.start_ns, steps.end_ns, np.ones(len(steps), np.bool_)
     else:
@@ -257,12 +234,7 @@ def measure_step_times(
 
 
 def first_work(events: Events, steps: int) -> Ints:
-    """When each step begins on the device; ``NO_TIME`` where it does not compute there.
-
-    Args:
-        events: All of the rank's.
-        steps: How many steps it has.
-    """
+    """When each step begins on the device; ``NO_TIME`` where it does not compute there."""
     begins = np.full(steps, NO_TIME, np.int64)
     rows = np.flatnonzero((events.step != UNKNOWN) & (events.activity != UNKNOWN))
     computes = ~np.isin(events.category[rows], (Category.COMMUNICATION, Category.MEMORY))
@@ -313,10 +285,6 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     Compute of no phase counts only in steps without any of forward: beside named phases it is a helper's, as a data
     loader's, and the rank's own phase goes on. So it does where an optimizer steps on a bucket and backward follows;
     where forward does, as in a step of two networks, backward was done.
-
-    Args:
-        events: All of the rank's.
-        steps: How many steps it has.
     """
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & (events.phase != SYNCHRONIZE_PHASE)

@@ -1,9 +1,4 @@
-"""Names that other programs give to steps and phases; docs/names.md is generated from this table.
-
-The steps of a process as the program's ranges tell them.
-
-The phases of a step as the program's ranges tell them.
-"""
+"""The steps and phases of a process as the program's ranges tell them, and the names that other programs use."""
 
 from __future__ import annotations
 
@@ -26,14 +21,7 @@ _NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
 
 @dataclass(frozen=True)
 class KnownName:
-    """Names of one kind by one writer.
-
-    Attributes:
-        kind: ``step``, or a phase.
-        writer: Who writes them.
-        pattern: Regular expression, in any case; the first group of a step's is its number.
-        examples: Names that it is for.
-    """
+    """A pattern of names, in any case; ``kind`` is ``step``, whose first group is the number, or a phase."""
 
     kind: str
     writer: str
@@ -89,23 +77,21 @@ KNOWN_NAMES = (
         ("megatron.bridge.training.train.train_step.optimizer_step",),
     ),
 )  # fmt: skip
-"""Of steps the first that occurs is taken, and only where there are no ranges of ours; phases may be of several."""
+"""Of steps the first that occurs is taken, and only where there are no ranges of ours; phases may be of several.
+docs/names.md is generated from this table."""
 
 STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == STEP)
 
 
 def phase_pattern(phase: str) -> str:
-    """Regular expression of all names of a phase."""
     return "|".join(known.pattern for known in KNOWN_NAMES if known.kind == phase)
 
 
 @dataclass(frozen=True, slots=True)
 class RangePatterns:
-    """How the user's own ranges are named: regular expressions, ``None`` for the usual names.
+    """How the user's own ranges of steps and of backward are named: regular expressions, ``None`` for the usual names.
 
-    Attributes:
-        step: Of step ranges; its first group, if it has one, is the step's number.
-        backward: Of ranges that hold the backward pass.
+    The first group of a step's, if it has one, is the step's number.
     """
 
     step: str | None = None
@@ -118,14 +104,7 @@ _NAMED_RANGES = 8
 
 @dataclass(frozen=True)
 class Steps(Table):
-    """The steps of one process in the order of their start.
-
-    Attributes:
-        number: The number in the range's name; ``UNKNOWN`` where steps carry none.
-        start_ns: Start of the host's range.
-        end_ns: Its end.
-        warmup: Whether the step is marked as warm-up.
-    """
+    """The steps of one process by the start of their ranges; ``number`` is ``UNKNOWN`` where a name has none."""
 
     number: Ints
     start_ns: Ints
@@ -171,17 +150,14 @@ class Steps(Table):
         ]
 
     def index_at(self, time_ns: Ints) -> Ints:
-        """Index of the step that holds each instant, ``UNKNOWN`` outside of any."""
         return innermost(self.start_ns, self.end_ns, time_ns)
 
     @classmethod
     def from_numbers(cls, number: Ints) -> Steps:
-        """Measured steps of which no more than their numbers is known."""
         return cls(number, number, number, np.zeros(len(number), np.bool_))
 
     @classmethod
     def whole(cls, start_ns: int, end_ns: int) -> Steps:
-        """A capture without steps as a single one without a number."""
         return cls(np.array([UNKNOWN]), np.array([start_ns]), np.array([end_ns]), np.zeros(1, np.bool_))
 
 
@@ -190,12 +166,7 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
 
     Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts;
     of nested ones the inner ones; of others each ends where the next one starts, as its work is what is launched last.
-
-    Args:
-        trace: The trace.
-        process: Process id.
-        pattern: Regular expression for the names of step ranges, its first group the number, if it has one;
-            by default our own ranges, else the first of :data:`STEP_PATTERNS` that occurs.
+    Without a pattern our own ranges count, else those of the first of :data:`STEP_PATTERNS` that occurs.
     """
     mine = trace.spans.process == process
     if pattern is not None:
@@ -223,7 +194,6 @@ def describe_ranges(trace: Trace) -> str:
 
 
 def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[int, tuple[int | None, bool]]:
-    """Of the names that match the number of the step; none of them is marked as warm-up."""
     match = re.compile(pattern, flags).search
     return {index: (_number(hit), False) for index, name in enumerate(trace.names) if (hit := match(name))}
 
@@ -302,14 +272,7 @@ def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
 
 @dataclass(frozen=True)
 class Phases(Table):
-    """The ranges of phases of one process.
-
-    Attributes:
-        start_ns: Start of the host's range.
-        end_ns: Its end.
-        kind: Index into ``range_names.PHASES``.
-        lane: Thread that opened the range.
-    """
+    """The ranges of phases of one process; ``kind`` is an index into ``range_names.PHASES``, ``lane`` the thread."""
 
     start_ns: Ints
     end_ns: Ints
@@ -317,7 +280,6 @@ class Phases(Table):
     lane: Ints
 
     def union_of(self, kind: int) -> Intervals:
-        """The time covered by the ranges of one kind."""
         return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
 
     def innermost_of(self, kind: int) -> Intervals:
@@ -327,18 +289,10 @@ class Phases(Table):
         return union(edges[rows], edges[rows + 1])
 
     def kind_at(self, time_ns: Ints) -> Ints:
-        """The kind of the innermost phase that holds each instant, ``UNKNOWN`` outside of any."""
         return take_or_unknown(self.kind, innermost(self.start_ns, self.end_ns, time_ns))
 
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
-    """The ranges of phases of a process.
-
-    Args:
-        trace: The trace.
-        process: Process id.
-        backward_pattern: Regular expression for the names of backward ranges, instead of the usual names.
-    """
     mine = trace.spans.process == process
     rows, kinds = [], []
     for kind, phase in enumerate(PHASES):

@@ -36,10 +36,8 @@ class Chains(Table):
     Attributes:
         activity: Row in the trace's activities of the collective; ``UNKNOWN`` for a step.
         step: Index of the step, whose window's start ends the chain at the latest.
-        before: Row in this table of the collective that the chain leads to; ``UNKNOWN`` where it reaches the window's
-            start.
-        from_ns: Where the chain ends going backwards; ``to_ns`` where it begins.
-        compute_ns, copies_ns, queue_ns, launch_ns, host_ns: Its parts, which sum to ``to_ns - from_ns``.
+        before: Row here of the collective that the chain leads to; ``UNKNOWN`` where it reaches the window's start.
+        from_ns: Where the chain ends going backwards; ``to_ns`` where it begins. Its :data:`PARTS` fill that time.
     """
 
     activity: Ints
@@ -59,7 +57,6 @@ class Work(Table):
     """The operations of one device, stream by stream in the order of their launch.
 
     Attributes:
-        activity: Row in the trace's activities.
         part: Index into :data:`PARTS` that its time counts for; ``UNKNOWN`` for a collective.
         bound_by: Row here of what it began after; ``UNKNOWN`` where it began after its launch.
         launch_ns: Start of the launch call; ``NO_TIME`` where the trace does not hold it.
@@ -76,14 +73,7 @@ class Work(Table):
 
 
 def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_thread: int) -> Work:
-    """What bound each operation of a device.
-
-    Args:
-        trace: The trace.
-        dependencies: Its edges.
-        calls: The device's operations, and the calls in which its host waits for them.
-        main_thread: The thread that runs the steps: what it waits for holds up autograd's launches, too.
-    """
+    """What bound each operation of a device. What the main thread waits for holds up autograd's launches, too."""
     activities, rows = trace.activities, calls.work
     place = np.full(len(activities), UNKNOWN, np.int64)
     place[rows] = np.arange(len(rows))
@@ -128,12 +118,7 @@ def follow_chains(
 ) -> Chains:
     """The chains of all collectives and steps of a device.
 
-    Args:
-        work: Its operations.
-        activities_step: Step of each activity of the trace, ``UNKNOWN`` outside of any.
-        window_start_ns: Start of the window of each step.
-        window_end_ns: End of it.
-        last_activity: Of each step the activity that ends then, ``UNKNOWN`` where it has none.
+    ``activities_step`` is the step of each activity of the trace, ``last_activity`` what ends each step's window.
     """
     place = np.full(len(activities_step), UNKNOWN, np.int64)
     place[work.activity] = np.arange(len(work))

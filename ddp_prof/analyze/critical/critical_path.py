@@ -42,15 +42,13 @@ NO_HOST_PATH = "a CPU run records no dependencies between operations"
 
 @dataclass(frozen=True)
 class RankChains:
-    """The chains of one rank.
+    """The chains of one rank; none with a reason.
 
     Attributes:
-        chains: Of its collectives and steps; none where there is a reason.
         of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
         window_start_ns: Start of each step's window; ``end_ns`` the end of the last operation in it that the threads
             which train launched.
         replay: What a replay of the rank needs; ``None`` where its times are not in the order of their calls.
-        reason: Why there are none; ``None`` where there are.
     """
 
     process: int
@@ -65,13 +63,9 @@ class RankChains:
 
 @dataclass(frozen=True, slots=True)
 class PathCollective:
-    """A collective on the path.
+    """A collective on the path, by its rank's index and its position in the step.
 
-    Attributes:
-        rank: Index of the rank whose collective it is.
-        index: Position in its step on that rank.
-        on_path_ns: How long the path runs through it.
-        gain_ns: How much earlier the step would end if it took no time on any rank; ``None`` where that is not known.
+    ``gain_ns`` is how much earlier the step would end if it took no time on any rank; ``None`` where that is not known.
     """
 
     rank: int
@@ -85,8 +79,7 @@ class StepPath:
     """The critical path of one step.
 
     Attributes:
-        step: The step's own number, ``None`` where it carries none.
-        step_key: A number that no other step of the rank has.
+        step: The step's own number, ``None`` where it carries none; ``step_key`` as of ``Steps.keys``.
         rank: The rank on which the step ended last, and the path begins.
         window_ns: From the start of that rank's window to its end; ``parts_ns`` by :data:`PARTS` sum to it.
         changes: How often the path goes over to another rank.
@@ -134,7 +127,6 @@ class RunCritical(FrameResult):
 
 
 def measure_chains(rank: RankEvents) -> RankChains:
-    """The chains of a rank."""
     reason = why_unknown(rank) if rank.device is None or hides_work(rank) else rank.blocking.coverage.reason
     if rank.device is None:
         reason = reason or NO_HOST_PATH
@@ -173,12 +165,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
 
 
 def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
-    """The critical path of each step of a run.
-
-    Args:
-        run: Its collectives, matched over the ranks.
-        chains: The chains of its ranks, each with the file that it is from.
-    """
+    """The critical path of each step of a run; each rank's chains come with their file."""
     by_rank = {(file, one.process, one.device): one for file, one in chains}
     ranks = [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
@@ -276,11 +263,7 @@ class _Walker:
 
 
 class _Gains:
-    """Computes how much earlier steps would end without a collective, from the replays of all ranks.
-
-    Attributes:
-        reason: Why it is not known; ``None`` where it is.
-    """
+    """Computes how much earlier steps would end without a collective; ``reason`` says why that is not known."""
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
         replays = [one.replay for one in ranks if one.replay]
@@ -331,7 +314,6 @@ def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
 
 
 def _inverse_positions(rows: Ints, length: int) -> Ints:
-    """Position of each row, ``UNKNOWN`` if it is absent."""
     found = np.full(length, UNKNOWN, np.int64)
     known = rows != UNKNOWN
     found[rows[known]] = np.flatnonzero(known)

@@ -49,7 +49,6 @@ class Times(Table):
     """Times of one device or its host, in an order in which each comes after those that it follows.
 
     Attributes:
-        time_ns: As recorded.
         collective: Which of the device's collectives arrives then, ``UNKNOWN`` for other times.
         step: Step of which the last operation of a stream ends then, ``UNKNOWN`` for other times.
     """
@@ -61,11 +60,9 @@ class Times(Table):
 
 @dataclass(frozen=True)
 class Links(Table):
-    """``head`` is not before ``tail`` and so long after it.
+    """``head`` is not before ``tail`` and so long after it: rows of times, and whether it is a collective's duration.
 
-    Attributes:
-        head, tail: Rows of times; ``tail`` is ``UNKNOWN`` for what only the clock tells, and the length then is a time.
-        is_duration: Whether it is the duration of a collective.
+    ``tail`` is ``UNKNOWN`` for what only the clock tells, and the length then is a time.
     """
 
     tail: Ints
@@ -76,8 +73,6 @@ class Links(Table):
 
 @dataclass(frozen=True)
 class Replay:
-    """All that a replay needs."""
-
     times: Times
     links: Links
 
@@ -89,7 +84,6 @@ class Replay:
 
     @cached_property
     def heads(self) -> Ints:
-        """The links in the order of their heads."""
         return np.argsort(self.links.head, kind="stable")
 
 
@@ -98,16 +92,8 @@ def find_replay(
 ) -> Replay | None:
     """The times of a device, and how they follow from each other.
 
-    Args:
-        trace: The trace.
-        dependencies: Its edges.
-        work: The device's operations.
-        syncs: The calls in which its host waits for them.
-        main_thread: The thread that runs the steps.
-        step_of_last: Of each operation that is its step's last one on its stream the step, of others ``UNKNOWN``.
-
-    Returns:
-        ``None`` where calls are not numbered in the order in which their times follow from each other.
+    ``step_of_last`` is the step of which an operation is the last on its stream, of others ``UNKNOWN``. ``None`` where
+    calls are not numbered in the order in which their times follow from each other.
     """
     rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
@@ -163,12 +149,9 @@ def find_replay(
 
 
 class _Layout(NamedTuple):
-    """Where the times of a device stand.
+    """Where the times of a device stand: of an operation kept one, of a collective two, of a call that waits one.
 
     Attributes:
-        times: A time per operation kept, two per collective, one per call that waits; in the order of their calls.
-        kept: Operations that have times.
-        collectives: Those of them that communicate.
         end_of, begin_of: Of each operation the row of its end, and the row up to which others delay it: the arrival of
             a collective, the end of others.
         sync_of: Of each call that waits the row of its end.
@@ -213,12 +196,10 @@ def join_replays(
     Args:
         replays: One per rank; ``step`` is a number that all ranks give a step.
         common_ns: The times of each on the common clock.
-        matches: Of each collective that several ranks have in common its arrivals: rows of all times one after the
-            other.
+        matches: Of each collective in common its arrivals: rows of all times one after the other.
 
     Returns:
-        All times in one order, and where each of them stands in it; arrivals in common are one. ``None`` where the
-        clocks contradict the order in which times follow from each other.
+        All times in one order, and where each of them stands in it; ``None`` where the clocks contradict that order.
     """
     if len(replays) == 1:
         return replays[0], np.arange(len(replays[0].times))
@@ -246,13 +227,7 @@ def join_replays(
 
 
 def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
-    """How much earlier a step would end if each one of some collectives took no time.
-
-    Args:
-        replay: The times; links lead from earlier rows to later ones.
-        arrivals: Rows of the times at which the collectives arrive.
-        step: The step, as ``times.step``.
-    """
+    """How much earlier a step would end if each one of some collectives, by rows of arrivals, took no time."""
     time_ns, links = replay.times.time_ns, replay.links
     lasts = np.flatnonzero(replay.times.step == step)
     if not len(arrivals) or not len(lasts):

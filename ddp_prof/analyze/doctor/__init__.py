@@ -1,4 +1,4 @@
-"""All rules of the doctor, and what they say of a run."""
+"""The doctor: rules that look for faults of a set-up, and what all of them say of a run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,6 @@ class Diagnosis:
 
 
 def diagnose_run(run: RunEvidence) -> Diagnosis:
-    """Ask every rule."""
     said = [rule(run) for rule in RULES]
     findings = sorted((one for one in said if isinstance(one, Finding)), key=lambda one: -(one.cost_ns or 0))
     return Diagnosis(tuple(findings), tuple(one for one in said if isinstance(one, Abstained)))

@@ -1,7 +1,4 @@
-"""Rules about what communication runs beside, and what it queues behind.
-
-Rules about how gradients are put into buckets and reduced.
-"""
+"""Rules about what communication runs beside, what it queues behind, and how gradients are put into collectives."""
 
 from __future__ import annotations
 

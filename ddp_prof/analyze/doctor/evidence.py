@@ -73,16 +73,14 @@ class RankFacts:
 
     Attributes:
         syncs: How often a thread that trains waited for the device between the first launch of backward and the last
-            collective of it.
-        sync_ns: How long in all.
+            collective of it; ``sync_ns`` how long in all.
         knows_syncs: Whether the trace holds such calls.
         first_share: How far backward was, from 0 to 1, by its launches, when the first collective of gradients was
             launched; NaN where that is not known.
         serialized: How many collectives could have begun, but began when an operation of another stream ended.
         could_begin: Of how many that can be said.
         graphs: CUDA graphs replayed whole.
-        outside_ns: The host's time outside of all named phases while nothing communicated; empty where the trace
-            names none.
+        outside_ns: The host's time outside of all named phases while nothing communicated; empty where there are none.
         overhead_ns: The profiler's own work while the rank's steps ran, in all.
     """
 
@@ -105,8 +103,7 @@ class Gradients(Table):
 
     Attributes:
         rank: Index of the rank, as in ``RunAnalysis.ranks``.
-        of: Number of the step of that rank, counted over all ranks.
-        step: The step's own number; ``UNKNOWN`` where it carries none.
+        of: Number of the step of that rank, counted over all ranks; ``step`` its own, or ``UNKNOWN``.
         exposed_ns: As of ``Exposure``; ``duration_ns`` from start to end. All others as of ``CollectiveTimings``.
         consumer: Number of what needs it, the same for all that need this; ``UNKNOWN`` where that is not known.
         is_copied: 1 where a memory copy is the consumer.
@@ -128,12 +125,10 @@ class Gradients(Table):
 
     @property
     def counts(self) -> Ints:
-        """How many each step has."""
         return np.bincount(self.of)
 
     @property
     def is_last(self) -> Mask:
-        """Which are the last ones of their step."""
         return np.append(self.of[1:] != self.of[:-1], np.ones(min(1, len(self)), np.bool_))
 
     def select_steps(self, chosen: Mask) -> Gradients:
@@ -148,12 +143,10 @@ class Gradients(Table):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The own numbers of their steps, without duplicates."""
         return tuple(distinct(self.step[self.step != UNKNOWN]))
 
 
 def find_gradients(run: RunAnalysis) -> Gradients:
-    """The collectives of a run that reduce gradients in steps."""
     found = [_gradients_of_rank(run, index) for index in range(len(run.ranks))]
     together = concatenate(empty(Gradients), *found)
     borders = (np.diff(together.of) != 0) | (np.diff(together.rank) != 0)
@@ -207,28 +200,23 @@ class RunEvidence:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether the host itself computed and communicated."""
         return self.analysis.device == "cpu"
 
     @cached_property
     def gradients(self) -> Gradients:
-        """The collectives that reduce gradients."""
         return find_gradients(self.analysis)
 
     def rank_names(self, ranks: Ints) -> tuple[str, ...]:
-        """Names of ranks, by their indices, without duplicates."""
         return tuple(
             dict.fromkeys(self.analysis.ranks[index].name for index in ranks[np.sort(distinct_rows(ranks)[0])])
         )
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:
-    """The median; 0 where there are no values."""
     return round(median(np.asarray(values).tolist())) if len(values) else 0
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:
-    """The facts of a rank."""
     syncs, sync_ns = _syncs_in_backward(rank)
     serialized, could_begin = _count_serialized(rank)
     named = np.zeros(len(rank.steps), np.int64)

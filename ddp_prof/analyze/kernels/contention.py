@@ -9,12 +9,9 @@ those), once with communication beside it for more than half of its time, once w
 What is compared may come from one run or from several, as ``naive`` next to ``overlap``. Within one run an execution
 that is slow for another reason is a little likelier to meet communication, so two runs tell more.
 
-What communication beside kernels can cost at most, where their launch shapes are not known yet.
-
-:mod:`~ddp_prof.analyze.kernels.contention` compares kernels of one name, launch shape and position in the step. To
-read the shapes of a million kernels takes as long as their times. Without them a kernel is compared with the shortest
-execution of its name alone, which no median of some of these is below: so the limit is never below the figure. That
-there would be a figure is shown by the shapes of the first kernels.
+What it can be at most is told without the launch shapes of all kernels, which take as long to read as their times. A
+kernel then is compared with the shortest execution of its name alone, which no median of some of these is below: so the
+limit is never below the figure. That there would be a figure is shown by the shapes of the first kernels.
 """
 
 from __future__ import annotations
@@ -45,12 +42,9 @@ class KernelSamples:
 
     Attributes:
         names: Name of each kernel that occurs, with its launch shape where the trace holds it.
-        kernel: Index into ``names``.
-        position: How many of those the step had launched before.
-        duration_ns: How long it ran.
-        beside_ns: How long of that communication ran, too.
-        step: Index of its step.
-        steps: Number of measured steps.
+        kernel: Index into ``names``; ``position`` how many of those the step had launched before.
+        beside_ns: How long of its duration communication ran, too.
+        step: Index of its step; ``steps`` how many were measured.
     """
 
     names: tuple[str, ...]
@@ -64,17 +58,16 @@ class KernelSamples:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The slowdown of one run's kernels by its own communication.
+    """The slowdown of one run's kernels by its own communication; no figure with a reason.
 
     Attributes:
         kernels: Different kernels (name and position) that were compared.
         runs: Executions beside communication that were compared.
         share: Of all time that kernels ran beside communication, the part that was compared, 0 to 1.
-        slowdown: Summed duration beside communication over what the same kernels take alone; ``None`` with a reason.
+        slowdown: Summed duration beside communication over what the same kernels take alone.
         slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
-        contention_ns: What that costs a step of a rank, on average, of the part compared.
-        reason: Why there is no figure.
-        half_width_ns: Half of the interval of ``contention_ns``.
+        contention_ns: What that costs a step of a rank, on average, of the part compared; ``half_width_ns`` half of
+            its interval.
     """
 
     kernels: int
@@ -89,7 +82,6 @@ class Contention:
 
 
 def rows_of_compute(rank: RankEvents) -> Ints:
-    """The events of a rank that are kernels of compute in steps."""
     events = rank.events
     is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
     return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
@@ -131,9 +123,7 @@ def _positions(step: Ints, kernel: Ints) -> Ints:
 def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[KernelSamples] = ()) -> Contention:
     """Compare the kernels of a run that have communication beside them with the same ones alone.
 
-    Args:
-        samples: The ranks of the run.
-        reference: Ranks of other runs of the same model, whose kernels count only where they ran alone.
+    ``reference`` are ranks of other runs of the same model, whose kernels count only where they ran alone.
     """
     if not any(len(sample.kernel) for sample in samples):
         return _without_figure("no GPU kernels in steps: contention is not told apart from compute")
@@ -247,13 +237,10 @@ class SlowdownLimit:
     """What limits the slowdown of the kernels of one rank.
 
     Attributes:
-        names: Names of kernels.
-        shortest_ns: The shortest execution alone of each; the largest integer where it never ran alone.
+        shortest_ns: The shortest execution alone of each name; the largest integer where it never ran alone.
         kernel: Of each execution beside communication the index into ``names``.
-        duration_ns: How long each took.
         compared: How many kernels are known to have run both beside communication and alone.
         all_communicate: Whether kernels ran beside communication in each step that has any.
-        steps: Number of measured steps.
     """
 
     names: tuple[str, ...]
@@ -266,7 +253,6 @@ class SlowdownLimit:
 
 
 def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
-    """What the trace tells without the shapes of all kernels."""
     events, rows = rank.events, rows_of_compute(rank)
     step, duration_ns = events.step[rows], events.end_ns[rows] - events.start_ns[rows]
     beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns[rows], events.end_ns[rows])
@@ -299,11 +285,7 @@ def _count_compared(rank: RankEvents, rows: Ints) -> int:
 
 
 def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
-    """What ``measure_contention`` would find at most; ``None`` where it may find a reason for not telling anything.
-
-    Args:
-        limits: The ranks of a run.
-    """
+    """What ``measure_contention`` would find at most; ``None`` where it may find a reason for not telling anything."""
     compared = max((one.compared for one in limits), default=0)
     if compared < LEAST_KERNELS or not all(one.all_communicate for one in limits):
         return None

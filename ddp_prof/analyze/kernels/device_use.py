@@ -54,12 +54,7 @@ PHASE_ORDER = (BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE, None)
 
 @dataclass(frozen=True, slots=True)
 class HiddenTime:
-    """Overlapped communication of a rank beside one kind of compute.
-
-    Attributes:
-        phase: Whose compute; ``None`` where the trace does not tell.
-        kind: A name in :data:`~ddp_prof.analyze.kernels.kernel_times.KINDS`, or :data:`HOST`.
-    """
+    """Overlapped communication of a rank beside compute of a phase and a kind, :data:`HOST` or one of ``KINDS``."""
 
     phase: str | None
     kind: str
@@ -101,12 +96,7 @@ CAUSES = (OTHER_STEP, PROFILER, NOT_BEGUN, *HOST_IN.values(), HOST_OUTSIDE, UNKN
 
 @dataclass(frozen=True, slots=True)
 class IdleTime:
-    """Idle time of a rank's steps.
-
-    Attributes:
-        idle_ns: Sum of its steps' ``idle_ns``; ``None`` where it is not known, with a reason.
-        causes: Each cause with its time; they sum to ``idle_ns`` exactly. Those of no time are left out.
-    """
+    """Idle time of a rank's steps, ``None`` with a reason, and its causes, which sum to it exactly."""
 
     idle_ns: int | None
     causes: tuple[tuple[str, int], ...]
@@ -114,7 +104,6 @@ class IdleTime:
 
 
 def measure_idle(rank: RankEvents) -> IdleTime:
-    """Divide the idle time of a rank's steps by cause."""
     if has_no_usable_events(rank):
         return IdleTime(None, (), "the trace does not tell what the rank did")
     if hides_work(rank):
@@ -171,13 +160,7 @@ def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
 
 @dataclass(frozen=True)
 class RankUse:
-    """One rank.
-
-    Attributes:
-        overlapped_ns: Overlapped communication, as of ``RankOverlap``; ``None`` where it is not known.
-        hidden: Its parts, which sum to it.
-        runs: Every execution of a kernel.
-    """
+    """One rank. The parts in ``hidden`` sum to its overlapped communication; that is ``None`` where it is not known."""
 
     process: int
     device: int | None
@@ -201,7 +184,6 @@ class DeviceUse(FrameResult):
 
 
 def measure_rank_use(rank: RankEvents) -> RankUse:
-    """What one rank's device spent its time on."""
     hidden = () if has_no_usable_events(rank) else measure_hidden(rank)
     return RankUse(
         process=rank.process,
@@ -215,5 +197,4 @@ def measure_rank_use(rank: RankEvents) -> RankUse:
 
 
 def measure_device_use(ranks: Sequence[RankUse]) -> DeviceUse:
-    """The ranks of a run together."""
     return DeviceUse(tuple(ranks), measure_kernels([rank.runs for rank in ranks]))

@@ -58,7 +58,6 @@ _COMPILED = [(kind.name, re.compile(kind.pattern, re.IGNORECASE)) for kind in KI
 
 
 def kind_of_compute(name: str) -> str:
-    """The kind of a kernel that computes."""
     return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
 
 
@@ -68,10 +67,7 @@ AnyKey = TypeVar("AnyKey", bound="Hashable")
 def identify_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[Any, ...]], Ints]:
     """Name and launch shape of each kernel that occurs, and for each activity which one it is.
 
-    Args:
-        trace: The trace.
-        activity: Rows of its activities.
-        more: What else tells kernels apart, a column each; follows name and shape.
+    ``more`` are columns of what else tells kernels apart, which follow name and shape.
     """
     shape_id = np.full(len(activity), UNKNOWN) if trace.shape_id is None else trace.shape_id[activity]
     columns = (trace.activities.name_id[activity], shape_id, *more)
@@ -108,8 +104,7 @@ class KernelRuns:
     Attributes:
         keys: Of each kernel that occurs: name, launch shape, phase and kind.
         kernel: Index into ``keys``.
-        duration_ns: How long it ran.
-        beside_ns: How long of that communication ran, too; of collectives their whole duration.
+        beside_ns: How long of its duration communication ran, too; of collectives all of it.
     """
 
     keys: tuple[Key, ...]
@@ -126,10 +121,8 @@ class KernelTime:
         shape: Grid and block of its launch; empty where the trace does not hold them.
         phase: Whose launch it is; ``None`` where the trace does not tell.
         kind: A name in :data:`KINDS`.
-        beside: Executions beside communication; ``None`` of a kernel that communicates itself.
-        alone: Executions without any; likewise.
-        beside_ns: Median duration of the former, ``None`` where there are none.
-        alone_ns: Median duration of the latter, likewise.
+        beside: Executions beside communication, ``alone`` without any; ``None`` of a kernel that communicates itself.
+        beside_ns: Median duration of the former, ``None`` where there are none; ``alone_ns`` of the latter.
         slowdown: ``None`` with a reason.
     """
 

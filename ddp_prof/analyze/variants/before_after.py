@@ -62,7 +62,6 @@ class PartChange:
 
     @property
     def change_ns(self) -> int | None:
-        """After less before."""
         return None if self.before_ns is None or self.after_ns is None else self.after_ns - self.before_ns
 
     @property
@@ -75,12 +74,9 @@ class PartChange:
 def compare_before_after(
     before: Analyzed, after: Analyzed, reference: Sequence[Analyzed] = ()
 ) -> tuple[PartChange, ...]:
-    """The step and its parts; nothing where a run tells no steps, or the runs were made on different devices.
+    """The step and its parts in two runs of a variant; nothing where one tells no steps, or devices differ.
 
-    Args:
-        before: A run.
-        after: Another one of its variant.
-        reference: As of :func:`.measure_budgets`.
+    ``reference`` as of :func:`.measure_budgets`.
     """
     measured = measure_budgets([before, after], reference)
     if len({one.run.device for one in measured}) != 1 or len(measured) != 2:

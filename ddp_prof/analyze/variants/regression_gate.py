@@ -88,8 +88,6 @@ class GateResult:
 
 @dataclass(frozen=True, slots=True)
 class GateReport:
-    """One run and its verdicts."""
-
     run: TraceOverlap
     verdicts: tuple[GateResult, ...]
 
@@ -100,7 +98,6 @@ class GateReport:
 
 
 def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
-    """Check a run against each requirement."""
     return GateReport(run, tuple(_verdicts(run, requirements)))
 
 

@@ -66,10 +66,9 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(Parts):
-    """The mean step of a run, over steps and ranks.
+    """The mean step of a run, over those steps of all ranks whose length is known.
 
     Attributes:
-        steps: Steps of all ranks that it is the mean of: those of which the length is known.
         contention: How the contention was found, or why not.
         knows_wait: Whether ranks could be compared.
         half_width_ns: Of each part, and of ``step``, half of the mean's 95 % interval; empty with too few steps.
@@ -85,11 +84,7 @@ class Budget(Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Parts):
-    """What changed from one run to the next.
-
-    Attributes:
-        half_width_ns: As of :class:`Budget`, of the change.
-    """
+    """What changed from one run to the next; ``half_width_ns`` as of :class:`Budget`, of the change."""
 
     before: str
     after: str
@@ -153,8 +148,6 @@ def measure_waterfall(runs: Sequence[Analyzed]) -> Waterfall:
 
 @dataclass(frozen=True, eq=False)
 class MeasuredRun:
-    """A run with its budget."""
-
     run: RunAnalysis
     budget: Budget
 
@@ -162,9 +155,7 @@ class MeasuredRun:
 def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()) -> list[MeasuredRun]:
     """The budgets of runs in the order of variants; runs of which none is known are left out.
 
-    Args:
-        runs: The runs.
-        reference: Others, against which contention is measured, too, where they do the same work.
+    Contention is measured against ``reference``, too, where these do the same work.
     """
     found = []
     for run, kernels in sorted(runs, key=lambda item: _variant_position(item[0])):
@@ -274,7 +265,6 @@ def _without_contention(budget: Budget) -> Budget:
 
 
 def subtract_budgets(before: Budget, after: Budget) -> Change:
-    """The difference of two budgets by the same parts."""
     found: dict[str, int | None] = {f"{name}_ns": None for name in ("step", *PARTS)}
     half_width = {}
     for name in ("step", *PARTS):
