@@ -1,4 +1,4 @@
-"""The command line: one command per file; errors become exit codes only here."""
+"""The command line: its commands, loaded when they are asked for; errors become exit codes only here."""
 
 from __future__ import annotations
 
@@ -14,14 +14,29 @@ from typing import Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.options.outputs import say
-from ddp_prof.cli.options.verbosity import EXIT_CODE, VERBOSITY
+from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say
 from ddp_prof.errors import DdpProfError, NotMetError, printable
 
-COMMANDS = (
-    "capture", "summary", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "check",
-    "timeline", "report", "export", "info", "results", "mcp", "completion",
-)  # fmt: skip
+COMMANDS = {
+    "capture": "ddp_prof.cli.capture",
+    "summary": "ddp_prof.cli.tables",
+    "overlap": "ddp_prof.cli.tables",
+    "collectives": "ddp_prof.cli.tables",
+    "critical": "ddp_prof.cli.tables",
+    "doctor": "ddp_prof.cli.tables",
+    "skew": "ddp_prof.cli.tables",
+    "kernels": "ddp_prof.cli.tables",
+    "compare": "ddp_prof.cli.tables",
+    "check": "ddp_prof.cli.check",
+    "timeline": "ddp_prof.cli.pages",
+    "report": "ddp_prof.cli.pages",
+    "export": "ddp_prof.cli.pages",
+    "info": "ddp_prof.cli.tables",
+    "results": "ddp_prof.cli.results",
+    "mcp": "ddp_prof.cli.mcp",
+    "completion": "ddp_prof.cli",
+}
+"""The commands in the order of the help, and the module of each."""
 
 
 class NotMet(click.ClickException):
@@ -67,10 +82,10 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command of a file of this package, with the options of all commands."""
+        """The command, with the options of all commands."""
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ddp_prof.cli.{cmd_name}").command
+        command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
         command.params += [option for option in VERBOSITY if option not in command.params]
         return command
 
@@ -79,7 +94,7 @@ class Commands(click.Group):
         if not args and not ctx.resilient_parsing:
             say(ctx.get_help())
             ctx.exit()
-        if not set(COMMANDS) & set(args) and any(map(_is_path, args)):
+        if not COMMANDS.keys() & set(args) and any(map(_is_path, args)):
             args = ["summary", *args]
         return super().parse_args(ctx, args)
 
@@ -134,3 +149,20 @@ def main() -> None:
 
 
 main.params += VERBOSITY
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """The script that lets a shell complete commands, options and files.
+
+    \b
+    bash: eval "$(ddp-prof completion bash)" in ~/.bashrc
+    zsh: eval "$(ddp-prof completion zsh)" in ~/.zshrc
+    fish: ddp-prof completion fish > ~/.config/fish/completions/ddp-prof.fish
+    """  # noqa: D301
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    say(kind(main, {}, "ddp-prof", "_DDP_PROF_COMPLETE").source())

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import click
 
-from ddp_prof.cli.options.outputs import say
-from ddp_prof.cli.options.verbosity import EXIT_CODE
+from ddp_prof.cli.terminal import EXIT_CODE, say
 from ddp_prof.errors import DdpProfError, TraceError, printable
 
 
@@ -37,7 +36,7 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
 @click.option("--print", "shows", is_flag=True, help="Show the command line, and do not run it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
-def command(
+def capture(
     context: click.Context, folder: Path, profiler: str, steps: str | None, shows: bool, program: tuple[str, ...]
 ) -> None:
     """Record any training program, and say how much of its communication hides.
@@ -50,7 +49,7 @@ def command(
     Before srun and mpirun, or within their tasks, each rank has a file of its own.
     """
     from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
-    from ddp_prof.cli.summary import command as summary
+    from ddp_prof.cli.tables import summary
 
     job, why = plan_job(program, folder.absolute(), profiler, steps, os.environ)
     if shows:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options.commands import Loader, load_options, table_options, trace_command, traces_argument
-from ddp_prof.cli.options.outputs import say
-from ddp_prof.cli.options.verbosity import progress
+from ddp_prof.cli.options import Loader, trace_command
+from ddp_prof.cli.terminal import progress, say
 from ddp_prof.errors import NotMetError
 from ddp_prof.present.table import TableOptions, show
 from ddp_prof.runs.run import Run, are_one_variant, changes_between
@@ -53,7 +52,6 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
 
 
 @trace_command("check", "--min-overlap 50% --max-tail-ms 40 traces/overlap.sqlite")
-@traces_argument
 @click.option(
     "--min-overlap",
     metavar="SHARE",
@@ -97,9 +95,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     help="Percentile of the steps to which the limits in ms apply; 100 is the worst step.",
 )
 @click.option("--all-ranks", is_flag=True, help="Require the traces of all ranks of the job.")
-@table_options
-@load_options
-def command(
+def check(
     traces: tuple[Path, ...],
     load: Loader,
     min_overlap: float | None,

@@ -13,7 +13,6 @@ import re
 import shlex
 import signal
 from collections.abc import Callable
-from importlib import import_module
 from threading import Lock
 from types import FrameType
 from typing import Any
@@ -21,19 +20,15 @@ from typing import Any
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli import ACTIONABLE, error_line
-from ddp_prof.cli.summary import summary_measures
+from ddp_prof.cli import ACTIONABLE, error_line, tables
+from ddp_prof.cli.tables import QUESTIONS, summary_measures
 from ddp_prof.errors import DdpProfError
 from ddp_prof.ingest.load import refuse_to_export
-from ddp_prof.present.table import TableView
 from ddp_prof.runs import find_files, load_runs
 from ddp_prof.runs.report import LoadOptions
 
 ONE_BY_ONE = Lock()
 """The SDK calls tools in threads; two large traces at once may not fit into the memory."""
-
-TOOLS = ("summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare")
-"""The commands that can be asked."""
 
 INSTRUCTIONS = """\
 Reads traces of data-parallel training (Nsight Systems, torch.profiler): what of the communication is exposed, whether \
@@ -57,7 +52,7 @@ LEAST_WORDS = 20
 
 
 @click.command("mcp")
-def command() -> None:
+def mcp() -> None:
     """Answer an assistant's questions about traces, by the Model Context Protocol.
 
     A client starts it and talks to it over stdin and stdout. Its tools are commands that only read: summary, info,
@@ -69,8 +64,8 @@ def command() -> None:
     except ImportError as error:
         raise DdpProfError("this needs the MCP SDK, version 2 or later: pip install 'ddp-prof[mcp]'") from error
     server = MCPServer("ddp-prof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    for name in TOOLS:
-        about = import_module(f"ddp_prof.cli.{name}").command.help
+    for name in QUESTIONS:
+        about = getattr(tables, name).help
         server.add_tool(
             _make_tool(name),
             name=name,
@@ -117,9 +112,10 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     files = find_files(traces)
     for file in files:
         refuse_to_export(file)
-    module = import_module(f"ddp_prof.cli.{name}")
-    measures = summary_measures(files) if name == "summary" else module.MEASURES  # summary's: by the size of traces
-    views: list[TableView] = module.views(load_runs(files, options, measures=measures))
+    measures, tables_of = QUESTIONS[name]
+    if name == "summary":  # by the size of the traces
+        measures = summary_measures(files)
+    views = tables_of(load_runs(files, options, measures=measures))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     said = [f"{option}={value}" for option, value in ranges.items() if value]
     return {

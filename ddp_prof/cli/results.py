@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from ddp_prof.cli.options.commands import table_options, trace_command
-from ddp_prof.cli.options.outputs import Output, protect_inputs, say
-from ddp_prof.cli.options.verbosity import print_note
+from ddp_prof.cli.options import trace_command
+from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say
 from ddp_prof.errors import TraceError
 from ddp_prof.present.table import TableOptions, TableView, show
 
@@ -20,7 +19,7 @@ def _default_database() -> Path:
     return OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS
 
 
-@trace_command("results", "traces/results.db")
+@trace_command("results", "traces/results.db", reads_traces=False)
 @click.argument("database", default=_default_database, type=click.Path(path_type=Path))
 @click.option(
     "-o",
@@ -29,8 +28,7 @@ def _default_database() -> Path:
     type=Output("folder"),
     help="Write the figures and results.md into this folder, and results.csv beside the database.",
 )
-@table_options
-def command(database: Path, folder: Path | None, output: TableOptions) -> None:
+def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     """Results of the benchmark suite: one row per setting with its spread, and statistically supported differences.
 
     DATABASE is what scripts/run_comparison.sh writes: by default traces/local/results.db where it is there, else

@@ -118,7 +118,7 @@ READING = ("overlap", "collectives", "skew", "kernels", "compare", "check --min-
 
 def said_on_a_terminal(arguments: list[str], delay_s: int, folder: Path) -> tuple[str, str]:
     """What a command prints where stderr alone is a terminal: on stdout, and there."""
-    code = f"import ddp_prof.cli.options.verbosity as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
+    code = f"import ddp_prof.cli.terminal as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
     ours, theirs = pty.openpty()
     environment = {
         **os.environ, "BROWSER_PATH": str(folder / "none"), "TERM": "xterm", "COLUMNS": "9999", "PYTHONPATH": str(ROOT),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof import LoadOptions, TraceError, Workers, load_runs
-from ddp_prof.cli import report as report_command
+from ddp_prof.cli import pages as report_command
 from ddp_prof.present.html import report as pages
 from ddp_prof.runs.pages import MEASURES, make_pages, report_runs
 from ddp_prof.runs.run import Run

@@ -1,0 +1,224 @@
+"""What commands that read traces share: their help, and the options for reading and for tables."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress_bar, protect_inputs, say
+from ddp_prof.errors import InterruptedReadingError, TraceError
+from ddp_prof.present.table import TableOptions
+from ddp_prof.runs.report import LoadOptions
+from ddp_prof.runs.run import Run
+
+INTERRUPTED = 130
+"""Exit code of a program that Ctrl-C ended, as shells report it."""
+
+_GENERAL = frozenset({"--quiet", "--verbose", "--help"})
+
+
+def trace_command(
+    name: str, example: str, *, reads_traces: bool = True, prints_tables: bool = True
+) -> Callable[[Callable[..., None]], click.Command]:
+    """A command whose help ends with an example: what follows ``ddp-prof`` and its name.
+
+    Its function is called with its own options and
+
+    - ``traces``, the paths, and ``load``, a :class:`Loader` with what the options for reading say;
+    - ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
+
+    Args:
+        name: Of the command.
+        example: Its arguments.
+        reads_traces: Whether it has the first of these.
+        prints_tables: Whether it has the other.
+    """
+
+    def decorate(function: Callable[..., None]) -> click.Command:
+        def run(**values: Any) -> None:
+            if reads_traces:
+                values["load"] = _take_loader(values)
+            if prints_tables:
+                form, wide, columns = (values.pop(name) for name in ("form", "wide", "columns"))
+                values["output"] = TableOptions(form, wide, columns, is_quiet())
+            function(**values)
+
+        own: list[click.Parameter] = getattr(function, "__click_params__", [])
+        return TraceCommand(
+            name,
+            params=[
+                *([_TRACES] if reads_traces else []),
+                *reversed(own),
+                *(_TABLE_OPTIONS if prints_tables else []),
+                *(_READING_OPTIONS if reads_traces else []),
+            ],
+            callback=run,
+            help=function.__doc__,
+            epilog=f"Example: ddp-prof {name} {example}",
+        )
+
+    return decorate
+
+
+class TraceCommand(click.Command):
+    """A command whose help has its own options first."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record and isinstance(parameter, click.Option):
+                of_all = "General" if parameter.opts[-1] in _GENERAL else "Options"
+                groups["How traces are read" if parameter in _READING_OPTIONS else of_all].append(record)
+        for title, records in groups.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Reads the traces of a command.
+
+    Attributes:
+        options: How they are read.
+        jobs, scheduler: As of ``Workers``.
+        strict: Whether a trace that cannot be read ends the command.
+    """
+
+    options: LoadOptions
+    jobs: int | None
+    scheduler: str | None
+    strict: bool
+
+    def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
+        """The runs, measured.
+
+        Args:
+            traces: Files and folders.
+            measures: What the command asks of them, names in ``runs.report.MEASURES``.
+            reading: Fields of ``LoadOptions`` that the command sets.
+        """
+        from ddp_prof.ingest.load import files_of
+        from ddp_prof.runs import find_files, load_runs
+        from ddp_prof.runs.workers import Workers
+
+        files = find_files(traces)
+        protect_inputs(file for trace in files for file in files_of(trace))
+        with progress_bar() as show:
+            workers = Workers(
+                self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _warn_left_out
+            )
+            return load_runs(files, replace(self.options, **reading), workers=workers, measures=measures)
+
+
+def _take_loader(values: dict[str, Any]) -> Loader:
+    """What the options for reading say; takes them out of the values."""
+    if values["one_run"] and values["separate"]:
+        raise click.UsageError("--one-run and --separate exclude each other")
+    options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
+    return Loader(LoadOptions(**options), *(values.pop(name) for name in ("jobs", "scheduler", "strict")))
+
+
+def _warn_left_out(error: TraceError) -> None:
+    say(f"warning: left out: {error}", err=True)
+    if isinstance(error, InterruptedReadingError):
+        click.get_current_context().meta[EXIT_CODE] = INTERRUPTED
+
+
+def _check_regular_expression(_context: click.Context, _parameter: click.Parameter, value: Any) -> Any:
+    try:
+        for pattern in (value,) if isinstance(value, str) else value or ():
+            re.compile(pattern)
+    except re.error as error:
+        raise click.BadParameter(f"not a regular expression: {error}") from error
+    return value
+
+
+def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tuple[Path, ...]) -> tuple[Path, ...]:
+    """The traces, with what comes from stdin as a file that is there as long as the command runs."""
+    if PIPE not in traces:
+        return traces
+    file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="ddp_prof."))) / "stdin"
+    with file.open("wb") as target:
+        shutil.copyfileobj(sys.stdin.buffer, target)
+    return tuple(file if trace == PIPE else trace for trace in traces)
+
+
+def _parse_columns(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
+    """``rank,step_ms`` as keys; as a person may write them, with spaces for underscores."""
+    return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
+
+
+_TRACES = click.Argument(
+    ["traces"],
+    metavar="TRACE...",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, allow_dash=True),
+    callback=_read_stdin,
+)
+_TABLE_OPTIONS = (
+    click.Option(
+        ["--format", "form"],
+        type=click.Choice(["table", "json", "csv", "markdown"]),
+        default="table",
+        show_default=True,
+        help="Form of the output.",
+    ),
+    click.Option(["--wide"], is_flag=True, help="Show all columns, however narrow the terminal."),
+    click.Option(
+        ["--columns"],
+        metavar="KEY,...",
+        callback=_parse_columns,
+        help="Columns to show, in this order, by their names in the CSV: rank,step_ms.",
+    ),
+)
+_READING_OPTIONS = (
+    click.Option(
+        ["--step-range"],
+        metavar="REGEX",
+        callback=_check_regular_expression,
+        help="Names of ranges that are steps; a first group is the step's number. Default: the usual names.",
+    ),
+    click.Option(
+        ["--backward-range"],
+        metavar="REGEX",
+        callback=_check_regular_expression,
+        help="Names of ranges that hold the backward pass. Default: 'backward' and the like, else autograd's threads.",
+    ),
+    click.Option(
+        ["--comm-pattern", "comm_patterns"],
+        metavar="REGEX",
+        multiple=True,
+        callback=_check_regular_expression,
+        help="Count kernels whose name matches as communication, too. May be repeated.",
+    ),
+    click.Option(["--separate"], is_flag=True, help="Each trace is a run of its own, whatever their names."),
+    click.Option(["--one-run"], is_flag=True, help="The traces are ranks of one run, whatever their names."),
+    click.Option(
+        ["--jobs"],
+        type=click.IntRange(min=1),
+        help="Number of processes that read traces. Default: one per core, fewer for small traces.",
+    ),
+    click.Option(
+        ["--part-rows"],
+        type=click.IntRange(min=1),
+        help="Read an export in parts of about this many rows. Default: 3 million, if it has more than 9 million.",
+    ),
+    click.Option(
+        ["--scheduler"],
+        metavar="ADDRESS|FILE",
+        help="Let the workers of a Dask scheduler read the traces; they must find them at the same paths.",
+    ),
+    click.Option(["--strict"], is_flag=True, help="Fail if a trace cannot be read, instead of going on without it."),
+)

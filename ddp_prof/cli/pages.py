@@ -1,0 +1,168 @@
+"""The commands that write files to look at: the pages of a report, a timeline, a trace for Perfetto."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from time import monotonic
+
+import click
+
+from ddp_prof.cli.options import Loader, trace_command
+from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, progress_bar, say
+
+SECONDS_TO_TELL = 15
+"""How long the pages must take for a note to say it."""
+
+
+@trace_command("report", "traces/naive.sqlite traces/overlap.sqlite -o report", prints_tables=False)
+@click.option(
+    "-o",
+    "--output",
+    "folder",
+    default="figures/report",
+    show_default=True,
+    type=Output("folder"),
+    help="The folder to write.",
+)
+def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
+    """Linked pages about a set of runs: comparison, why communication is exposed, timelines, what is not known.
+
+    A folder stands for the traces in it. Pictures need Chromium, the pages do not.
+    """
+    from ddp_prof.manifest import in_variant_order
+    from ddp_prof.present.charts.static_images import Pictures
+    from ddp_prof.present.html.report import write_report
+    from ddp_prof.runs.pages import MEASURES, make_pages, report_runs
+    from ddp_prof.runs.run import compare_steps
+
+    runs = load.runs(traces, *MEASURES, with_launches=True, to_draw=True)
+    runs = in_variant_order(runs, lambda run: run.manifest)
+    with Pictures() as pictures, progress_bar() as show:  # the browser starts while runs are compared
+        show("comparing the runs", 0, 1)
+        reports = report_runs(runs)
+        tell = _Progress(folder, show)
+        problems = write_report(
+            reports,
+            folder,
+            compare_steps(runs),
+            pictures,
+            make_pages=partial(make_pages, runs, reports, folder),
+            progress=tell,
+        )
+    for problem in problems:
+        print_note(problem)
+
+
+class _Progress:
+    """Prints the index's path when it is written, then the progress of the pages and the remaining time."""
+
+    def __init__(self, folder: Path, show: Callable[[str, int, int], None]) -> None:
+        self.folder, self.show, self.first_at, self.is_told = folder, show, 0.0, False
+
+    def __call__(self, done: int, total: int) -> None:
+        if not done:
+            say(self.folder / "index.html")
+        self.show("pages" if done < total else "pictures", done, total)
+        if done < 2:  # until the first ones are there, workers start
+            self.first_at = monotonic()
+            return
+        left_s = (monotonic() - self.first_at) / (done - 1) * (total - done)
+        if left_s >= SECONDS_TO_TELL and not self.is_told:
+            self.is_told = True
+            text = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
+            print_note(f"the pages of {total} runs take about {text} more; the index is there already")
+
+
+_MOST_STEPS = 1_000_000
+
+
+def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
+    """``3-5,8`` as numbers."""
+    if value is None:
+        return None
+    numbers: list[int] = []
+    for part in value.split(","):
+        first, dash, last = part.strip().partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)):
+            raise click.BadParameter(f"{value!r} is neither a number nor a range such as 3-5")
+        low, high = int(first), int(last or first)
+        if not 0 <= high - low < _MOST_STEPS:
+            raise click.BadParameter(f"{part!r} is no range of at most {_MOST_STEPS} steps in rising order")
+        numbers += range(low, high + 1)
+    return numbers
+
+
+@trace_command("timeline", "traces/overlap.sqlite -o overlap.html", prints_tables=False)
+@click.option(
+    "-o",
+    "--output",
+    type=Output("pipe"),
+    help="The page; - for stdout. Default: TRACE's name .html.",
+)
+@click.option("--png", type=Output(), help="Also write a PNG picture; needs Chromium.")
+@click.option("--svg", type=Output(), help="Also write an SVG picture; needs Chromium.")
+@click.option("--steps", metavar="N[-M]", callback=_parse_steps, help="Steps to show. Default: all that was captured.")
+def timeline(
+    traces: tuple[Path, ...],
+    load: Loader,
+    output: Path | None,
+    png: Path | None,
+    svg: Path | None,
+    steps: list[int] | None,
+) -> None:
+    """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
+
+    Several traces are drawn below each other, with their first steps aligned. A picture shows a few steps; --steps
+    chooses which.
+    """
+    from ddp_prof.present.charts.static_images import write_pictures
+    from ddp_prof.present.html.timeline_page import write_timeline_page
+    from ddp_prof.present.timeline.build import build_excerpt, build_timeline
+    from ddp_prof.present.timeline.figure import draw_timeline
+    from ddp_prof.runs.run import timeline_sources
+
+    runs = load.runs(traces, with_launches=True)
+    with progress(2) as begin:
+        begin("reading")
+        sources = timeline_sources(runs)
+        begin("laying out")
+        model = build_timeline(sources, steps=steps)
+    pictures = [path for path in (png, svg) if path]
+    figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
+    page = output or default_output(sources[0].title, ".html")
+    del sources  # the events take more memory than all that is drawn
+    with open_output(page) as file, progress(1) as begin:
+        begin("writing")
+        write_timeline_page(model, file)
+    if figure is not None:
+        with progress(1) as begin:
+            begin("drawing")
+            write_pictures([(figure, path) for path in pictures])
+        say("\n".join(map(str, pictures)))
+
+
+@trace_command("export", "traces/overlap.sqlite -o overlap.json.gz", prints_tables=False)
+@click.option(
+    "-o",
+    "--output",
+    type=Output("pipe"),
+    help="The file to write; gzipped where it ends in .gz; - for stdout. Default: TRACE's name .perfetto.json.gz.",
+)
+def export(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
+    """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.
+
+    Several traces become processes of one file, with their first steps aligned. Neither viewer uploads the file.
+    """
+    from ddp_prof.present.perfetto import write_perfetto
+    from ddp_prof.runs.run import timeline_sources
+
+    runs = load.runs(traces, with_launches=True)
+    with progress(1) as begin:
+        begin("reading")
+        sources = timeline_sources(runs)
+    target = output or default_output(sources[0].title, ".perfetto.json.gz")
+    with open_output(target) as file, progress(1) as begin:
+        begin("writing")
+        write_perfetto(sources, file)

@@ -1,0 +1,319 @@
+"""The commands that answer with tables. Assistants ask them, too, through ``ddp-prof mcp``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Loader, trace_command
+from ddp_prof.cli.terminal import Output
+from ddp_prof.errors import TraceError
+from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.runs.run import DOCTOR, Run, are_one_variant, changes_between, compare_steps, summarize_runs
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.variants.before_after import PartChange
+    from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.present.headlines import Headline
+
+
+@trace_command("summary", "traces/overlap.sqlite")
+def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """The answer in ten lines: a step's parts, what of communication is exposed, what hiding it would gain at most.
+
+    'ddp-prof TRACE...' does the same.
+    """
+    from ddp_prof.runs import find_files
+
+    measures = summary_measures(find_files(traces), load.options.part_rows)
+    show(output, _summary_views(load.runs(traces, *measures)))
+
+
+def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
+    """What is measured for it: without the doctor, who needs all events at once, where a trace is read in parts."""
+    from ddp_prof.runs.report import is_read_in_parts
+
+    return ("overlap", "collectives") if any(is_read_in_parts(file, part_rows) for file in files) else DOCTOR
+
+
+def _summary_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.summary import summary_view
+
+    was_asked_for = all("facts" in run.measured[file] for run in runs for file in run.files)
+    return [summary_view(summarize_runs(runs, ask_doctor=was_asked_for))]
+
+
+@trace_command("info", "traces/overlap.sqlite")
+def info(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What a trace holds, and what is missing for which question."""
+    show(output, _info_views(load.runs(traces, "inventory")))
+
+
+def _info_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.overlap import info_view
+
+    return [info_view(file) for run in runs for file in run.inventory()]
+
+
+@trace_command("overlap", "--steps traces/overlap.sqlite")
+@click.option("--steps", is_flag=True, help="One row per step instead of one row per rank.")
+def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:
+    """How much communication hides behind compute, per rank and step.
+
+    TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
+    torch.profiler (.json, .json.gz), or a folder with several of these.
+    """
+    show(output, _overlap_views(load.runs(traces, "overlap"), by_step=steps))
+
+
+def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
+    from ddp_prof.analyze.variants.comparison import compare_variants
+    from ddp_prof.present.headlines import gain_headline
+    from ddp_prof.present.tables.overlap import overlap_view
+
+    results = [run.overlap() for run in runs]
+    headlines = map(gain_headline, compare_variants(results))
+    return [overlap_view(result, next(headlines), by_step=by_step) for result in results]
+
+
+@trace_command("collectives", "--by bucket traces/bucketed_10mb.sqlite")
+@click.option(
+    "--by",
+    type=click.Choice(["collective", "step", "bucket", "group"]),
+    help="What a row stands for; JSON always lists every collective. Default: a collective in CSV and JSON; in tables "
+    "buckets, or the ten worst collectives.",
+)
+@click.option("--html", "page", type=Output(), help="Also write a page that shows one step.")
+@click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
+@click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
+def collectives(
+    traces: tuple[Path, ...],
+    load: Loader,
+    by: str | None,
+    page: Path | None,
+    png: Path | None,
+    step: int | None,
+    output: TableOptions,
+) -> None:
+    """The life of each collective, and why it is exposed.
+
+    A row tells when the collective was ready, launched, started and ended, and how much of it is overlapped or exposed.
+    Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
+    late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
+    """
+    runs = load.runs(traces, "collectives", to_draw=bool(page or png))
+    _refuse_to_draw_several(runs, page, png)
+    show(output, _collectives_views(runs, by or ("collective" if output.columns else None)))
+    if page or png:
+        _draw_step(runs[0], step, page, png)
+
+
+def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView]:
+    from ddp_prof.present.tables.collectives import collectives_view
+
+    return [collectives_view(run.analysis(), run.collectives(), _main_cause(run), by) for run in runs]
+
+
+def _main_cause(run: Run) -> Headline:
+    from ddp_prof.present.headlines import root_cause_headline
+
+    found = run.collectives()
+    return root_cause_headline(run.root_cause(), found.reason, found.blocking)
+
+
+def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
+    from ddp_prof.analyze.collectives.straggler import view_step
+    from ddp_prof.present.charts.collectives import draw_step_collectives
+    from ddp_prof.present.html.page import write_figure
+
+    analysis = run.analysis()
+    shown = run.collectives().typical_step if step is None else step
+    ranks = () if shown is None else view_step(analysis, shown)
+    if shown is None or not ranks:
+        raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
+    headline = _main_cause(run)
+    figure = draw_step_collectives(analysis, shown, ranks, headline)
+    write_figure(figure, title=headline.claim, page=page, picture=png)
+
+
+def _refuse_to_draw_several(runs: list[Run], page: Path | None, png: Path | None) -> None:
+    if (page or png) and len(runs) > 1:
+        raise click.UsageError("--html and --png show one run: give the traces of a single one")
+
+
+@trace_command("critical", "traces/overlap.sqlite")
+def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What the critical path of each step consists of: compute, transfer, waiting, host.
+
+    The path begins with the last operation of a step and follows backwards what each operation began after: the one
+    before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Give the traces of all ranks:
+    at a collective the path goes on with the rank that arrived last.
+    """
+    show(output, _critical_views(load.runs(traces, "collectives", "critical")))
+
+
+def _critical_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.collectives import critical_view
+
+    return [critical_view(run.analysis(), run.critical()) for run in runs]
+
+
+@trace_command("doctor", "traces/flat.sqlite")
+def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
+
+    Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
+    that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
+    """
+    show(output, _doctor_views(load.runs(traces, *DOCTOR)))
+
+
+def _doctor_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.summary import doctor_view
+
+    return [doctor_view(run.analysis(), run.doctor()) for run in runs]
+
+
+@trace_command("skew", "traces/overlap.sqlite")
+@click.option("--html", "page", type=Output(), help="Also write a page with the picture.")
+@click.option("--png", type=Output(), help="Also write the picture; needs Chromium.")
+def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
+    """Which rank arrives last at the collectives, how often, by how much, and what it costs.
+
+    Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
+    """
+    runs = load.runs(traces, "collectives")
+    _refuse_to_draw_several(runs, page, png)
+    show(output, _skew_views(runs))
+    if page or png:
+        from ddp_prof.present.charts.ranks import draw_skew
+        from ddp_prof.present.headlines import skew_headline
+        from ddp_prof.present.html.page import write_figure
+
+        found = runs[0].skew()
+        figure = draw_skew(runs[0].analysis(), found)
+        write_figure(figure, title=skew_headline(found).claim, page=page, picture=png)
+
+
+def _skew_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.collectives import skew_view
+
+    return [skew_view(run.analysis(), run.skew()) for run in runs]
+
+
+_KERNEL_TABLES = ("kernels", "hidden", "idle")
+
+
+@trace_command("kernels", "--top 5 traces/overlap.sqlite")
+@click.option(
+    "--table",
+    "name",
+    type=click.Choice(_KERNEL_TABLES),
+    help="Which table. Default: all of them, and kernels where rows are for programs; JSON always holds all.",
+)
+@click.option(
+    "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels; 0 shows all of them."
+)
+def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, output: TableOptions) -> None:
+    """Which kernels took the time, what hid communication, and why devices were idle.
+
+    A kernel's slowdown is its median duration beside communication, divided by its median duration without. Overlapped
+    communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
+    'ddp-prof overlap'.
+    """
+    runs = load.runs(traces, "overlap", "device use")
+    is_whole = output.form == "table" and not (name or output.columns)
+    show(output, _kernels_views(runs, _KERNEL_TABLES if is_whole else (name or "kernels",), top))
+
+
+def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
+    from ddp_prof.present.tables.kernels import kernels_views
+
+    tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
+    return [of_run[name] for of_run in tables for name in names]
+
+
+@trace_command("compare", "--waterfall traces/naive.sqlite traces/overlap.sqlite")
+@click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
+@click.option("--html", "page", type=Output(), help="Also write a page with the waterfall.")
+@click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
+def compare(
+    traces: tuple[Path, ...],
+    load: Loader,
+    waterfall: bool,
+    page: Path | None,
+    png: Path | None,
+    output: TableOptions,
+) -> None:
+    """Compare runs: step time, communication, and how much of it is hidden.
+
+    Speed-ups are over the run called 'naive', if there is one. The waterfall leads from naive to flat, overlap and
+    bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
+    one variant, such as before and after a change, a second table tells what changed beyond their spread, and which
+    collective changed most.
+    """
+    runs = load.runs(traces, "overlap", "collectives", "kernels")
+    changes, parts = compare_steps(runs), _changed_parts(runs)
+    view = _comparison_view(runs, changes, parts)
+    if waterfall:
+        from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
+        from ddp_prof.present.tables.overlap import notes_of_runs
+
+        notes = [*waterfall_notes(changes), *notes_of_runs([run.overlap() for run in runs])]
+        show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
+    else:
+        # Rows for programs are those of the comparison alone; their document holds the changes, too.
+        is_read = parts and output.form == "table" and not output.columns
+        show(output, [view, *([_changes_view(runs, parts)] if is_read else [])])
+    if page or png:
+        from ddp_prof.present.charts.comparison import draw_waterfall
+        from ddp_prof.present.html.page import write_figure
+
+        title = "What each variant changed in the step"
+        write_figure(draw_waterfall(changes), title=title, page=page, picture=png)
+
+
+def _compare_views(runs: list[Run]) -> list[TableView]:
+    return [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))]
+
+
+def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartChange]) -> TableView:
+    from ddp_prof.analyze.variants.comparison import compare_variants
+    from ddp_prof.present.json_documents import changes_document, waterfall_document
+    from ddp_prof.present.tables.comparison import compare_view
+
+    results = [run.overlap() for run in runs]
+    view = compare_view(results, compare_variants(results))
+    more = {"waterfall": waterfall_document(changes), "changes": changes_document(parts)}
+    return replace(view, document={**view.document, **more})
+
+
+def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
+    """What changed between two runs of one variant."""
+    return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
+
+
+def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
+    from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, change_texts
+
+    texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
+    title = f"from {runs[0].label} to {runs[1].label}, mean step: {texts}"
+    return TableView(title, change_rows(parts), [HOW_TO_READ_CHANGES], {})
+
+
+QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableView]]]] = {
+    "summary": (DOCTOR, _summary_views),
+    "info": (("inventory",), _info_views),
+    "overlap": (("overlap",), _overlap_views),
+    "collectives": (("collectives",), _collectives_views),
+    "critical": (("collectives", "critical"), _critical_views),
+    "doctor": (DOCTOR, _doctor_views),
+    "skew": (("collectives",), _skew_views),
+    "kernels": (("overlap", "device use"), _kernels_views),
+    "compare": (("overlap", "collectives", "kernels"), _compare_views),
+}
+"""What each command measures of runs, and the tables it shows of them."""
