@@ -61,6 +61,13 @@ class TraceInventory(Brief):
 def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
     ranks = find_rank_events(trace, patterns)
     processes = [_process_inventory(trace, process, patterns, ranks) for process in trace.processes]
+    recognized: list[tuple[str, str, str]] = []
+    if patterns.step is None:
+        ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
+        recognized += [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(trace, STEP)
+    for phase in PHASES:
+        if phase != BACKWARD or patterns.backward is None:
+            recognized += _first_known_name(trace, phase)
     return TraceInventory(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -71,18 +78,9 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
         manifest=trace.manifest,
         processes=tuple(processes),
         advice=tuple(_find_advice(trace, processes, ranks)),
-        recognized=tuple(_recognized_ranges(trace, patterns)),
+        recognized=tuple(recognized),
         warnings=diagnose(trace, ranks),
     )
-
-
-def _recognized_ranges(trace: Trace, patterns: RangePatterns) -> Iterator[tuple[str, str, str]]:
-    if patterns.step is None:
-        ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
-        yield from [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(trace, STEP)
-    for phase in PHASES:
-        if phase != BACKWARD or patterns.backward is None:
-            yield from _first_known_name(trace, phase)
 
 
 def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:

@@ -14,7 +14,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Activities, Category, Kind, Trace, distinct, distinct_rows, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
 """Of a rank without events."""
@@ -32,8 +32,7 @@ MOST_UNNAMED = 0.01
 
 def why_unknown(rank: RankEvents) -> str | None:
     """Why there is no share of communication that hides; ``None`` where there is one."""
-    if _has_too_many_unnamed(rank):
-        share = rank.trace.unresolved_names.share
+    if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
         return NOTHING
@@ -71,11 +70,7 @@ def hides_work(rank: RankEvents) -> bool:
 
 def has_no_usable_events(rank: RankEvents) -> bool:
     """Whether the trace does not tell what the rank computed and communicated."""
-    return not len(rank.events) or _has_too_many_unnamed(rank)
-
-
-def _has_too_many_unnamed(rank: RankEvents) -> bool:
-    return rank.trace.unresolved_names.share > MOST_UNNAMED
+    return not len(rank.events) or rank.trace.unresolved_names.share > MOST_UNNAMED
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,24 +89,24 @@ class Attribution:
     @property
     def activities(self) -> float | None:
         """Share of the events, 0 to 1."""
-        return _ratio(self.attributed_events, self.events)
+        return self.attributed_events / self.events if self.events else None
 
     @property
     def device_time(self) -> float | None:
         """Share of their time, 0 to 1."""
-        return _ratio(self.attributed_time_ns, self.time_ns)
+        return self.attributed_time_ns / self.time_ns if self.time_ns else None
 
 
 def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
     """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
-    return merge_attributions([_measure_rank_attribution(rank, span) for rank in ranks])
-
-
-def _measure_rank_attribution(rank: RankEvents, span: Intervals) -> Attribution:
-    events = select(rank.events, span.holds(rank.events.start_ns))
-    duration = events.end_ns - events.start_ns
-    given = (events.step != UNKNOWN) & rank.has_steps
-    return Attribution(len(given), int(given.sum()), int(duration.sum()), int(duration[given].sum()), rank.backward)
+    found = []
+    for rank in ranks:
+        counts = span.holds(rank.events.start_ns)
+        given = counts & (rank.events.step != UNKNOWN) & rank.has_steps
+        duration = rank.events.end_ns - rank.events.start_ns
+        times = int(duration[counts].sum()), int(duration[given].sum())
+        found.append(Attribution(int(counts.sum()), int(given.sum()), *times, rank.backward))
+    return merge_attributions(found)
 
 
 def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
@@ -123,10 +118,6 @@ def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
         attributed_time_ns=sum(part.attributed_time_ns for part in parts),
         method=next((name for name in ("inferred", "ranges") if name in {part.method for part in parts}), "none"),
     )
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 OVERHEAD_LIMIT = 0.01
@@ -196,13 +187,14 @@ class Diagnostics:
 
     @property
     def all_caveats(self) -> tuple[Caveat, ...]:
-        return _add_sharing(self.caveats, self.windows)
+        is_shared = any(is_known for is_known, _ in _find_sharing(self.windows))
+        is_new = is_shared and Caveat.SHARED_GPU not in self.caveats
+        return (Caveat.SHARED_GPU, *self.caveats) if is_new else self.caveats
 
     def warnings(self) -> tuple[str, ...]:
         caveats = (caveat.value for caveat in self.all_caveats)
-        recorded = (*_warn_about_launches(self), *_warn_about_repetition(self))
-        of_times = (*self.overhead_warnings, *_warn_about_streams(self), *_warn_about_names(self))
-        return (*caveats, *self.about_trace, *_warn_about_sharing(self), *recorded, *of_times)
+        recorded = (*self.about_trace, *_warn_about_sharing(self), *_warn_about_launches(self))
+        return (*caveats, *recorded, *self.overhead_warnings, *_warn_about_compute(self))
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
@@ -244,12 +236,11 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
             busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
             collectives[key] += int((collective & (events.lane == lane)).sum())
+    communication = select(activities, counts & (activities.category == Category.COMMUNICATION))
+    columns = [getattr(communication, name) for name in ("start_ns", "end_ns", "lane", "device", "process")]
+    order = np.lexsort(columns)
     return Diagnostics(
-        about_trace=(
-            *trace.warnings,
-            *_warn_about_steps(ranks),
-            *_warn_about_unnamed(trace),
-        ),
+        about_trace=(*trace.warnings, *_warn_about_steps(trace, ranks)),
         caveats=_declared_caveats(trace),
         windows=_kernel_windows(trace, span),
         overhead_warnings=tuple(_warn_about_overhead(trace, ranks)),
@@ -259,7 +250,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
         unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
         calls=len(trace.calls),
         ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
-        repeated=_count_repeated(select(activities, counts & (activities.category == Category.COMMUNICATION))),
+        repeated=int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum()),
         busy_ns=busy_ns,
         collectives=collectives,
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
@@ -269,7 +260,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
 
 def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
     """Why the run is not representative, by its ``run.json``; of a shared GPU the trace itself tells, too."""
-    return _add_sharing(_declared_caveats(trace), _kernel_windows(trace))
+    return Diagnostics(caveats=_declared_caveats(trace), windows=_kernel_windows(trace)).all_caveats
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
@@ -277,11 +268,6 @@ def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
     is_shared = any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes)
-    return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
-
-
-def _add_sharing(caveats: tuple[Caveat, ...], windows: Sequence[Window]) -> tuple[Caveat, ...]:
-    is_shared = any(is_known for is_known, _ in _find_sharing(windows))
     return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
 
 
@@ -328,12 +314,17 @@ def _warn_about_sharing(counted: Diagnostics) -> Iterator[str]:
         )
 
 
-def _warn_about_steps(ranks: Sequence[RankEvents]) -> Iterator[str]:
+def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
     yield from dict.fromkeys(note for rank in ranks for note in rank.step_notes)
     if left_out := max((rank.warmup_steps for rank in ranks), default=0):
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
+    if (unresolved := trace.unresolved_names).kernels:
+        yield (
+            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
+            "whether they compute or communicate is not known"
+        )
 
 
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
@@ -362,15 +353,6 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
             f"{counted.ambiguous:,} of {counted.activities:,} activities have several calls with their correlation "
             "number before them, and are taken to be launched by the last: their steps and phases may be wrong"
         )
-
-
-def _count_repeated(collectives: Activities) -> int:
-    columns = (collectives.start_ns, collectives.end_ns, collectives.lane, collectives.device, collectives.process)
-    order = np.lexsort(columns)
-    return int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum())
-
-
-def _warn_about_repetition(counted: Diagnostics) -> Iterator[str]:
     if counted.repeated:
         plural = "s" if counted.repeated > 1 else ""
         yield f"{counted.repeated:,} duplicate collective{plural}: counted twice, timed once"
@@ -387,7 +369,7 @@ def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"
 
 
-def _warn_about_streams(counted: Diagnostics) -> Iterator[str]:
+def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
     owners = {(process, device) for process, device, _ in counted.busy_ns}
     for process, device in sorted(owners, key=lambda owner: (owner[0], owner[1] or 0)):
         busiest = counted.busiest_stream(process, device)
@@ -396,18 +378,7 @@ def _warn_about_streams(counted: Diagnostics) -> Iterator[str]:
                 f"process {process}, device {device}: {count:,} collective{'' if count == 1 else 's'} ran on the "
                 f"compute stream ({busiest}): only kernels of other streams can overlap with them"
             )
-
-
-def _warn_about_unnamed(trace: Trace) -> Iterator[str]:
-    if (unresolved := trace.unresolved_names).kernels:
-        yield (
-            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
-            "whether they compute or communicate is not known"
-        )
-
-
-def _warn_about_names(counted: Diagnostics) -> Iterator[str]:
-    """Kernels that take time, were taken for compute, and are named like collectives."""
+    # Kernels that take time, were taken for compute, and are named like collectives.
     for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
         if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name):
             yield (

@@ -1,15 +1,10 @@
-"""Steps that complete a trace after its tables were read, in a fixed order.
-
-The order matters: the ranks come from the ranges alone, copies become communication before collectives get their
-metadata, and launch shapes only add a column. No step changes the rows of activities or calls, so that the join of
-activities and launching calls, made when the trace was built, holds for all of them.
-"""
+"""Steps that complete a trace after its tables were read."""
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,12 +28,6 @@ UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range",
 """Placeholders for kernels, ranges and calls without a name in the file."""
 
 _VERSION = re.compile(r"_v\d{4,}$")
-
-
-def enrich(trace: Trace, steps: Iterable[Callable[[Trace], Trace]]) -> Trace:
-    for step in steps:
-        trace = step(trace)
-    return trace
 
 
 def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from decimal import Decimal
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -24,7 +24,6 @@ from ddp_prof.ingest.enrich import (
     UNNAMED_KERNEL,
     UNNAMED_RANGE,
     add_launch_shapes,
-    enrich,
     name_ranks,
     refuse_impossible_times,
     report_unresolved_names,
@@ -81,6 +80,7 @@ def load_kineto_json(
         reason = "a Chrome trace without the categories that tell kernels from ranges, as JAX writes it"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
     launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
+    call_ns, call_end_ns = _times(launches)
     operations = _events_of_categories(by_category, _OPERATIONS)
     ranges = by_category[_RANGE] or [event for event in by_category["operator"] if "::" not in str(event.name)]
     names = NameTable()
@@ -94,21 +94,24 @@ def load_kineto_json(
         _activities(_events_of_categories(by_category, _COPY), names, Kind.COPY),
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
+    processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
+    # ``distributedInfo`` describes only one of several ranks.
+    may_hold_several_ranks = processes > 1 or (not processes and len(distinct(activities.device)) > 1)
+    if processes > 1:
+        taken = f"{processes} processes launched what is in this file, and are taken for one"
+        doubt = "which rank each device is of is not known; give the file of each rank"
+        warnings = (f"{taken}: steps and phases may be wrong, and {doubt}",)
     trace = Trace(
         path=path,
         source="kineto",
         producer=None,
         activities=activities,
         spans=spans,
-        calls=_calls(launches),
-        call_details=CallDetails(_times(launches)[1], _intern_names(launches, names, UNNAMED_CALL))
-        if with_launches
-        else None,
+        calls=Calls(call_ns, np.full(len(launches), PROCESS, np.int64), _thread_ids(launches), _correlations(launches)),
+        call_details=CallDetails(call_end_ns, _intern_names(launches, names, UNNAMED_CALL)) if with_launches else None,
         threads=_thread_names(document.traceEvents, operations, ranges),
         overhead=Overhead(*_times(by_category["overhead"])),
-        ranks={PROCESS: rank}
-        if _is_count(rank, MOST_RANKS) and not _may_hold_several_ranks(launches, activities)
-        else {},
+        ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
         operators=_operators(operations) if not len(activities) else empty(Operators),
         sync_source=sync_source,
@@ -118,30 +121,15 @@ def load_kineto_json(
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
         manifest=load_manifest(manifest_path(path)),
-        warnings=tuple(_warn_several_processes(launches)),
+        warnings=warnings,
         gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
-    steps = [refuse_impossible_times, report_unresolved_names, name_ranks, name_operations]
-    if with_launches or with_shapes:
-        kernels = by_category[_KERNEL]
-        registers = _parse_integers((event.args or EventArguments()).registers for event in kernels)
-        steps.append(partial(add_launch_shapes, columns=[*_launch_sizes(kernels), registers]))
-    return enrich(trace, steps)
-
-
-def _warn_several_processes(launches: Sequence[Event]) -> Iterator[str]:
-    """Warn of a file that was put together from several."""
-    if len(processes := {str(event.pid) for event in launches}) > 1:
-        yield (
-            f"{len(processes)} processes launched what is in this file, and are taken for one: steps and phases may be "
-            "wrong, and which rank each device is of is not known; give the file of each rank"
-        )
-
-
-def _may_hold_several_ranks(launches: Sequence[Event], activities: Activities) -> bool:
-    """Whether the file may hold several ranks; ``distributedInfo`` then describes only one of them."""
-    processes = {str(event.pid) for event in launches}
-    return len(processes) > 1 or (not processes and len(distinct(activities.device)) > 1)
+    trace = name_operations(name_ranks(report_unresolved_names(refuse_impossible_times(trace))))
+    if not (with_launches or with_shapes):
+        return trace
+    kernels = by_category[_KERNEL]
+    registers = _parse_integers((event.args or EventArguments()).registers for event in kernels)
+    return add_launch_shapes(trace, [*_launch_sizes(kernels), registers])
 
 
 def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
@@ -253,15 +241,6 @@ def _spans(events: Sequence[Event], names: NameTable) -> Spans:
         # Kineto does not tell; ours of collectives end on other threads.
         is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
         is_open=np.zeros(rows, np.int64),
-    )
-
-
-def _calls(events: Sequence[Event]) -> Calls:
-    return Calls(
-        start_ns=_times(events)[0],
-        process=np.full(len(events), PROCESS, np.int64),
-        lane=_thread_ids(events),
-        correlation=_correlations(events),
     )
 
 

@@ -7,8 +7,7 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from ddp_prof.ingest.enrich import (
     UNNAMED_RANGE,
     add_launch_shapes,
     close_open_ranges,
-    enrich,
     name_ranks,
     refuse_impossible_times,
     refuse_shared_process_ids,
@@ -66,6 +64,7 @@ _RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _CALL_DETAILS = ("end", "nameId")
 _MOST_LETTERS = 100
+_SESSION = "TARGET_INFO_SESSION_START_TIME"
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
@@ -117,24 +116,36 @@ def _load(
     names = NameTable()
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
-    has_payloads = 1 in ranges["hasPayload"]
     columns = activity_columns.result()
     refuse_shared_process_ids(file.path, columns["globalPid"])
     activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
     calls = call_columns.result()
-    call_details = _call_details(calls, strings, names) if with_launches else None
+    tid = calls["globalTid"]
+    call_details = None
+    if with_launches:
+        name_id = names.fill_unknown(strings.intern(calls["nameId"], names, strip_call_version), UNNAMED_CALL)
+        call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits, sync_source, sync_reason = synchronizations.result()
-    gpu_ids = _gpu_ids(file, activities)
+    gpu_ids, gpus = _gpus(file, activities)
+    overheads = [file.read_integers(table, ("start", "end")) for table in OVERHEADS]
+    overhead_ns, overhead_end_ns = (np.concatenate([one[name] for one in overheads]) for name in ("start", "end"))
+    versions = [_read_value(file, name, "EXPORT_PRODUCT_VERSION") for name in ("META_DATA_EXPORT", "EXPORT_META_DATA")]
+    earliest = None
+    if file.has_columns(_SESSION, "utcEpochNs"):
+        query = f"SELECT min(utcEpochNs) FROM {file.bounded_table(_SESSION)} WHERE {are_integers('utcEpochNs')}"
+        ((earliest,),) = file.rows(query)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
-        producer=_producer(file),
+        producer=next((one for one in versions if one and re.fullmatch(r"[\w.@-]{1,64}", one)), None),
         names=names.as_tuple(),
         activities=select(activities, has_start["activities"]),
         spans=select(spans, has_start["ranges"]),
-        calls=select(_calls(calls), has_start["calls"]),
+        calls=select(
+            Calls(calls["start"], _process_ids(tid), tid & 0xFFFFFF, calls["correlationId"]), has_start["calls"]
+        ),
         synchronizations=waits,
         sync_source=sync_source,
         sync_reason=sync_reason,
@@ -142,26 +153,21 @@ def _load(
         warnings=tuple(warn_missing_starts(file.path, has_start)),
         threads=_thread_names(file, strings),
         ranks={},
-        overhead=_overhead(file),
-        epoch_ns=_session_start(file),
+        overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
+        epoch_ns=None if earliest is None else int(earliest),
         node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
-        gpus=_gpus(file, activities, gpu_ids),
+        gpus=gpus,
         gpu_ids=gpu_ids,
         manifest=manifest,
     )
-    payloads = [partial(add_nccl_metadata, ranges=_nccl_payloads(file, strings))] if has_payloads else []
-    steps: list[Callable[[Trace], Trace]] = [refuse_impossible_times, report_unresolved_names]
-    steps += [
-        close_open_ranges,
-        find_streams_of_records,
-        name_ranks,
-        mark_copy_engine_collectives,
-        *payloads,
-        name_operations,
-    ]
-    if launches:
-        steps.append(partial(add_launch_shapes, columns=launches.result()))
-    return enrich(trace, steps)
+    # Copies become communication before collectives get their metadata. No step changes the rows of activities or
+    # calls, so that the join of activities and launching calls holds for all of them.
+    trace = close_open_ranges(report_unresolved_names(refuse_impossible_times(trace)))
+    trace = mark_copy_engine_collectives(name_ranks(find_streams_of_records(trace)))
+    if 1 in ranges["hasPayload"]:
+        trace = add_nccl_metadata(trace, _nccl_payloads(file, strings))
+    trace = name_operations(trace)
+    return add_launch_shapes(trace, launches.result()) if launches else trace
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -246,16 +252,6 @@ def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
     return columns
 
 
-def _calls(columns: dict[str, Ints]) -> Calls:
-    tid = columns["globalTid"]
-    return Calls(columns["start"], _process_ids(tid), tid & 0xFFFFFF, columns["correlationId"])
-
-
-def _call_details(columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> CallDetails:
-    name_id = strings.intern(columns["nameId"], names, strip_call_version)
-    return CallDetails(np.maximum(columns["start"], columns["end"]), names.fill_unknown(name_id, UNNAMED_CALL))
-
-
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
     columns, texts = (*_RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
@@ -330,20 +326,6 @@ def _unpack_ids(global_id: int) -> tuple[int, int]:
     return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 
-def _overhead(file: SqliteFile) -> Overhead:
-    columns = ("start", "end")
-    tables = [file.read_integers(table, columns) for table in OVERHEADS]
-    start, end = (np.concatenate([table[column] for table in tables]) for column in columns)
-    return Overhead(start, np.maximum(start, end))
-
-
-def _producer(file: SqliteFile) -> str | None:
-    versions = (
-        _read_value(file, table, "EXPORT_PRODUCT_VERSION") for table in ("META_DATA_EXPORT", "EXPORT_META_DATA")
-    )
-    return next((version for version in versions if version and re.fullmatch(r"[\w.@-]{1,64}", version)), None)
-
-
 def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
     """The value of a name in a table of names and values; ``None`` if there is none, or several."""
     if not file.has_columns(table, "name", "value"):
@@ -352,46 +334,26 @@ def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
     return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
 
 
-def _gpu_ids(file: SqliteFile, activities: Activities) -> dict[tuple[int, int], int]:
-    """The machine's number of each GPU, by process and CUDA number: these differ if a process sees only some GPUs."""
+def _gpus(file: SqliteFile, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
+    """The machine's number and the name of each GPU, by process and CUDA number: a process may see only some GPUs."""
+    names: dict[int, str] = {}
+    if file.has_columns("TARGET_INFO_GPU", "id", "name"):
+        names = dict(
+            file.rows(
+                f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) "
+                f"FROM {file.bounded_table('TARGET_INFO_GPU')} WHERE {are_integers('id')} AND name IS NOT NULL"
+            )
+        )
+    used = list(product(distinct(activities.process), distinct(activities.device)))
     if file.has_columns("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
         seen = file.rows(
             f"SELECT pid, cudaId, gpuId FROM {file.bounded_table('TARGET_INFO_CUDA_DEVICE')} "
             f"WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
         )
-        return {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
-    only = _gpu_names(file).keys()
-    return dict.fromkeys(_process_devices(activities), *only) if len(only) == 1 else {}
-
-
-def _gpus(file: SqliteFile, activities: Activities, ids: Mapping[tuple[int, int], int]) -> dict[tuple[int, int], str]:
-    """Names of GPUs by process and CUDA's number."""
-    names = _gpu_names(file)
+        ids = {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
+    else:
+        ids = dict.fromkeys(used, *names) if len(names) == 1 else {}
     if ids:
-        return {key: names[gpu] for key, gpu in ids.items() if gpu in names}
-    return dict.fromkeys(_process_devices(activities), *set(names.values())) if len(set(names.values())) == 1 else {}
-
-
-def _gpu_names(file: SqliteFile) -> dict[int, str]:
-    if not file.has_columns("TARGET_INFO_GPU", "id", "name"):
-        return {}
-    return dict(
-        file.rows(
-            f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) FROM {file.bounded_table('TARGET_INFO_GPU')} "
-            f"WHERE {are_integers('id')} AND name IS NOT NULL"
-        )
-    )
-
-
-def _process_devices(activities: Activities) -> Iterable[tuple[int, int]]:
-    return product(distinct(activities.process), distinct(activities.device))
-
-
-def _session_start(file: SqliteFile) -> int | None:
-    table = "TARGET_INFO_SESSION_START_TIME"
-    if not file.has_columns(table, "utcEpochNs"):
-        return None
-    ((earliest,),) = file.rows(
-        f"SELECT min(utcEpochNs) FROM {file.bounded_table(table)} WHERE {are_integers('utcEpochNs')}"
-    )
-    return None if earliest is None else int(earliest)
+        return ids, {key: names[gpu] for key, gpu in ids.items() if gpu in names}
+    kinds = set(names.values())
+    return ids, dict.fromkeys(used, *kinds) if len(kinds) == 1 else {}

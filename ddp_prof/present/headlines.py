@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.collectives.exposed_time import (
     BLOCKING_CALL,
@@ -16,16 +17,18 @@ from ddp_prof.analyze.collectives.exposed_time import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
-from ddp_prof.analyze.collectives.results import Collective, RunBlocking
-from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION
-from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, size
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.results import Collective, RunBlocking
+    from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+    from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05

@@ -66,15 +66,17 @@ input count from the launch. Where it is known they count from it: that a gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, distinct, take_or_unknown
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
 
 TAIL, OUTSIDE, UNKNOWN_WHEN = "tail", "outside", "unknown"
 WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from functools import cached_property
-from typing import Any
+from functools import cache, cached_property, partial
 
 import numpy as np
 
@@ -66,17 +65,6 @@ from ddp_prof.trace import (
 )
 
 
-class TraceDependencies:
-    """The recorded dependencies of a trace, found once for all its ranks."""
-
-    def __init__(self, trace: Trace) -> None:
-        self._trace = trace
-
-    @cached_property
-    def found(self) -> Dependencies:
-        return find_dependencies(self._trace)
-
-
 @dataclass(frozen=True)
 class RankEvents(Brief):
     """One rank: a process and, on GPUs, one of its devices.
@@ -110,7 +98,7 @@ class RankEvents(Brief):
     step_notes: tuple[str, ...]
     other_gradient_threads: frozenset[int] = frozenset()
     assumed_ahead: bool | None = None
-    dependencies: TraceDependencies = None  # type: ignore[assignment]  # never None once the rank is made
+    dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None
 
     @property
@@ -170,9 +158,7 @@ class RankEvents(Brief):
             if not waits and np.any(self.events.category == Category.COMMUNICATION):
                 return unknown_blocking(self.events, len(self.steps), "the trace does not tell when the host waits")
             return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
-        return device_blocking(
-            self.trace, self.dependencies.found, self.host_calls, self.is_mine, self.events, self.steps
-        )
+        return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
 
     @property
     def hides_waits(self) -> bool:
@@ -185,8 +171,8 @@ class RankEvents(Brief):
 
     @cached_property
     def host_calls(self) -> HostCalls:
-        in_order = self.dependencies.found.in_order
-        return HostCalls(self.trace, self.dependencies.found, in_order[self.is_mine[in_order]])
+        in_order = self.dependencies().in_order
+        return HostCalls(self.trace, self.dependencies(), in_order[self.is_mine[in_order]])
 
     @cached_property
     def is_backward(self) -> Mask:
@@ -198,11 +184,8 @@ class RankEvents(Brief):
         """Which events are collectives, each counted once: what only prepares another one is a part of that."""
         rows: Mask = self.events.category == Category.COMMUNICATION
         parts = [row for row, name in enumerate(self.trace.names) if NOTIFY in name and operation_of(name) == NOTIFY]
-        return (
-            rows & ~np.isin(take_or_unknown(self.trace.activities.name_id, self.events.activity), parts)
-            if parts
-            else rows
-        )
+        is_part = np.isin(take_or_unknown(self.trace.activities.name_id, self.events.activity), parts)
+        return rows & ~is_part if parts else rows
 
     @cached_property
     def gradient_threads(self) -> frozenset[int]:
@@ -283,15 +266,11 @@ class CaptureFacts:
     gradient_threads: Mapping[tuple[int, int | None], frozenset[int]] = field(default_factory=dict)
 
     def __or__(self, other: CaptureFacts) -> CaptureFacts:
-        return CaptureFacts(
-            *(_merge_threads(getattr(self, item.name), getattr(other, item.name)) for item in fields(self))
-        )
-
-
-def _merge_threads(
-    one: Mapping[Any, frozenset[int]], other: Mapping[Any, frozenset[int]]
-) -> Mapping[Any, frozenset[int]]:
-    return {key: one.get(key, frozenset()) | other.get(key, frozenset()) for key in (*one, *other)}
+        found = []
+        for item in fields(self):
+            own, others = getattr(self, item.name), getattr(other, item.name)
+            found.append({key: own.get(key, frozenset()) | others.get(key, frozenset()) for key in (*own, *others)})
+        return CaptureFacts(*found)
 
 
 def collect_capture_facts(trace: Trace) -> CaptureFacts:
@@ -322,7 +301,7 @@ def find_rank_events(
     known = known or collect_capture_facts(trace)
     on_devices = set(known.devices)
     found: list[RankEvents] = []
-    dependencies = TraceDependencies(trace)
+    dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
     for process in sorted({*trace.processes, *on_devices}):
         builder = _Builder(trace, process, patterns, known, dependencies)
         if process in on_devices:
@@ -344,7 +323,12 @@ class _Builder:
     """Makes the ranks of one process."""
 
     def __init__(
-        self, trace: Trace, process: int, patterns: RangePatterns, known: CaptureFacts, dependencies: TraceDependencies
+        self,
+        trace: Trace,
+        process: int,
+        patterns: RangePatterns,
+        known: CaptureFacts,
+        dependencies: Callable[[], Dependencies],
     ) -> None:
         self.trace, self.process, self.known = trace, process, known
         self.steps, self.step_notes = find_steps(trace, process, patterns.step)
@@ -377,9 +361,7 @@ class _Builder:
         result = []
         for device in sorted(self.known.devices[self.process]):
             own = select(events, device_of == device)
-            if not np.any(own.category == Category.COMMUNICATION) and not self._declared_backends().intersection(
-                {"nccl"}
-            ):
+            if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared_backends():
                 # gloo with CUDA tensors: the host communicates
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
             result.append(self._rank(device, own, backward))

@@ -149,8 +149,8 @@ def measure_chains(rank: RankEvents) -> RankChains:
     last = np.full(len(rank.steps), UNKNOWN, np.int64)
     last[events.step[trains]] = events.activity[trains]
     ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
-    work = find_work(trace, rank.dependencies.found, rank.host_calls, main_thread)
-    dependencies, of_step = rank.dependencies.found, step_of_training[work.activity]
+    work = find_work(trace, rank.dependencies(), rank.host_calls, main_thread)
+    dependencies, of_step = rank.dependencies(), step_of_training[work.activity]
     rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
     lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
     step_of_last = np.full(len(work), UNKNOWN, np.int64)

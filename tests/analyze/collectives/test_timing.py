@@ -199,7 +199,7 @@ def test_within_a_graph_nothing_tells_when_gradients_are_ready() -> None:
 def test_what_feeds_a_collective_is_told_as_the_recorded_waits_tell_it(shared_traces: Path) -> None:
     """Of each of the 472 all-reduces of a real capture: the end of the last operation that its stream waited for."""
     (rank,) = find_rank_events(load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"))
-    activities, edges = rank.trace.activities, rank.dependencies.found.edges
+    activities, edges = rank.trace.activities, rank.dependencies().edges
     recorded: dict[tuple[int, int], int] = {}
     for producer, consumer in zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True):
         key = int(activities.start_ns[consumer]), int(activities.end_ns[consumer])
