@@ -1,15 +1,22 @@
-"""All-reduces measured alone, ``python -m ddp_prof.benchmark.allreduce``: what one costs by its size."""
+"""All-reduces measured alone, ``python -m ddp_prof.benchmark.allreduce``: what one costs by its size.
+
+Calls of all sizes are interleaved in rounds, so that drift affects all sizes alike. Before each call the ranks meet in
+a barrier. The time of a call is the shortest over the ranks, since the rank that enters last does not wait for others,
+or, if asked for, the longest, which holds what the barrier left of the others' delays.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,23 +24,25 @@ from ddp_prof.analyze.core.attribution import ALL_REDUCE, bus_factor
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, Unknown, fit_link
 from ddp_prof.benchmark.measure import probe_machine
-from ddp_prof.errors import WorkloadError
+from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.json_documents import SCHEMA
 from ddp_prof.present.table import TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
+from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import at_least
-from ddp_prof.train.launch import launch, run_program
+from ddp_prof.train.launch import die_with_launcher, launch, leave_failure, run_program
 from ddp_prof.variants import BYTES_PER_MB
+
+if TYPE_CHECKING:
+    import torch
 
 FLOAT32_BYTES = 4
 SIZES_MB = (0.001, 0.01, 0.1, 1.0, 10.0, 100.0)
 """From messages whose time is all overhead to messages whose time is all transfer: the fit needs both ends."""
-ASKED = ("backend", "device", "calls", "warmup", "over_ranks")
-"""What the ranks are told as it is."""
-SHOWN = ("bytes", "calls", "median_ns", "low_ns", "high_ns")
-"""What the JSON document says of a size as it is."""
+RANK = "--rank"
+"""What a started rank is called with, before what it is to do."""
 HOW_TO_READ = (
     "latency: median over calls, each after a barrier, of the {} time of a call over the ranks (nccl-tests: the mean "
     "of calls one behind the other, averaged over the ranks); low, high: 95 % interval of the median within this "
@@ -42,7 +51,10 @@ HOW_TO_READ = (
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    arguments = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    if words[:1] == [RANK]:
+        return run_rank(json.loads(words[1]))
+    arguments = make_parser().parse_args(words)
     return run_program("ddp_prof.benchmark.allreduce", lambda: _benchmark(arguments))
 
 
@@ -97,12 +109,11 @@ def _benchmark(arguments: argparse.Namespace) -> None:
 
 
 def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Start the ranks and return the times that they measured."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         output = Path(directory, "times.json")
-        asked = {name: getattr(arguments, name) for name in ASKED}
+        asked = {name: getattr(arguments, name) for name in ("backend", "device", "calls", "warmup", "over_ranks")}
         asked |= {"bytes": message_bytes(arguments.sizes_mb), "output": str(output)}
-        command = ["-m", "ddp_prof.benchmark.allreduce_ranks", json.dumps(asked)]
+        command = ["-m", "ddp_prof.benchmark.allreduce", RANK, json.dumps(asked)]
         launch(world, command, log=Path(directory, "log"), forked=True)
         if not output.is_file():
             raise WorkloadError("the ranks ended without an error, but left no times")
@@ -110,6 +121,63 @@ def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
     if answer["ranks_per_gpu"] > 1:
         raise WorkloadError(f"{world} ranks share a GPU, so their times are not representative: use --device cpu")
     return answer
+
+
+def run_rank(asked: dict[str, Any]) -> int:
+    """On one rank: measure what is asked for; rank 0 writes the times of each size."""
+    die_with_launcher()
+    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+
+    place = find_place(os.environ)
+    config = RunConfig(variant="naive", device=asked["device"], backend=asked["backend"])
+    try:
+        device, backend = choose_device(config, place)
+        with process_group(place, device, backend, config.timeout):
+            times = time_calls(asked["bytes"], asked["calls"], asked["warmup"], device, asked["over_ranks"])
+        if place.rank == 0:
+            sharing = count_ranks_per_gpu(config, place, device)
+            answer = {"device": device.type, "backend": backend, "ranks_per_gpu": sharing, "times_ns": times}
+            Path(asked["output"]).write_text(json.dumps(answer), encoding="utf-8")
+    except (DdpProfError, RuntimeError) as error:
+        leave_failure(place.rank, error if isinstance(error, DdpProfError) else WorkloadError(str(error).strip()))
+        return 1
+    return 0
+
+
+def time_calls(
+    sizes: Sequence[int], calls: int, warmup: int, device: torch.device, over_ranks: str
+) -> dict[int, list[int]]:
+    """By size of a message, the nanoseconds of each call: the shortest or longest over the ranks."""
+    import torch
+    import torch.distributed as dist
+
+    # The same random numbers on all ranks: zeros may be quicker to move, and to add up.
+    generator = torch.Generator(device).manual_seed(0)
+    source = torch.rand(max(sizes) // FLOAT32_BYTES, generator=generator, dtype=torch.float32, device=device)
+    buffer = source.clone()
+    dist.all_reduce(buffer)
+    if not torch.allclose(buffer, source * dist.get_world_size()):
+        raise WorkloadError("the all-reduce gave a wrong sum")
+
+    def settle() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    def time_call(size: int) -> int:
+        """Nanoseconds of the host's clock from the call to the finished sum."""
+        message = buffer[: size // FLOAT32_BYTES]
+        message.copy_(source[: len(message)])  # sums of sums would leave the range of numbers
+        dist.barrier()
+        settle()
+        start_ns = time.perf_counter_ns()
+        dist.all_reduce(message)
+        settle()
+        return time.perf_counter_ns() - start_ns
+
+    rounds = [[time_call(size) for size in sizes] for _ in range(warmup + calls)]
+    own = torch.tensor(rounds[warmup:], device=device)
+    dist.all_reduce(own, dist.ReduceOp.MIN if over_ranks == "min" else dist.ReduceOp.MAX)
+    return dict(zip(sizes, own.T.tolist(), strict=True))
 
 
 def summarize_times(message: int, times_ns: Sequence[int]) -> MessageCost:
@@ -131,7 +199,17 @@ def timings_view(
         "schema": SCHEMA,
         "world_size": world,
         "over_ranks": over_ranks,
-        "messages": [{**{key: getattr(row, key) for key in SHOWN}, **_bandwidths(row, world)} for row in rows],
+        "messages": [
+            {
+                "bytes": row.bytes,
+                "calls": row.calls,
+                "median_ns": row.median_ns,
+                "low_ns": row.low_ns,
+                "high_ns": row.high_ns,
+                **_bandwidths(row, world),
+            }
+            for row in rows
+        ],
         "link": model and asdict(model.link),
         "best_bucket_bytes": model and model.best_bytes,
         "warnings": notes,
@@ -140,7 +218,6 @@ def timings_view(
 
 
 def _row(row: MessageCost, world: int, link: LinkModel | Unknown) -> Row:
-    rates = _bandwidths(row, world).items()
     return {
         "ranks": world,
         "size": size(row.bytes),
@@ -150,7 +227,7 @@ def _row(row: MessageCost, world: int, link: LinkModel | Unknown) -> Row:
         "low_ms": ms(row.low_ns),
         "high_ms": ms(row.high_ns),
         "fitted_ms": None if isinstance(link, Unknown) else ms(link.time_ns(row.bytes)),
-        **{f"{name.removesuffix('_bytes_per_s')}_GB/s": rate / 1e9 for name, rate in rates},
+        **{f"{name.removesuffix('_bytes_per_s')}_GB/s": rate / 1e9 for name, rate in _bandwidths(row, world).items()},
     }
 
 

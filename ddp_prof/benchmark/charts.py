@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.findings import BucketModel, TestbedResults, Unknown, bucket_sizes, contradicts_model
+from ddp_prof.benchmark.findings import BucketModel, TestbedResults, Unknown, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
@@ -111,9 +111,8 @@ def draw_buckets(results: TestbedResults) -> go.Figure:
                 "hovertemplate": "%{customdata:g} MiB: %{y:.2f} ms<extra></extra>",
             }
         )  # fmt: skip
-        others = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
-        others = [one for one in others if one.setting.swept_mb is None]
-        if others:
+        same_work = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
+        if others := [one for one in same_work if one.setting.swept_mb is None]:
             best = min(others, key=lambda one: value_ms(one.step_ns) or math.inf)
             traces.append(
                 {
@@ -156,7 +155,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
             }
         )  # fmt: skip
     best = size(round(model.best_bytes))
-    verdict = "The measured steps contradict it" if contradicts_model(results.observations) else ""
+    verdict = "The measured steps contradict it" if results.contradicts_model else ""
     return _figure(
         results, f"By the model of bucketing, {best} leaves the least communication", traces, verdict,
         xaxis=_size_axis(results),

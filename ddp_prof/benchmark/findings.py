@@ -46,11 +46,9 @@ class Unknown:
 
 @dataclass(frozen=True, slots=True)
 class MessageCost:
-    """All-reduces of one size.
+    """All-reduces of one size: the median over runs of each run's median, of a single run over its calls.
 
-    Attributes:
-        median_ns: Median over runs of each run's median; of a single run, over its calls.
-        low_ns: Lower end of its 95 % interval, ``high_ns`` the upper one; ``None`` for fewer than three values.
+    ``low_ns`` to ``high_ns`` is its 95 % interval; ``None`` for fewer than three values.
     """
 
     bytes: int
@@ -63,12 +61,9 @@ class MessageCost:
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``.
+    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``, fitted to so many sizes; the bandwidth is in GB/s.
 
-    Attributes:
-        bytes_per_ns: Bandwidth; the same number in GB/s.
-        sizes: Number of message sizes that it was fitted to.
-        relative_error: Median over them of how far the model is off, as a share of the measured time.
+    ``relative_error`` is the median over the sizes of how far the model is off, as a share of the measured time.
     """
 
     overhead_ns: float
@@ -89,7 +84,7 @@ class BucketModel:
 
     @property
     def best_bytes(self) -> float:
-        """The bucket size b* of the least overhead; all gradients at most."""
+        """The bucket size b*; all gradients at most."""
         best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
         return min(best, float(self.gradient_bytes))
 
@@ -100,20 +95,19 @@ class BucketModel:
 
 
 def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
-    """The cost of messages in the runs of each testbed, by ascending size."""
-    runs = {run.id: run for run in results.runs if run.status == OK}
-    found: dict[Testbed, dict[int, list[StoredMessages]]] = {}
+    """The costs in the runs of each testbed, by ascending size."""
+    testbeds = {run.id: Testbed.from_run(run) for run in results.runs if run.status == OK}
+    found: dict[tuple[Testbed, int], list[StoredMessages]] = {}
     for message in results.messages:
-        if (run := runs.get(message.run)) and message.bytes > 0 and message.median_ns > 0:
-            found.setdefault(Testbed.from_run(run), {}).setdefault(message.bytes, []).append(message)
+        if message.run in testbeds and message.bytes > 0 and message.median_ns > 0:
+            found.setdefault((testbeds[message.run], message.bytes), []).append(message)
     costs: dict[Testbed, list[MessageCost]] = {}
-    for testbed, sizes in found.items():
-        for number, messages in sorted(sizes.items()):
-            medians = [message.median_ns for message in messages]
-            low, high = bootstrap_interval(medians) or (None, None)
-            calls = sum(message.calls for message in messages)
-            cost = MessageCost(number, calls, float(np.median(medians)), low, high, len(medians))
-            costs.setdefault(testbed, []).append(cost)
+    for (testbed, number), messages in sorted(found.items(), key=lambda item: item[0][1]):
+        medians = [message.median_ns for message in messages]
+        low, high = bootstrap_interval(medians) or (None, None)
+        calls = sum(message.calls for message in messages)
+        cost = MessageCost(number, calls, float(np.median(medians)), low, high, len(medians))
+        costs.setdefault(testbed, []).append(cost)
     return costs
 
 
@@ -164,12 +158,10 @@ NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overl
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An effect found in the timings of one testbed.
+    """An effect found in the timings of one testbed, a share from 0 to 1 with its interval.
 
     Attributes:
-        value: The effect, a share from 0 to 1.
-        low: Lower end of its interval; ``None`` for too few pairs. ``high`` likewise.
-        pairs: Pairs of figures that it is the median of.
+        low: ``None``, as ``high``, for too few pairs.
         text: The sentence; ``None`` where the interval does not support one.
     """
 
@@ -184,7 +176,7 @@ class Observation:
 
 
 def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> tuple[Observation, ...]:
-    """All observations of one testbed, in the order of their sentences."""
+    """In the order of their sentences."""
     found = [
         _change(summaries, "step", NAIVE, FLAT),
         _change(summaries, "communication", NAIVE, FLAT),
@@ -200,11 +192,6 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
 def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
     """The bucket sizes measured, in MiB, ascending."""
     return sorted({mb for one in summaries if one.step_ns and (mb := one.setting.swept_mb) is not None})
-
-
-def contradicts_model(observations: Sequence[Observation]) -> bool:
-    """Whether the measured steps contradict the bucket size that the model chooses, beyond the spread."""
-    return any(found.name == "model_disagrees" and found.text for found in observations)
 
 
 def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> Iterator[Observation | None]:
@@ -257,14 +244,10 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
 def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
     """What one variant takes off the other's step or communication."""
     old, new = label_of(*before), label_of(*after)
-    what = "step" if name == "step" else "communication (host timer)"
-    savings = _savings(summaries, before, after, f"{name}_ns")
-    new_first = new[:1].upper() + new[1:]
-    return _observe(
-        name, old, new, savings,
-        f"{new_first} takes {{effect}} off the {what} of {old}.",
-        f"{new_first} adds {{effect}} to the {what} of {old}.",
-    )  # fmt: skip
+    subject, what = new[:1].upper() + new[1:], "step" if name == "step" else "communication (host timer)"
+    takes = f"{subject} takes {{effect}} off the {what} of {old}."
+    adds = f"{subject} adds {{effect}} to the {what} of {old}."
+    return _observe(name, old, new, _savings(summaries, before, after, f"{name}_ns"), takes, adds)
 
 
 def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
@@ -297,14 +280,21 @@ def _observe(
 
 @dataclass(frozen=True, slots=True)
 class TestbedResults:
-    """The results of one testbed."""
-
     testbed: Testbed
     environment: Environment | None
     summaries: tuple[SettingSummary, ...]
     messages: Sequence[MessageCost]
     model: BucketModel | Unknown
     observations: tuple[Observation, ...]
+
+    @property
+    def contradicts_model(self) -> bool:
+        """Whether the measured steps contradict the bucket size that the model chooses, beyond the spread."""
+        return any(found.name == "model_disagrees" and found.text for found in self.observations)
+
+    @property
+    def sentences(self) -> list[str]:
+        return [found.text for found in self.observations if found.text]
 
     @property
     def title(self) -> str:
@@ -322,7 +312,6 @@ class TestbedResults:
 
 
 def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> list[TestbedResults]:
-    """The results of each testbed, of the summaries that were asked for."""
     messages = message_costs(results)
     own: dict[Testbed, list[SettingSummary]] = {}
     for summary in summaries:

@@ -1,7 +1,4 @@
-"""One run of the study: its id, the machine, how it is measured or captured, and its rows of the database.
-
-The machine and its versions are found by a process of its own, so that the sweep itself needs no torch.
-"""
+"""One run of the study: its id, the machine, how it is measured or captured, and its rows of the database."""
 
 from __future__ import annotations
 
@@ -21,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, StoredMessages, StoredRun, StoredStep
 from ddp_prof.capture.variant import capture as capture_variant
 from ddp_prof.capture.variant import digest_code
@@ -34,8 +32,6 @@ from ddp_prof.variants import VARIANTS
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One run to be made."""
-
     config: RunConfig
     repeat: int
 
@@ -59,17 +55,9 @@ def digest(value: Any) -> str:  # whatever JSON can hold
     return sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
 
 
-VERSIONS = ("python", "torch", "cuda", "nccl", "ddp_prof")
-
-
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the sweep runs.
-
-    Attributes:
-        gpus: How many torch can use.
-        code: Digest of the code that is measured: the variants, the workload, the names of ranges.
-    """
+    """Where the sweep runs: ``gpus`` that torch can use, ``code`` a digest of the code that is measured."""
 
     environment: Environment
     gpus: int
@@ -78,14 +66,15 @@ class Machine:
 
 
 def probe_machine() -> Machine:
-    """Ask a process that imports torch; raises WorkloadError where it cannot."""
+    """Ask a process that imports torch, so that this one need not; raises WorkloadError where it cannot."""
     command = [sys.executable, "-m", __name__]
     done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
         raise WorkloadError(f"torch does not work in {sys.prefix}: {reason}: run scripts/env.sh train")
     found = json.loads(done.stdout.splitlines()[-1])
-    known = found["machine"] | {name: found["versions"].get(name) for name in VERSIONS}
+    versions = {name: found["versions"].get(name) for name in ("python", "torch", "cuda", "nccl", "ddp_prof")}
+    known = found["machine"] | versions
     return Machine(Environment(id=digest(known), **known), found["gpus"], found["git_commit"], digest_code())
 
 
@@ -103,12 +92,6 @@ def _print_machine() -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
 
 
-MEASURED = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
-"""What a run that failed does not tell."""
-FIGURES = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns")
-"""What a capture tells of a step; in the database ``trace_comm_ns`` and so on."""
-
-
 def measure(config: RunConfig) -> Manifest | WorkloadError:
     """Make a run; returns its ``run.json``, or why it could not run."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
@@ -123,12 +106,13 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
 
 
 def rows_of(
-    job: Job, machine: Machine, outcome: Manifest | WorkloadError, definitions: int
+    job: Job, machine: Machine, outcome: Manifest | WorkloadError
 ) -> tuple[StoredRun, list[StoredStep], list[StoredMessages]]:
     """The rows of a run that ended, well or not."""
     config, size = job.config, MODEL_SIZES[job.config.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
-    reported: dict[str, Any] = {name: getattr(manifest, name, None) for name in MEASURED}
+    measured = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
+    reported: dict[str, Any] = {name: getattr(manifest, name, None) for name in measured}
     run = StoredRun(
         **config.row_fields(),
         id=job.run_id(machine.environment.id),
@@ -147,7 +131,7 @@ def rows_of(
         git_commit=machine.git_commit,
         command=" ".join(("python -m ddp_prof.train", *config.argv())),
         code=machine.code,
-        definitions=definitions,
+        definitions=DEFINITIONS,
     )
     steps = [StoredStep(run=run.id, **asdict(times)) for times in manifest.host_times] if manifest else []
     messages = [StoredMessages(run=run.id, **asdict(times)) for times in manifest.messages] if manifest else []
@@ -155,10 +139,7 @@ def rows_of(
 
 
 def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:
-    """Capture a run into a folder; the first file of the capture and its figures, of :func:`read_figures`.
-
-    A capture that is there, of the same code, is only read.
-    """
+    """Capture a run, or only read the capture of the same code that is there; its first file and its figures."""
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(config, synchronized_steps=0)  # no capture shows them
     environment = {
@@ -190,8 +171,11 @@ def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
         steps = [step for file in files for rank in measure_overlap(load_trace(file)).ranks for step in rank.steps]
     except TraceError as error:
         raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
-    values = {name: [value for step in steps if (value := getattr(step, name)) is not None] for name in FIGURES}
-    return {f"trace_{name}": round(statistics.median(own)) if own else None for name, own in values.items()}
+    found = {}
+    for name in ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns"):
+        known = [value for step in steps if (value := getattr(step, name)) is not None]
+        found[f"trace_{name}"] = round(statistics.median(known)) if known else None
+    return found
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,12 +10,7 @@ from typing import Any
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.benchmark.charts import draw_figures
-from ddp_prof.benchmark.findings import (
-    BucketModel,
-    TestbedResults,
-    Unknown,
-    contradicts_model,
-)
+from ddp_prof.benchmark.findings import BucketModel, TestbedResults, Unknown
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.static_images import Pictures
@@ -28,6 +22,7 @@ from ddp_prof.present.table import TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.variants import BYTES_PER_MB
 
+REPORT = "results.md"
 HOW_TO_READ = (
     "step and comm: medians over runs of the median over steps, by rank 0's host timer; comm: from the end of backward "
     "to the last gradient, without synchronizing the device first; synchronized comm: with synchronizing; speedup: "
@@ -55,18 +50,13 @@ KEPT_APART = (
 
 
 def results_views(testbeds: Sequence[TestbedResults]) -> list[TableView]:
-    """The tables to read, one testbed after the other."""
     views = []
     for results in testbeds:
-        rows: list[Row] = [{"observation": text} for text in sentences(results)]
+        rows: list[Row] = [{"observation": text} for text in results.sentences]
         views += [settings_view(results), TableView("", rows, [SENTENCES if rows else NOTHING], {})]
     if len(testbeds) > 1:
         views.append(TableView("", [], [KEPT_APART.format(len(testbeds))], {}))
     return views
-
-
-def sentences(results: TestbedResults) -> list[str]:
-    return [found.text for found in results.observations if found.text]
 
 
 def settings_view(results: TestbedResults) -> TableView:
@@ -98,15 +88,13 @@ def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_t
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
     """What the model leaves of communication after backward, by the mean bucket as it was."""
-    if summary.setting.swept_mb is None or summary.status != OK:
+    mb, collectives = summary.setting.swept_mb, summary.first.collectives
+    if mb is None or summary.status != OK:
         return None
-    if summary.first.collectives:
-        return model.overhead_ns(model.gradient_bytes / summary.first.collectives)
-    return model.overhead_ns(summary.setting.swept_mb * BYTES_PER_MB)
+    return model.overhead_ns(model.gradient_bytes / collectives if collectives else mb * BYTES_PER_MB)
 
 
 def testbed_notes(results: TestbedResults) -> list[str]:
-    """How to read the figures, what restricts them, and what an all-reduce costs."""
     caveats = dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)
     steps = [step for summary in results.summaries if (step := summary.step_ns)]
     notes = [HOW_TO_READ]
@@ -114,27 +102,20 @@ def testbed_notes(results: TestbedResults) -> list[str]:
         notes.append(SPREAD if any(step.half_width is not None for step in steps) else NO_SPREAD)
     if len({code for summary in results.summaries for code in summary.codes}) > 1:
         notes.append(OTHER_CODE)
-    model = [] if isinstance(results.model, Unknown) else [PREDICTED]
-    return [*notes, *caveats, *_reasons(results.summaries), *model, link_note(results)]
-
-
-def _reasons(summaries: Sequence[SettingSummary]) -> list[str]:
-    """Each reason why runs are missing, with the first setting that it stopped."""
-    stopped: dict[str, list[Setting]] = {}
-    for summary in summaries:
+    notes += caveats
+    stopped: dict[str, list[Setting]] = {}  # by the reason why runs are missing
+    for summary in results.summaries:
         if summary.reason:
             stopped.setdefault(summary.reason, []).append(summary.setting)
-    return [
-        f"{first.label}, batch {first.local_batch_size} x {first.seq_len}"
-        f"{f', and {len(others)} more' if others else ''}: {reason}"
-        for reason, (first, *others) in stopped.items()
-    ]
+    for reason, (first, *others) in stopped.items():
+        more = f", and {len(others)} more" if others else ""
+        notes.append(f"{first.label}, batch {first.local_batch_size} x {first.seq_len}{more}: {reason}")
+    if isinstance(results.model, Unknown):
+        return [*notes, f"no model of bucketing: {results.model.reason}"]
+    return [*notes, PREDICTED, _link_note(results.model, contradicted=results.contradicts_model)]
 
 
-def link_note(results: TestbedResults) -> str:
-    model = results.model
-    if isinstance(model, Unknown):
-        return f"no model of bucketing: {model.reason}"
+def _link_note(model: BucketModel, *, contradicted: bool) -> str:
     link = model.link
     return (
         f"an all-reduce takes {milliseconds(round(link.overhead_ns))} per call plus its bytes at "
@@ -142,7 +123,7 @@ def link_note(results: TestbedResults) -> str:
         f"{percent(link.relative_error)}); the model of bucketing, b* = sqrt(s o w), gives a best bucket size of "
         f"{size(round(model.best_bytes))}, which leaves "
         f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"
-        f"{'; the measured steps contradict it' if contradicts_model(results.observations) else ''}"
+        f"{'; the measured steps contradict it' if contradicted else ''}"
     )
 
 
@@ -202,9 +183,6 @@ def _trace_ms(summary: SettingSummary, part: str) -> float | None:
     return ms(getattr(summary.trace, f"{part}_ns")) if summary.trace else None
 
 
-REPORT = "results.md"
-
-
 def results_document(database: Path, testbeds: Sequence[TestbedResults]) -> dict[str, Any]:
     """The JSON document, times in nanoseconds: keys may be added, never renamed."""
     return {
@@ -248,7 +226,7 @@ def results_markdown(testbeds: Sequence[TestbedResults], pictures: Sequence[dict
         settings = settings_view(results)
         parts += [f"## {markdown_text(settings.title)}\n", markdown(settings.rows), _list(settings.notes)]
         parts += [f"![{title}]({name}.png)\n" for name, title in (pictures[index] if pictures else {}).items()]
-        found = sentences(results)
+        found = results.sentences
         parts += ["### What these numbers show\n", _list([*found, SENTENCES] if found else [NOTHING])]
     return "\n".join(parts)
 
@@ -262,7 +240,8 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
     write_shared_plotly(folder)
     shown = []
     with Pictures() as drawing:
-        for prefix, results in zip(_prefixes(testbeds), testbeds, strict=True):
+        for number, results in enumerate(testbeds, 1):
+            prefix = f"{number}-{results.testbed.file_name}-" if len(testbeds) > 1 else ""
             titles = {}
             for name, (title, figure) in draw_figures(results).items():
                 titles[f"{prefix}{name}"] = title
@@ -273,17 +252,6 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
     with atomic_write(folder / REPORT) as partial:
         partial.write_text(results_markdown(testbeds, () if problems else shown), encoding="utf-8")
     return problems
-
-
-def _prefixes(testbeds: Sequence[TestbedResults]) -> list[str]:
-    """Prefixes that tell the files of several testbeds apart; empty for a single one."""
-    if len(testbeds) == 1:
-        return [""]
-    names = [
-        f"{index}-{own.testbed.model_size}-{own.testbed.world_size}-ranks-{own.testbed.device or 'none'}"
-        for index, own in enumerate(testbeds, 1)
-    ]
-    return [re.sub(r"[^A-Za-z0-9.-]+", "-", name) + "-" for name in names]
 
 
 def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:

@@ -7,6 +7,7 @@ within one :class:`Testbed`, and there within a repeat of the same work, whose r
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -41,8 +42,11 @@ class Testbed:
 
     @classmethod
     def from_run(cls, run: StoredRun) -> Testbed:
-        """That of a run which could report its device."""
         return cls(run.environment, run.model_size, run.world_size, run.device, run.definitions)
+
+    @property
+    def file_name(self) -> str:
+        return re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.model_size}-{self.world_size}-ranks-{self.device or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +74,14 @@ class Setting:
 
     @property
     def order(self) -> tuple[int, int, int, str, float]:
-        """Sorts settings by workload, then by variant, buckets by size."""
         return *self.workload, *variant_order(self.variant, self.bucket_size_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """A measured figure.
+    """The median over runs, in the unit of the field that holds it.
 
     Attributes:
-        value: Median over the runs, in the unit of the field that holds it.
         half_width: Half of its 95 % interval; ``None`` for fewer than three runs.
         medians: Of each run, by its repeat.
     """
@@ -90,7 +92,6 @@ class Estimate:
 
 
 def estimate(medians: Mapping[str, float]) -> Estimate | None:
-    """The figure of runs; ``None`` without any."""
     values = list(medians.values())
     interval = bootstrap_interval(values)
     half_width = interval and (interval[1] - interval[0]) / 2
@@ -123,8 +124,7 @@ class SettingSummary:
     Attributes:
         first: One of the runs, for what all of them share.
         failed_runs: Runs that ran out of memory or failed; ``reason`` says why the first of them did.
-        step_ns: Measured without synchronizing within the step, and so is ``communication_ns``, which lasts from the
-            end of backward until all gradients are there.
+        communication_ns: From the end of backward until all gradients are there, without synchronizing, as ``step_ns``.
         synchronized_ns: Communication where the host waited for the device at each change of phase, as it did for
             forward, backward and optimizer.
         speedup: Step of the naive run of the same work in the same testbed over this one's; the other is that of
@@ -159,7 +159,7 @@ class SettingSummary:
 
 
 def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
-    """Each setting of each testbed: testbeds as first met, settings by workload, variant and bucket size."""
+    """Each setting of each testbed: testbeds as first met; settings by workload, variant and bucket size."""
     environments = {environment.id: environment for environment in results.environments}
     steps: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in results.steps:
@@ -176,9 +176,17 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
         runs.setdefault((testbed, setting), []).append(run)
     testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
     summaries = [_summarize(*key, environments.get(key[0].environment), own, steps) for key, own in runs.items()]
-    summaries.sort(key=lambda summary: (testbeds.index(summary.testbed), *summary.setting.order))
+    summaries.sort(key=lambda one: (testbeds.index(one.testbed), *one.setting.order))
     naive = {(one.testbed, one.setting.workload): one for one in summaries if one.setting.variant == BASELINE}
-    return tuple(_with_speedup(one, naive.get((one.testbed, one.setting.workload))) for one in summaries)
+
+    def speedup(one: SettingSummary, column: str) -> Estimate | None:
+        base = naive.get((one.testbed, one.setting.workload))
+        return ratio(getattr(base, column), getattr(one, column)) if base else None
+
+    return tuple(
+        replace(one, speedup=speedup(one, "step_ns"), communication_speedup=speedup(one, "communication_ns"))
+        for one in summaries
+    )
 
 
 def _summarize(
@@ -188,7 +196,7 @@ def _summarize(
     runs: Sequence[StoredRun],
     steps: Mapping[tuple[str, bool], Sequence[StoredStep]],
 ) -> SettingSummary:
-    """The summary of the runs of one setting; ``steps`` are by run, and by whether they are synchronized."""
+    """``steps`` are by run, and by whether they are synchronized."""
     measured = [run for run in runs if run.status == OK]
     failed = [run for run in runs if run.status != OK]
 
@@ -232,17 +240,6 @@ def _trace_figures(captures: Sequence[StoredRun]) -> TraceFigures | None:
     if exposed is None or overlapped is None:
         return None
     return TraceFigures(len(captures), median("trace_comm_ns"), overlapped, exposed, median("trace_tail_ns"))
-
-
-def _with_speedup(summary: SettingSummary, naive: SettingSummary | None) -> SettingSummary:
-    """The summary with its speed-ups over the naive run of the same work on the same testbed, where there is one."""
-    if naive is None:
-        return summary
-    return replace(
-        summary,
-        speedup=ratio(naive.step_ns, summary.step_ns),
-        communication_speedup=ratio(naive.communication_ns, summary.communication_ns),
-    )
 
 
 def status_text(summary: SettingSummary) -> str:

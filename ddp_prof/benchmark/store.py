@@ -1,8 +1,7 @@
 """The results database: what the study measured; the sweep writes it and ``ddp-prof results`` reads it.
 
 Four tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
-size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not
-measured.
+size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Divisor = Annotated[int, Meta(gt=0)]
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A machine with the versions on it; figures of two environments are not compared without a word."""
+    """A machine with the versions on it."""
 
     id: str
     cpu: str
@@ -59,17 +58,13 @@ class StoredRun:
         id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
         bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
         steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
-        status: ``ok``, ``out_of_memory`` or ``failed``. ``reason`` says why where it is not ``ok``; then there are no
-            measurements.
+        reason: Why ``status`` is not ``ok``; then there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
-        collectives: A step's, of one rank.
-        communicated_bytes: A step's, of one rank: the sum of its messages.
+        collectives: A step's, of one rank, and so are ``communicated_bytes``.
         peak_memory_bytes: Of the rank that needed most: allocated on the GPU, on a CPU resident.
-        trace: File of the capture of the same setting, where one was made; the figures from it are medians of a step
-            over all ranks.
+        trace: File of the capture of the same setting; the figures from it are medians of a step over all ranks.
         code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
-        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze` that the figures follow, likewise; ``None`` of
-            databases from before it was kept.
+        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze`, likewise; ``None`` of databases from before.
     """
 
     id: str
@@ -112,9 +107,8 @@ class StoredRun:
 class StoredStep(HostTimes):
     """What one step took on rank 0, by the host's clock.
 
-    Where the host did not wait for the device at each change of phase, the step is as fast as it is, but communication
-    is only what the host waited for. Where it did, phases are separated, and nothing of one hides under another but
-    what the variant launched earlier.
+    Where the host waited for the device at each change of phase, nothing of one hides under another but what the
+    variant launched earlier. Where it did not, communication is only what the host waited for.
     """
 
     run: str = field(kw_only=True)
@@ -130,8 +124,6 @@ class StoredMessages(MessageTimes):
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """All that a database holds."""
-
     environments: tuple[Environment, ...]
     runs: tuple[StoredRun, ...]
     steps: tuple[StoredStep, ...]
@@ -155,11 +147,7 @@ FOREIGN_KEYS = {
 
 
 def open_database(path: Path) -> Database:
-    """Open a database for writing; makes it, with its folder and tables, where it is not there.
-
-    Raises:
-        TraceError: The file is something else, or cannot be written.
-    """
+    """Open a database for writing, made with its folder and tables where it is not there; may raise TraceError."""
     from sqlite_utils import Database
 
     with _translate_errors(path):
@@ -168,17 +156,17 @@ def open_database(path: Path) -> Database:
         if (tables := database.table_names()) and not TABLES.keys() & {*tables}:
             raise sqlite3.DatabaseError(f"it holds {', '.join(tables[:3])}")
         for name, (row, key) in TABLES.items():
-            columns = _columns(row)
+            types = {column: get_args(hint) or (hint,) for column, hint in get_type_hints(row).items()}
             table = database.table(name)
             table.create(
-                {column: base for column, (base, _) in columns.items()},
+                {column: options[0] for column, options in types.items()},
                 pk=key if len(key) > 1 else key[0],
-                not_null={column for column, (_, is_null) in columns.items() if not is_null},
+                not_null={column for column, options in types.items() if type(None) not in options},
                 foreign_keys=FOREIGN_KEYS.get(name, []),
                 if_not_exists=True,
             )
-            for added in columns.keys() - {column.name for column in table.columns}:  # since an earlier version
-                table.add_column(added, columns[added][0])
+            for added in types.keys() - {column.name for column in table.columns}:  # since an earlier version
+                table.add_column(added, types[added][0])
     return database
 
 
@@ -191,10 +179,9 @@ def write_run(
 ) -> None:
     """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes.
 
-    Raises:
-        TraceError: The file cannot be written: somebody else does, or the disk is full.
+    Raises TraceError where another program writes the file, or the disk is full.
     """
-    with _translate_errors(_path_of(database)), database.atomic():
+    with _writing(database):
         for name in ("measurements", "messages"):
             database.table(name).delete_where("run = ?", [run.id])
         _upsert(database, environments=[environment], runs=[run], measurements=steps, messages=messages)
@@ -202,16 +189,19 @@ def write_run(
 
 def update_run(database: Database, run: StoredRun) -> None:
     """Replace what is known of a run beside its measurements; raises as :func:`write_run`."""
-    with _translate_errors(_path_of(database)), database.atomic():
+    with _writing(database):
         _upsert(database, runs=[run])
 
 
-def load_results(path: Path) -> Results:
-    """Read a database, which stays as it is.
+@contextmanager
+def _writing(database: Database) -> Iterator[None]:
+    files = {name: file for _, name, file in database.execute("pragma database_list").fetchall()}
+    with _translate_errors(Path(files["main"])), database.atomic():
+        yield
 
-    Raises:
-        TraceError: It is not there, something else, or cannot be read.
-    """
+
+def load_results(path: Path) -> Results:
+    """Read a database, which stays as it is; raises TraceError where it is not there, or something else."""
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     # sqlite-utils would load pandas, which takes longer than all of the reading
@@ -244,15 +234,10 @@ def _upsert(database: Database, **rows: Sequence[Any]) -> None:
         )
 
 
-def _path_of(database: Database) -> Path:
-    files = {name: file for _, name, file in database.execute("pragma database_list").fetchall()}
-    return Path(files["main"])
-
-
 def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) -> tuple[Any, ...]:
-    """All rows of a table; of a later version's columns nothing is read, of those that came since the default.
+    """All rows of a table; columns of a later version are left out, missing ones have their default.
 
-    Of a table that holds more than the file has ``room`` for, pages are shared: it may have no end.
+    Where a table holds more than the file has ``room`` for, pages are shared: it may have no end.
     """
     tables = "select count(*) from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
     if not connection.execute(tables, (name,)).fetchone()[0]:
@@ -269,16 +254,8 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
     return tuple(found)
 
 
-def _columns(row: type) -> dict[str, tuple[type, bool]]:
-    """The type of each column, and whether it may be null."""
-    hints = get_type_hints(row)
-    bases = {column.name: get_args(hints[column.name]) or (hints[column.name],) for column in fields(row)}
-    return {name: (base[0], type(None) in base) for name, base in bases.items()}
-
-
 @contextmanager
 def _translate_errors(path: Path) -> Iterator[None]:
-    """Say of an error whether the file cannot be used now, or is something else."""
     try:
         yield
     except (OSError, sqlite3.OperationalError) as error:

@@ -6,14 +6,13 @@ Runs that the database has are left out, and each one is written as soon as it h
 from __future__ import annotations
 
 import argparse
-import fcntl
 import os
 import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, fields, replace
 from itertools import count, product
 from pathlib import Path
@@ -32,6 +31,7 @@ from ddp_prof.benchmark.store import (
     update_run,
     write_run,
 )
+from ddp_prof.capture.processes import hold_folder
 from ddp_prof.errors import WorkloadError
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES
@@ -40,12 +40,86 @@ from ddp_prof.train.launch import die_with_launcher, run_program
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS
 
 
+def main() -> int:
+    die_with_launcher()
+    arguments = make_parser().parse_args()
+    on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
+    return run_program("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
+
+
+def _sweep(arguments: argparse.Namespace) -> int:
+    machine = probe_machine()
+    grid = choose_grid(arguments, default_grid(machine.gpus))
+    outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
+    sys.stdout.write(f"{outcome}: {arguments.database}\n")
+    return 0 if outcome.is_good else 1
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ddp_prof.benchmark.sweep",
+        description="Run each variant in each setting several times and write the times into a results database. A "
+        "run that the database already has, of the same code on the same machine, is not repeated, so an interrupted "
+        "sweep continues where it stopped. A run that ran out of memory is not repeated, a failed run is.",
+        epilog="Exit codes: 0 done, runs that were out of memory included, 1 a run failed, 2 wrong usage. "
+        "MASTER_PORT and MASTER_ADDR are honoured as by ddp_prof.train. "
+        "Example: python -m ddp_prof.benchmark.sweep --variants naive flat --seq-len 64 --repeats 5",
+    )
+    group = parser.add_argument_group("settings; several values are separated by blanks")
+
+    def add(flag: str, dest: str, text: str, metavar: str = "N", **more: Any) -> None:
+        group.add_argument(flag, dest=dest, nargs="+", metavar=metavar, help=text, **more)
+
+    text = f"of {', '.join(VARIANT_NAMES)} (default: all)"
+    add("--variants", "variants", text, "VARIANT", choices=VARIANT_NAMES)
+    text = f"of {', '.join(MODEL_SIZES)} (default: xl on two GPUs, else mini)"
+    add("--model-size", "model_sizes", text, "SIZE", choices=list(MODEL_SIZES))
+    add("--world-size", "world_sizes", "ranks (default: 2)", type=at_least(1))
+    text = "sequences a step of one rank (default: 2 4 on two GPUs, else 2)"
+    add("--batch-sizes", "local_batch_sizes", text, type=at_least(1))
+    text = "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)"
+    add("--seq-len", "seq_lens", text, type=at_least(1))
+    text = "bucket sizes of bucketed in MiB; none: no cap (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
+    add("--bucket-sizes-mb", "bucket_sizes_mb", text, "MIB", type=bucket_size)
+
+    group = parser.add_argument_group("each run")
+    text = "measured steps, and as many synchronized ones after them (default: 10 on two GPUs, else 4)"
+    group.add_argument("--steps", type=at_least(1), metavar="N", help=text)
+    text = "steps before (default: 5 on two GPUs, else 2)"
+    group.add_argument("--warmup", type=at_least(0), metavar="N", help=text)
+    group.add_argument("--repeats", type=at_least(1), metavar="N", help="runs of each setting (default: 3)")
+    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
+    group.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: %(default)s")
+
+    group = parser.add_argument_group("outcome")
+    text = "where results go (default: %(default)s)"
+    group.add_argument("--database", type=Path, default=Path("traces/results.db"), metavar="PATH", help=text)
+    group.add_argument("--force", action="store_true", help="repeat and replace runs that the database has")
+    group.add_argument(
+        "--profile",
+        action="store_true",
+        help="also capture each setting once under a profiler, into a folder beside the database: overlapped and "
+        "exposed communication cannot be measured by the host's clock",
+    )
+    return parser
+
+
+def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
+    """What was asked for, each value once, and ``grid`` for the rest."""
+    asked = {field.name: getattr(arguments, field.name, None) for field in fields(Grid)}
+    known = {name: value for name, value in asked.items() if value is not None}
+    several = {name: tuple(dict.fromkeys(value)) for name, value in known.items() if isinstance(value, list)}
+    if "bucket_sizes_mb" in several:
+        several["bucket_sizes_mb"] = tuple(None if size == NO_CAP else size for size in several["bucket_sizes_mb"])
+    return replace(grid, **(known | several))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
     """All values of each dimension, and what all runs have in common.
 
     Attributes:
-        bucket_sizes_mb: Of ``bucketed``, in MiB; ``None`` is no cap.
+        bucket_sizes_mb: Of ``bucketed``; ``None`` is no cap.
         steps: Measured steps, and as many synchronized ones.
     """
 
@@ -115,84 +189,8 @@ def default_grid(gpus: int) -> Grid:
     )
 
 
-def main() -> int:
-    die_with_launcher()
-    arguments = make_parser().parse_args()
-    on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
-    return run_program("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
-
-
-def _sweep(arguments: argparse.Namespace) -> int:
-    machine = probe_machine()
-    grid = choose_grid(arguments, default_grid(machine.gpus))
-    outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
-    sys.stdout.write(f"{outcome}: {arguments.database}\n")
-    return 0 if outcome.is_good else 1
-
-
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m ddp_prof.benchmark.sweep",
-        description="Run each variant in each setting several times and write the times into a results database. A "
-        "run that the database already has, of the same code on the same machine, is not repeated, so an interrupted "
-        "sweep continues where it stopped. A run that ran out of memory is not repeated, a failed run is.",
-        epilog="Exit codes: 0 done, runs that were out of memory included, 1 a run failed, 2 wrong usage. "
-        "MASTER_PORT and MASTER_ADDR are honoured as by ddp_prof.train. "
-        "Example: python -m ddp_prof.benchmark.sweep --variants naive flat --seq-len 64 --repeats 5",
-    )
-    group = parser.add_argument_group("settings; several values are separated by blanks")
-
-    def add(flag: str, dest: str, text: str, metavar: str = "N", **more: Any) -> None:
-        group.add_argument(flag, dest=dest, nargs="+", metavar=metavar, help=text, **more)
-
-    text = f"of {', '.join(VARIANT_NAMES)} (default: all)"
-    add("--variants", "variants", text, "VARIANT", choices=VARIANT_NAMES)
-    text = f"of {', '.join(MODEL_SIZES)} (default: xl on two GPUs, else mini)"
-    add("--model-size", "model_sizes", text, "SIZE", choices=list(MODEL_SIZES))
-    add("--world-size", "world_sizes", "ranks (default: 2)", type=at_least(1))
-    text = "sequences a step of one rank (default: 2 4 on two GPUs, else 2)"
-    add("--batch-sizes", "local_batch_sizes", text, type=at_least(1))
-    text = "tokens of a sequence (default: 128 256 512 on two GPUs, else 32 64 128)"
-    add("--seq-len", "seq_lens", text, type=at_least(1))
-    text = "bucket sizes of bucketed in MiB; none: no cap (default: 1 10 100 1000 on two GPUs, else 1 10 100)"
-    add("--bucket-sizes-mb", "bucket_sizes_mb", text, "MIB", type=bucket_size)
-
-    group = parser.add_argument_group("each run")
-    text = "measured steps, and as many synchronized ones after them (default: 10 on two GPUs, else 4)"
-    group.add_argument("--steps", type=at_least(1), metavar="N", help=text)
-    text = "steps before (default: 5 on two GPUs, else 2)"
-    group.add_argument("--warmup", type=at_least(0), metavar="N", help=text)
-    group.add_argument("--repeats", type=at_least(1), metavar="N", help="runs of each setting (default: 3)")
-    group.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: %(default)s")
-    group.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: %(default)s")
-
-    group = parser.add_argument_group("outcome")
-    text = "where results go (default: %(default)s)"
-    group.add_argument("--database", type=Path, default=Path("traces/results.db"), metavar="PATH", help=text)
-    group.add_argument("--force", action="store_true", help="repeat and replace runs that the database has")
-    group.add_argument(
-        "--profile",
-        action="store_true",
-        help="also capture each setting once under a profiler, into a folder beside the database: overlapped and "
-        "exposed communication cannot be measured by the host's clock",
-    )
-    return parser
-
-
-def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
-    """What was asked for, each value once, and the values of a default grid for the rest."""
-    asked = {field.name: getattr(arguments, field.name, None) for field in fields(Grid)}
-    known = {name: value for name, value in asked.items() if value is not None}
-    several = {name: tuple(dict.fromkeys(value)) for name, value in known.items() if isinstance(value, list)}
-    if "bucket_sizes_mb" in several:
-        several["bucket_sizes_mb"] = tuple(None if size == NO_CAP else size for size in several["bucket_sizes_mb"])
-    return replace(grid, **(known | several))
-
-
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to do."""
-
     jobs: Sequence[Job]
     machine: Machine
     database: Path
@@ -200,12 +198,11 @@ class Plan:
     profile: bool = False
 
 
-KNOWN, CAPTURED, NOT_CAPTURED = "known", "captured", "not_captured"
-"""What else is counted of a sweep: runs that were there before, captures, captures that failed."""
+KNOWN, CAPTURED, NOT_CAPTURED = "there before", "captured", "captures failed"
 
 
 class Outcome(Counter[str]):
-    """How many runs ended how, by the status of a run and the words above."""
+    """How many runs ended how, by their status, and how many captures."""
 
     @property
     def is_good(self) -> bool:
@@ -213,23 +210,22 @@ class Outcome(Counter[str]):
         return not self[FAILED] and not self[NOT_CAPTURED]
 
     def __str__(self) -> str:
-        words = {
-            KNOWN: "there before", OUT_OF_MEMORY: "out of memory", FAILED: "failed", CAPTURED: "captured",
-            NOT_CAPTURED: "captures failed",
-        }  # fmt: skip
-        counts = [f"{self[key]} {what}" for key, what in words.items() if self[key]]
+        words = (KNOWN, OUT_OF_MEMORY, FAILED, CAPTURED, NOT_CAPTURED)
+        counts = [f"{self[word]} {word.replace('_', ' ')}" for word in words if self[word]]
         return ", ".join([f"{self[OK]} runs measured", *counts])
 
 
 def sweep(plan: Plan) -> Outcome:
     """Make the runs that are missing, then the captures, which would disturb them.
 
-    Raises:
-        TraceError: The database is something else, or cannot be written.
-        WorkloadError: Another sweep is at work there.
-        Stopped: A signal asked this process to end; what had ended is in the database, nothing is left running.
+    Raises WorkloadError where another sweep is at work there. After a signal the database has what had ended.
     """
-    with closing(open_database(plan.database)) as database, _lock_folder(plan.database.parent):
+    folder = plan.database.parent
+
+    def refuse() -> None:
+        raise WorkloadError(f"{folder}: another sweep or capture writes there: wait for it, or name another --database")
+
+    with closing(open_database(plan.database)) as database, hold_folder(folder, refuse):
         known = {run.id: run for run in load_results(plan.database).runs}
         missing, captures = [], []
         for job in plan.jobs:
@@ -242,7 +238,7 @@ def sweep(plan: Plan) -> Outcome:
         outcome = Outcome({KNOWN: len(plan.jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
-            run, steps, messages = rows_of(job, plan.machine, measure(job.config), DEFINITIONS)
+            run, steps, messages = rows_of(job, plan.machine, measure(job.config))
             write_run(database, plan.machine.environment, run, steps, messages)
             known[run.id] = run
             outcome[run.status] += 1
@@ -271,7 +267,7 @@ def _is_reusable(run: StoredRun, plan: Plan) -> bool:
 
 
 def _add_capture_figures(run: StoredRun, config: RunConfig, plan: Plan) -> StoredRun:
-    """The run with the figures of a capture of it, into a folder for all variants of its sizes."""
+    """The run with the figures of a capture, which lies in a folder for all variants of its sizes."""
     sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
     file, figures = capture(config, plan.database.with_suffix("") / sizes, force=plan.force)
     trace = os.path.relpath(file.absolute(), plan.database.parent.absolute())
@@ -279,7 +275,6 @@ def _add_capture_figures(run: StoredRun, config: RunConfig, plan: Plan) -> Store
 
 
 def _progress(total: int) -> Callable[[str, str], None]:
-    """Writes a line for each of so many runs that has ended, with the time left."""
     begun_s, numbers = time.monotonic(), count(1)
 
     def report(what: str, outcome: str) -> None:
@@ -302,28 +297,12 @@ def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:
     if run.status == FAILED:
         return f"failed: {run.reason}"
     if run.status == OUT_OF_MEMORY:
-        return str(run.reason)  # says so
+        return str(run.reason)
     free = [step for step in steps if not step.is_synchronized]
     step_ms = statistics.median(step.step_ns for step in free) / 1e6
     waits = [step.communication_ns for step in free if step.communication_ns is not None]
     wait = f"{statistics.median(waits) / 1e6:.0f} ms" if waits else "n/a"
     return f"step {step_ms:.0f} ms, waiting for gradients {wait}"
-
-
-@contextmanager
-def _lock_folder(folder: Path) -> Iterator[None]:
-    """Hold the folder, as a capture does: two at once would measure each other."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise WorkloadError(
-                f"{folder}: another sweep or capture writes there: wait for it, or name another --database"
-            ) from error
-        yield
-    finally:
-        os.close(descriptor)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from types import FrameType
@@ -86,6 +86,24 @@ def _lock(folder: Path) -> int:
         os.close(lock)
         raise
     return lock
+
+
+@contextmanager
+def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
+    """Hold the folder of captures: two at once would measure each other.
+
+    ``on_busy`` is called where another holds it, who is then waited for, unless that raises.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            on_busy()
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _remove(folder: Path) -> None:

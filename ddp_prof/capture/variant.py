@@ -7,7 +7,6 @@ that is there is not made again.
 from __future__ import annotations
 
 import argparse
-import fcntl
 import io
 import json
 import os
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ddp_prof.capture.job import Job, export_reports, find_losses, read_place
-from ddp_prof.capture.processes import NOT_DONE, find_reason, process_namespace, run, scratch_folder
+from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
 from ddp_prof.capture.recorder import (
     CAPTURE_RANGE,
     CHECKOUT,
@@ -328,23 +327,15 @@ def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> b
 
 @contextmanager
 def _lock_output(plan: Plan) -> Iterator[None]:
-    """Hold the folder: two captures at once would measure each other. Parts of a capture are made at the same time."""
+    """Hold the folder; parts of a capture are made at the same time."""
     if plan.part:
         yield
         return
-    descriptor = os.open(plan.traces, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another capture into {plan.traces}")
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with hold_folder(plan.traces, lambda: say(f"waiting for another capture into {plan.traces}")):
         for left in plan.traces.glob(".*.partial"):  # of captures that were killed
             if not re.search(r"\.(rank|node)[0-9]+\.partial$", left.name):  # others may be making these
                 shutil.rmtree(left, ignore_errors=True)
         yield
-    finally:
-        os.close(descriptor)
 
 
 @contextmanager

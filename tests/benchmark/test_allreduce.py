@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, timings_view
+from ddp_prof.benchmark.allreduce import main, make_parser, message_bytes, summarize_times, time_calls, timings_view
 from ddp_prof.benchmark.findings import MessageCost
 from ddp_prof.train import MODEL_SIZES
 
@@ -100,8 +100,6 @@ def test_of_each_call_the_longest_time_of_the_ranks_can_be_asked_for(monkeypatch
     """Data are no zeros, and the same in each call; what a call takes on this rank is told by a stand-in."""
     import torch
 
-    from ddp_prof.benchmark import allreduce_ranks as ranks
-
     times = {"min": [[1, 5]], "max": [[9, 7]]}  # of both ranks, by what the all-reduce of the times takes
     seen: list[torch.Tensor] = []
     asked: list[str] = []
@@ -114,11 +112,11 @@ def test_of_each_call_the_longest_time_of_the_ranks_can_be_asked_for(monkeypatch
             seen.append(tensor.clone())
             tensor.mul_(2)
 
-    monkeypatch.setattr(ranks.dist, "all_reduce", all_reduce)
-    monkeypatch.setattr(ranks.dist, "barrier", lambda: None)
-    monkeypatch.setattr(ranks.dist, "get_world_size", lambda: 2)
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    monkeypatch.setattr(torch.distributed, "barrier", lambda: None)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     for over_ranks in ("min", "max"):
-        measured = ranks.measure([4, 40], 1, 1, torch.device("cpu"), over_ranks)
+        measured = time_calls([4, 40], 1, 1, torch.device("cpu"), over_ranks)
         assert measured == {4: [times[over_ranks][0][0]], 40: [times[over_ranks][0][1]]}
     assert asked == ["min", "max"]
     assert all((tensor > 0).all() for tensor in seen)

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.benchmark import sweep as module
+from ddp_prof import analyze
+from ddp_prof.benchmark import measure as measure_module
+from ddp_prof.benchmark import sweep as sweep_module
 from ddp_prof.benchmark.measure import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
 from ddp_prof.benchmark.sweep import Grid, Plan, sweep
@@ -53,7 +55,7 @@ class Bench:
             raise WorkloadError("no profiler")
         return folder / "x.sqlite", {"trace_comm_ns": 30, "trace_tail_ns": 5}
 
-    def sweep(self, **changes: object) -> module.Outcome:
+    def sweep(self, **changes: object) -> sweep_module.Outcome:
         self.ran, self.including_warmup = [], []
         return sweep(replace(self.plan, **changes))  # type: ignore[arg-type]
 
@@ -61,8 +63,8 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     bench = Bench(tmp_path / "results.db")
-    monkeypatch.setattr(module, "measure", bench.measure)
-    monkeypatch.setattr(module, "capture", bench.capture)
+    monkeypatch.setattr(sweep_module, "measure", bench.measure)
+    monkeypatch.setattr(sweep_module, "capture", bench.capture)
     return bench
 
 
@@ -89,9 +91,10 @@ def test_other_definitions_are_measured_again_and_never_kept_beside_todays(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.sweep(profile=True)
-    monkeypatch.setattr(module, "DEFINITIONS", module.DEFINITIONS + 1)
+    for module in (sweep_module, measure_module):
+        monkeypatch.setattr(module, "DEFINITIONS", analyze.DEFINITIONS + 1)
     assert str(bench.sweep(profile=True)) == "4 runs measured, 1 captured, 1 captures failed"
-    assert {run.definitions for run in load_results(bench.plan.database).runs} == {module.DEFINITIONS}
+    assert {run.definitions for run in load_results(bench.plan.database).runs} == {sweep_module.DEFINITIONS}
 
 
 def test_another_machine_and_other_conditions_are_runs_of_their_own(bench: Bench) -> None:
@@ -190,7 +193,7 @@ def test_each_run_is_a_line_with_the_time_left(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     bench.gives = {"flat": OutOfMemoryError("out of memory: too big [sic]")}
-    monkeypatch.setattr(module.time, "monotonic", iter([0, 10, 40, 60, 80]).__next__)
+    monkeypatch.setattr(sweep_module.time, "monotonic", iter([0, 10, 40, 60, 80]).__next__)
     bench.sweep()
     assert capsys.readouterr().err.splitlines() == [
         "[1/4] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step 0 ms, waiting for gradients 0 ms (30 s left)",
