@@ -112,24 +112,18 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
 def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Iterator[list[int]]:
     """Groups of the ranks' rows with the same key."""
     found: dict[Hashable, list[int]] = {}
-    sized, numbered = (
-        _sized_operations(ranks),
-        all(np.any(r.timings.bucket != UNKNOWN) for r in ranks if len(r.timings)),
-    )
+    numbered = all(np.any(rank.timings.bucket != UNKNOWN) for rank in ranks if len(rank.timings))
+    # Operations whose size is known on every rank that takes part, and is equal on all.
+    sized = {
+        operation
+        for operation in _OF_ONE_SIZE
+        if not any(np.any(rank.timings.bytes[rank.timings.operation == operation] == UNKNOWN) for rank in ranks)
+    }
     for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
         for row, key in enumerate(_match_keys(rank, of_rank, sized, numbered=numbered)):
             if key is not None:
                 found.setdefault(key, [UNKNOWN] * len(ranks))[column] = row
     yield from found.values()
-
-
-def _sized_operations(ranks: Sequence[RankCollectives]) -> set[int]:
-    """Operations whose size is known on every rank that takes part, and is equal on all."""
-    return {
-        operation
-        for operation in _OF_ONE_SIZE
-        if not any(np.any(rank.timings.bytes[rank.timings.operation == operation] == UNKNOWN) for rank in ranks)
-    }
 
 
 def _match_keys(rank: RankCollectives, streams: Streams, sized: set[int], *, numbered: bool) -> list[Hashable | None]:
@@ -163,7 +157,11 @@ def _match_keys(rank: RankCollectives, streams: Streams, sized: set[int], *, num
 
 def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
     """Map each rank's streams to those of the rank with most streams; empty if one order holds for all."""
-    lanes = [_unnamed_streams(rank) for rank in ranks]
+    lanes = []
+    for rank in ranks:
+        timings = rank.timings
+        unnamed = (timings.group == UNKNOWN) & (timings.operation != _NO_COLLECTIVE) & (timings.lane != UNKNOWN)
+        lanes.append(np.unique(timings.lane[unnamed]).tolist())
     most = max(map(len, lanes), default=0)
     alike: list[Streams] = [{} for _ in ranks]
     if most < 2:
@@ -174,13 +172,6 @@ def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
         for rank, of_rank in zip(ranks, lanes, strict=True)
     ]
     return paired if all(streams or not of_rank for streams, of_rank in zip(paired, lanes, strict=True)) else alike
-
-
-def _unnamed_streams(rank: RankCollectives) -> list[int]:
-    timings = rank.timings
-    unnamed = (timings.group == UNKNOWN) & (timings.operation != _NO_COLLECTIVE) & (timings.lane != UNKNOWN)
-    found: list[int] = np.unique(timings.lane[unnamed]).tolist()
-    return found
 
 
 def _best_streams(

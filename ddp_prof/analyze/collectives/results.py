@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from statistics import median
@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
-from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, CollectiveTimings, RankCollectives
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCollectives
 from ddp_prof.analyze.core.attribution import OPERATIONS, bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
@@ -263,21 +263,26 @@ class RunCollectives(FrameResult):
         columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
         columns += [f"consumer_{field.name}" for field in fields(Consumer)]
         columns += [*(f"when_{when}_ns" for when in WHENS), *(f"why_{why}_ns" for why in WHYS)]
-        return make_frame_from_rows(columns, [_to_row(collective) for collective in self.collectives])
-
-
-def _to_row(collective: Collective) -> dict[str, Any]:
-    values = asdict(collective)
-    del values["exposed_by"]
-    consumer = values.pop("consumer") or dict.fromkeys(field.name for field in fields(Consumer))
-    values |= {f"consumer_{name}": value for name, value in consumer.items()}
-    values |= {f"when_{when}_ns": collective.when_ns(when) for when in WHENS}
-    return values | {f"why_{why}_ns": collective.why_ns(why) for why in WHYS}
+        rows: list[dict[str, Any]] = []
+        for one in self.collectives:
+            values = asdict(one)
+            del values["exposed_by"]
+            consumer = values.pop("consumer") or dict.fromkeys(field.name for field in fields(Consumer))
+            values |= {f"consumer_{name}": value for name, value in consumer.items()}
+            values |= {f"when_{when}_ns": one.when_ns(when) for when in WHENS}
+            rows.append(values | {f"why_{why}_ns": one.why_ns(why) for why in WHYS})
+        return make_frame_from_rows(columns, rows)
 
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:
     warnings = run.warnings
-    if too_fast := sum(map(_count_too_fast, run.ranks, run.transfers_ns)):
+    too_fast = 0
+    for rank, transfer_ns in zip(run.ranks, run.transfers_ns, strict=True):
+        timings = rank.timings
+        time_ns = np.where(transfer_ns == UNKNOWN, timings.end_ns - timings.start_ns, transfer_ns)
+        known = (timings.bytes != UNKNOWN) & (time_ns > 0)
+        too_fast += int((timings.bytes[known] / time_ns[known] * 1e9 > FASTEST_LINK_BYTES_PER_S).sum())
+    if too_fast:
         over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s: {too_fast}"
         doubt = f"collectives with more bytes than any link moves in their time, {over}; their sizes are in doubt, so "
         warnings += (f"{doubt}that no bandwidth is given",)
@@ -292,14 +297,6 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
     )
 
 
-def _count_too_fast(rank: RankCollectives, transfer_ns: Ints) -> int:
-    """How many collectives of a rank have more bytes than any link moves in the time of their transfer."""
-    timings = rank.timings
-    time_ns = np.where(transfer_ns == UNKNOWN, timings.end_ns - timings.start_ns, transfer_ns)
-    known = (timings.bytes != UNKNOWN) & (time_ns > 0)
-    return int((timings.bytes[known] / time_ns[known] * 1e9 > FASTEST_LINK_BYTES_PER_S).sum())
-
-
 def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None) -> list[Collective]:
     """Results for some rows of a rank's timings, by default for all."""
     rank, exposure = run.ranks[index], run.exposures[index]
@@ -308,6 +305,16 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     all_ranks = rank.world_size if len(rank.groups) < 2 else None  # of several communicators some hold a part of them
     backward_end = none_for_unknown(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
     start = timings.start_ns.tolist()
+    kinds = [(when, why) for when in WHENS for why in WHYS]
+    pairs_ns = exposure.pairs_ns[rows].reshape(len(rows), len(kinds)).tolist()
+    exposed_by = [
+        tuple(ExposedPart(*kind, ns) for kind, ns in zip(kinds, of_one, strict=True) if ns) for of_one in pairs_ns
+    ]
+    needs = (timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
+    consumers = [
+        None if name == UNKNOWN else Consumer(rank.consumers[name], stream, start_ns, HELD_BY[held_by])
+        for name, stream, start_ns, held_by in zip(*(column.tolist() for column in needs), strict=True)
+    ]
     columns = {
         "step": none_for_unknown(take_or_unknown(rank.step_numbers, timings.step)),
         "index": rank.timings.index[rows].tolist(),
@@ -325,7 +332,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
         "overlapped_ns": exposure.overlapped_ns[rows].tolist(),
         "exposed_ns": exposure.exposed_ns[rows].tolist(),
         "blocking": _look_up_names(BLOCKING, timings.blocking),
-        "exposed_by": map(_exposed_parts, exposure.pairs_ns[rows].tolist()),
+        "exposed_by": exposed_by,
         "transfer_ns": none_for_unknown(run.transfers_ns[index][rows]),
         "wait_ns": none_for_unknown(wait_ns),
         "exposed_wait_ns": none_for_unknown(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns[rows])),
@@ -335,26 +342,10 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
         "step_key": none_for_unknown(rank.keys[rows]),
         "blocking_ns": none_for_unknown(timings.blocking_ns),
         "slack_ns": none_for_unknown(timings.slack_ns, NO_TIME),
-        "consumer": _iterate_consumers(rank.consumers, timings),
+        "consumer": consumers,
     }
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}
     return make_rows(Collective, columns, **shared)
-
-
-def _iterate_consumers(names: Sequence[str], timings: CollectiveTimings) -> Iterator[Consumer | None]:
-    columns = (timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
-    for name, stream, start_ns, held_by in zip(*(column.tolist() for column in columns), strict=True):
-        known_one = name != UNKNOWN
-        yield Consumer(names[name], stream, start_ns, HELD_BY[held_by]) if known_one else None
-
-
-def _exposed_parts(pairs_ns: Sequence[Sequence[int]]) -> tuple[ExposedPart, ...]:
-    return tuple(
-        ExposedPart(when, why, ns)
-        for when, of_when in zip(WHENS, pairs_ns, strict=True)
-        for why, ns in zip(WHYS, of_when, strict=True)
-        if ns
-    )
 
 
 def _look_up_names(names: Sequence[str | None], indices: Ints) -> list[str | None]:

@@ -109,18 +109,14 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
         return matches, alignment
     kept = matches.drop_parts(apart)
     alignment = align_clocks(ranks, kept)
-    if not len(kept) or (2 * len(kept) < len(matches) and not _is_confirmed_by_utc(alignment)):
+    is_confirmed_by_utc = False
+    if alignment.method == ONE_CLOCK or SESSION_START in alignment.method:
+        beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in alignment.clocks)
+        is_confirmed_by_utc = beyond_ns + (alignment.residual_p95_ns or 0) <= APART_NS
+    if not len(kept) or (2 * len(kept) < len(matches) and not is_confirmed_by_utc):
         kept = matches.drop_parts(np.broadcast_to(by_order, matches.rows.shape), GIVEN_UP)
         alignment = align_clocks(ranks, kept)
     return kept, alignment
-
-
-def _is_confirmed_by_utc(alignment: Alignment) -> bool:
-    """Whether there is only one clock, or UTC agrees with the ends."""
-    if alignment.method != ONE_CLOCK and SESSION_START not in alignment.method:
-        return False
-    beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in alignment.clocks)
-    return beyond_ns + (alignment.residual_p95_ns or 0) <= APART_NS
 
 
 def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
@@ -152,7 +148,10 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     epochs = {rank.clock: rank.epoch_ns for rank in ranks}
     has_epochs = all(epoch is not None for epoch in epochs.values())
     base = {file: (epochs[file] or 0) - (epochs[files[0]] or 0) if has_epochs else 0 for file in files}
-    ends = _ends_by_file(ranks, matches, files)
+    # The end of each matched collective on each file's clock, the latest of the file's ranks.
+    all_ends = matches.column(ranks, "end_ns")
+    in_file = [[rank.clock == file for rank in ranks] for file in files]
+    ends = np.stack([all_ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
     offsets, residuals = [ClockOffset(files[0], 0, 0, 0.0, 0)], []
     shares_all, is_fitted, tells = True, False, True
     for index, file in enumerate(files[1:], 1):
@@ -184,13 +183,6 @@ def find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
     present = {rank.rank for rank in ranks if rank.rank is not None}
     world = max((rank.world_size or 0 for rank in ranks), default=0)
     return tuple(sorted(set(range(world)) - present)) if present else ()
-
-
-def _ends_by_file(ranks: Sequence[RankCollectives], matches: Matches, files: Sequence[Path]) -> Ints:
-    """The end of each matched collective on each file's clock, the latest of the file's ranks; ``NO_TIME`` if none."""
-    ends = matches.column(ranks, "end_ns")
-    in_file = [[rank.clock == file for rank in ranks] for file in files]
-    return np.stack([ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
 
 
 def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
@@ -296,7 +288,11 @@ class RunAnalysis(Brief):
         """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
         if self is other or self.manifest is None or other.manifest is None:
             return False
-        return _workload_key(self.manifest) == _workload_key(other.manifest)
+        own, others = (
+            (one.model_size, one.batch_size / one.world_size, one.seq_len, one.device)
+            for one in (self.manifest, other.manifest)
+        )
+        return own == others
 
 
 def analyze_trace(
@@ -338,15 +334,6 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
             *((note,) if shifted else ()),
             *merge_file_warnings([(part.trace.name, part.trace_warnings) for part in parts]),
         ),
-    )
-
-
-def _workload_key(manifest: Manifest) -> tuple[str, float, int, str]:
-    return (
-        manifest.model_size,
-        manifest.batch_size / manifest.world_size,
-        manifest.seq_len,
-        manifest.device,
     )
 
 

@@ -116,7 +116,10 @@ class RunSkew(FrameResult):
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
-    step = _step_keys(ranks, matches)
+    step = np.full(len(matches), UNKNOWN, np.int64)  # of the ranks that differ the first one's
+    for index in reversed(range(len(ranks))):
+        own = take_or_unknown(ranks[index].keys, matches.rows[:, index])
+        step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
     numbers = np.unique(step[step != UNKNOWN])
     waits, takes_part = _exposed_waits(run), matches.rows != UNKNOWN
     lags = _lags(ranks, matches, alignment)
@@ -172,15 +175,6 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         warnings=run.warnings,
         has_steps=run.has_steps,
     )
-
-
-def _step_keys(ranks: Sequence[RankCollectives], matches: Matches) -> Ints:
-    """The key of each matched collective's step; of the ranks that differ the first."""
-    step = np.full(len(matches), UNKNOWN, np.int64)
-    for index in reversed(range(len(ranks))):
-        own = take_or_unknown(ranks[index].keys, matches.rows[:, index])
-        step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
-    return step
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:

@@ -18,7 +18,7 @@ operation there is the one that the same thread launched last.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -197,8 +197,40 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     events = select(rank.events, rows)
     backward = select(rank.events, rank.is_backward)
     names, needs = _consumer_columns(rank, rows)
-    noted = _metadata_of_events(trace.collective_metadata, events)
-    groups = [int(group) for group in np.unique(noted.group_id) if group != UNKNOWN]
+    by_activity = {activity: row for row, activity in enumerate(trace.collective_metadata.activity.tolist())}
+    told = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
+    noted = CollectiveMetadata(
+        *(take_or_unknown(getattr(trace.collective_metadata, one.name), told) for one in fields(CollectiveMetadata))
+    )
+    groups = np.unique(noted.group_id[noted.group_id != UNKNOWN])
+    blocking = _find_blocking_reason(rank, events, backward)
+    follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
+    ranges = rank.collective_ranges
+    row = ranges.launched_in(events.launch_ns)
+    operation = _find_operations(trace, events, noted, take_or_unknown(ranges.operation, row))
+    of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
+    of_gradients &= ~np.isin(operation, _OF_NONE)
+    ready, source = _find_ready_times(events, backward, rank.gradient_threads, of_gradients)
+    own_bytes = take_or_unknown(ranges.bytes, row)
+    timings = CollectiveTimings(
+        step=events.step,
+        lane=events.lane,
+        ready_ns=ready,
+        ready_source=source,
+        launch_ns=events.launch_ns,
+        start_ns=events.start_ns,
+        end_ns=events.end_ns,
+        phase=events.phase,
+        blocking=blocking,
+        operation=operation,
+        bucket=take_or_unknown(ranges.bucket, row),
+        bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
+        group=np.where(noted.group_id == UNKNOWN, UNKNOWN, np.searchsorted(groups, noted.group_id)),
+        group_size=noted.group_size,
+        sequence=noted.sequence,
+        input_ns=_input_ends(rank, events),
+        **needs,
+    )
     return RankCollectives(
         process=rank.process,
         device=rank.device,
@@ -206,9 +238,9 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         clock=trace.path,
         epoch_ns=trace.epoch_ns,
         world_size=trace.world_size,
-        timings=_timings(rank, events, backward, noted, groups, needs),
+        timings=timings,
         consumers=names,
-        groups=tuple(trace.names[group] for group in groups),
+        groups=tuple(trace.names[group] for group in groups.tolist()),
         step_numbers=rank.steps.number,
         step_keys=rank.step_keys,
         backward_end_ns=rank.backward_end_ns,
@@ -235,46 +267,6 @@ def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
         np.maximum.at(last, row, timings.end_ns)
         kept = union(first, last)
     return replace(found, compute=found.compute & kept)
-
-
-def _timings(
-    rank: RankEvents,
-    events: Events,
-    backward: Events,
-    noted: CollectiveMetadata,
-    groups: Sequence[int],
-    needs: Mapping[str, Ints],
-) -> CollectiveTimings:
-    blocking = _find_blocking_reason(rank, events, backward)
-    follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
-    ranges = rank.collective_ranges
-    row = ranges.launched_in(events.launch_ns)
-    operation = _find_operations(rank.trace, events, noted, take_or_unknown(ranges.operation, row))
-    of_gradients = (np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows) & ~np.isin(
-        operation, _OF_NONE
-    )
-    ready, source = _find_ready_times(events, backward, rank.gradient_threads, of_gradients)
-    own_bytes = take_or_unknown(ranges.bytes, row)
-    group = np.searchsorted(np.array(groups, np.int64), noted.group_id)
-    return CollectiveTimings(
-        step=events.step,
-        lane=events.lane,
-        ready_ns=ready,
-        ready_source=source,
-        launch_ns=events.launch_ns,
-        start_ns=events.start_ns,
-        end_ns=events.end_ns,
-        phase=events.phase,
-        blocking=blocking,
-        operation=operation,
-        bucket=take_or_unknown(ranges.bucket, row),
-        bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
-        group=np.where(noted.group_id == UNKNOWN, UNKNOWN, group),
-        group_size=noted.group_size,
-        sequence=noted.sequence,
-        input_ns=_input_ends(rank, events),
-        **needs,
-    )
 
 
 def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
@@ -340,13 +332,6 @@ def _find_blocking_reason(rank: RankEvents, events: Events, backward: Events) ->
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
     return codes.astype(np.int64)
-
-
-def _metadata_of_events(arguments: CollectiveMetadata, events: Events) -> CollectiveMetadata:
-    """The metadata of each event; all fields are ``UNKNOWN`` if the profiler recorded none."""
-    by_activity = {activity: row for row, activity in enumerate(arguments.activity.tolist())}
-    rows = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
-    return CollectiveMetadata(*(take_or_unknown(getattr(arguments, column.name), rows) for column in fields(arguments)))
 
 
 def _find_operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:

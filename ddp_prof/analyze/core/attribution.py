@@ -289,16 +289,12 @@ def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Colle
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
     if named:
         return named
-    main = {UNKNOWN, *_main_threads(trace, process, steps)}
-    return [lane for lane in sorted(launchers) if lane not in main]
-
-
-def _main_threads(trace: Trace, process: int, steps: Steps) -> list[int]:
-    """The threads that open the ranges of steps; without steps, the one that opens most ranges."""
+    # The main ones open the ranges of steps; without steps, it is the one that opens most ranges.
     mine = trace.spans.process == process
     step = steps.index_at(trace.spans.start_ns)
     opens_one = (step != UNKNOWN) & (take_or_unknown(steps.start_ns, step) == trace.spans.start_ns)
     openers = trace.spans.lane[mine & opens_one]
     lanes, counts = np.unique(trace.spans.lane[mine], return_counts=True)
     busiest = lanes[counts == counts.max(initial=0)]
-    return [int(lane) for lane in (openers if len(openers) else np.append(busiest, process))]
+    main = {UNKNOWN, *(openers if len(openers) else np.append(busiest, process)).tolist()}
+    return [lane for lane in sorted(launchers) if lane not in main]

@@ -29,11 +29,10 @@ from ddp_prof.analyze.core.step_breakdown import (
     StepBreakdown,
     StepTimes,
     TimeParts,
-    device_lead,
-    divide_time,
     is_ahead,
     measure_breakdown,
     measure_step_times,
+    sum_by_group,
 )
 from ddp_prof.analyze.core.steps import (
     NO_PATTERNS,
@@ -124,12 +123,28 @@ class RankEvents(Brief):
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
 
     def time_by_part(self, window: Intervals) -> TimeParts:
-        return divide_time(self.union_of, window)
+        """The parts of a window, whatever step they belong to."""
+        compute, communication, memory = (
+            self.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
+        )
+        busy = compute | communication
+        return TimeParts(
+            compute_only=compute - communication,
+            overlapped=communication & compute,
+            exposed=communication - compute,
+            exposed_memory=memory - busy,
+            idle=window - (busy | memory),
+        )
 
     @cached_property
     def lead_ns(self) -> tuple[Ints, Ints]:
         """For each step: its work on the device, and how much of it is outside the host's range of the step."""
-        return device_lead(self.events, self.steps)
+        events, steps = self.events, self.steps
+        rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
+        start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
+        within = np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step])
+        outside_ns = sum_by_group(end - start - np.maximum(0, within), step, len(steps))
+        return sum_by_group(end - start, step, len(steps)), outside_ns
 
     @cached_property
     def runs_ahead(self) -> bool:
@@ -376,19 +391,17 @@ class _Builder:
             events = operator_events(operators, self.ranges, self.steps, self.phases)
             if BACKWARD_PHASE not in self.phases.kind:
                 backward = "inferred" if operators.is_backward.any() else "none"
-            self.step_notes += (f"communication is {self._describe_ranges()}; compute is torch's operators",)
+            what = "the ranges of collectives"
+            if any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
+                is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
+                begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
+                what = f"the 'gloo:' events, each from when it {begin}"
+            self.step_notes += (f"communication is {what}; compute is torch's operators",)
         elif is_ours:
             events = host_events(self.ranges, self.steps, self.phases)
         else:
             events = empty(Events)
         return self._rank(None, events, backward)
-
-    def _describe_ranges(self) -> str:
-        if not any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
-            return "the ranges of collectives"
-        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
-        begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
-        return f"the 'gloo:' events, each from when it {begin}"
 
     def _declared_backends(self) -> set[str]:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""

@@ -81,21 +81,6 @@ class TimeParts(NamedTuple):
     idle: Intervals
 
 
-def divide_time(union_of: Callable[[Category], Intervals], window: Intervals) -> TimeParts:
-    """The parts of a window whatever step they belong to."""
-    compute, communication, memory = (
-        union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
-    )
-    busy = compute | communication
-    return TimeParts(
-        compute_only=compute - communication,
-        overlapped=communication & compute,
-        exposed=communication - compute,
-        exposed_memory=memory - busy,
-        idle=window - (busy | memory),
-    )
-
-
 def measure_breakdown(
     events: Events, steps: Steps, union_of: Callable[[Category], Intervals], *, on_host: bool
 ) -> StepBreakdown:
@@ -187,19 +172,8 @@ class StepTimes(Table):
         return known
 
 
-def device_lead(events: Events, steps: Steps) -> tuple[Ints, Ints]:
-    """For each step: the summed time of its work on the device, and what of it lies outside the step's host range."""
-    rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
-    start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
-    within = np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step])
-    work, outside = np.zeros(len(steps), np.int64), np.zeros(len(steps), np.int64)
-    np.add.at(work, step, end - start)
-    np.add.at(outside, step, end - start - np.maximum(0, within))
-    return work, outside
-
-
 def is_ahead(work_ns: int, outside_ns: int) -> bool:
-    """Whether the host runs ahead: by the sums over steps of what :func:`device_lead` tells."""
+    """Whether the host runs ahead, by the sums over steps of ``RankEvents.lead_ns``."""
     return 2 * outside_ns > work_ns
 
 

@@ -83,10 +83,6 @@ docs/names.md is generated from this table."""
 STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == STEP)
 
 
-def phase_pattern(phase: str) -> str:
-    return "|".join(known.pattern for known in KNOWN_NAMES if known.kind == phase)
-
-
 @dataclass(frozen=True, slots=True)
 class RangePatterns:
     """How the user's own ranges of steps and of backward are named: regular expressions, ``None`` for the usual names.
@@ -194,8 +190,12 @@ def describe_ranges(trace: Trace) -> str:
 
 
 def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[int, tuple[int | None, bool]]:
-    match = re.compile(pattern, flags).search
-    return {index: (_number(hit), False) for index, name in enumerate(trace.names) if (hit := match(name))}
+    match, found = re.compile(pattern, flags).search, dict[int, tuple[int | None, bool]]()
+    for index, name in enumerate(trace.names):
+        if hit := match(name):
+            text = hit.group(1) if hit.re.groups else None
+            found[index] = (int(text) if text is not None and text.isdecimal() else None), False
+    return found
 
 
 def _steps_from_names(
@@ -230,7 +230,7 @@ def _select_steps(spans: Spans, rows: Ints, unfinished: Collection[int]) -> tupl
         marks, rows = rows[is_mark], rows[~is_mark]
         at = innermost(spans.start_ns[rows], spans.end_ns[rows], spans.start_ns[marks])
         rows = leave_out(np.delete(rows, at[at != UNKNOWN]), "the program ended in it")
-    if not _overlap(spans, rows):
+    if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
     busiest = lanes[times.argmax()]
@@ -244,10 +244,6 @@ def _select_steps(spans: Spans, rows: Ints, unfinished: Collection[int]) -> tupl
     return rows, tuple(notes)
 
 
-def _overlap(spans: Spans, rows: Ints) -> bool:
-    return bool(np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]))
-
-
 def _holds_another(spans: Spans, rows: Ints) -> Mask:
     """Whether a range holds the whole of another one; of equal ones the first does."""
     order = np.lexsort((-spans.end_ns[rows], spans.start_ns[rows]))
@@ -257,11 +253,6 @@ def _holds_another(spans: Spans, rows: Ints) -> Mask:
     holds = np.zeros(len(rows), np.bool_)
     holds[order] = later <= end
     return holds
-
-
-def _number(hit: re.Match[str]) -> int | None:
-    text = hit.group(1) if hit.re.groups else None
-    return int(text) if text is not None and text.isdecimal() else None
 
 
 def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
@@ -296,8 +287,9 @@ def find_phases(trace: Trace, process: int, backward_pattern: str | None = None)
     mine = trace.spans.process == process
     rows, kinds = [], []
     for kind, phase in enumerate(PHASES):
+        usual = "|".join(known.pattern for known in KNOWN_NAMES if known.kind == phase)
         own = backward_pattern if phase == BACKWARD else None
-        matches = re.compile(own or phase_pattern(phase), re.IGNORECASE).search
+        matches = re.compile(own or usual, re.IGNORECASE).search
         rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
         kinds.append(np.full(len(rows[-1]), kind, np.int64))
     row = np.concatenate(rows)

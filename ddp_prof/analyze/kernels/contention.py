@@ -87,14 +87,9 @@ def rows_of_compute(rank: RankEvents) -> Ints:
     return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
 
 
-def sample_kernels(rank: RankEvents) -> KernelSamples:
-    """The kernels of compute in a rank's steps, in the order of launch."""
-    return find_samples(rank, rows_of_compute(rank))
-
-
-def find_samples(rank: RankEvents, rows: Ints) -> KernelSamples:
-    """The same of some of the rank's events: all kernels of compute of some steps."""
-    events = rank.events
+def sample_kernels(rank: RankEvents, rows: Ints | None = None) -> KernelSamples:
+    """The kernels of compute in a rank's steps, or in some of them, in the order of launch."""
+    events, rows = rank.events, rows_of_compute(rank) if rows is None else rows
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
     found, kernel = identify_kernels(rank.trace, events.activity[rows])
@@ -262,26 +257,20 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
     shortest_ns = np.full(len(first), _NEVER)
     np.minimum.at(shortest_ns, kernel[beside_ns == 0], duration_ns[beside_ns == 0])
     has_kernels, communicates = (np.bincount(of, minlength=len(rank.steps)) > 0 for of in (step, step[is_beside]))
+    # Of the steps all of whose shapes are known.
+    is_whole = np.ones(len(rank.steps), np.bool_)
+    is_whole[step[events.activity[rows] >= rank.trace.shapes_known]] = False
+    known = sample_kernels(rank, rows[is_whole[step]])
+    key, known_beside = kernel_keys([known]), is_mostly_overlapped(known.duration_ns, known.beside_ns)
     return SlowdownLimit(
         names=tuple(rank.trace.names[name] for name in name_id[first].tolist()),
         shortest_ns=shortest_ns,
         kernel=kernel[is_beside],
         duration_ns=duration_ns[is_beside],
-        compared=_count_compared(rank, rows),
+        compared=len(np.intersect1d(key[known_beside], key[known.beside_ns == 0])),
         all_communicate=bool(np.all(communicates[has_kernels])),
         steps=len(rank.steps),
     )
-
-
-def _count_compared(rank: RankEvents, rows: Ints) -> int:
-    """How many kernels ran both beside communication and alone, in the steps all of whose shapes are known."""
-    step = rank.events.step[rows]
-    is_whole = np.ones(len(rank.steps), np.bool_)
-    is_whole[step[rank.events.activity[rows] >= rank.trace.shapes_known]] = False
-    found = find_samples(rank, rows[is_whole[step]])
-    key = kernel_keys([found])
-    is_beside = is_mostly_overlapped(found.duration_ns, found.beside_ns)
-    return len(np.intersect1d(key[is_beside], key[found.beside_ns == 0]))
 
 
 def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:

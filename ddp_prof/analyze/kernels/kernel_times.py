@@ -145,18 +145,16 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, those outside of steps included, warm-up left out."""
     events = select(rank.events, rank.events.kernel == 1)
     found, kernel = identify_kernels(rank.trace, events.activity, events.phase, events.category)
+    told, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
+    for name, shape, phase, category in found:
+        kind = told[Category(category)] if category in told else kind_of_compute(name)
+        keys.append((name, shape, None if phase == UNKNOWN else PHASES[phase], kind))
     return KernelRuns(
-        keys=tuple(_make_key(*key) for key in found),
+        keys=tuple(keys),
         kernel=kernel,
         duration_ns=events.end_ns - events.start_ns,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns, events.end_ns),
     )
-
-
-def _make_key(name: str, shape: str, phase: int, category: int) -> Key:
-    known = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}
-    kind = known[Category(category)] if category in known else kind_of_compute(name)
-    return name, shape, None if phase == UNKNOWN else PHASES[phase], kind
 
 
 def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
@@ -176,7 +174,12 @@ def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
     communicates = key[3] == COMMUNICATION
     beside, alone = duration_ns[is_mostly_overlapped(duration_ns, beside_ns)], duration_ns[beside_ns == 0]
     medians = [float(np.median(part)) if len(part) else None for part in (beside, alone)]
-    reason = _missing_slowdown_reason(key[3], len(beside), len(alone), medians[1])
+    reason = None if medians[1] else "alone it takes no time"
+    if communicates:
+        reason = "it communicates itself"
+    elif min(len(beside), len(alone)) < LEAST_EXECUTIONS:
+        counted = f"{len(beside)} executions beside communication, {len(alone)} alone"
+        reason = f"{counted}; {LEAST_EXECUTIONS} of each are needed"
     return KernelTime(
         *key,
         count=len(duration_ns),
@@ -189,12 +192,3 @@ def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
         slowdown=None if reason or medians[0] is None or not medians[1] else medians[0] / medians[1],
         reason=reason,
     )
-
-
-def _missing_slowdown_reason(kind: str, beside: int, alone: int, alone_ns: float | None) -> str | None:
-    """Why no slowdown is given."""
-    if kind == COMMUNICATION:
-        return "it communicates itself"
-    if min(beside, alone) < LEAST_EXECUTIONS:
-        return f"{beside} executions beside communication, {alone} alone; {LEAST_EXECUTIONS} of each are needed"
-    return None if alone_ns else "alone it takes no time"
