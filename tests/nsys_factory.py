@@ -189,10 +189,11 @@ DEMANGLED_SUFFIX = "(ncclDevKernelArgsStorage<4096ul>)"
 
 
 class _Writer:
-    def __init__(self, database: sqlite3.Connection, generation: Generation) -> None:
-        self.database, self.generation = database, generation
+    def __init__(self, generation: Generation) -> None:
+        self.generation = generation
         self.strings: dict[str, int] = {}
         self.columns: dict[str, list[str]] = {}
+        self.rows: dict[str, list[list[object]]] = {}
         if not generation.lazy:
             for table in TABLES:
                 self._create(table)
@@ -204,19 +205,25 @@ class _Writer:
         if table in self.generation.without:
             return
         self._create(table)
-        known = {name: value for name, value in row.items() if name in self.columns[table]}
-        names = ", ".join(f'"{name}"' for name in known)
-        self.database.execute(
-            f'INSERT INTO "{table}" ({names}) VALUES ({", ".join("?" * len(known))})', tuple(known.values())
-        )
+        self.rows[table].append([row.get(column) for column in self.columns[table]])
 
     def _create(self, table: str) -> None:
         if table in self.columns or table in self.generation.without:
             return
         extra = self.generation.with_columns.get(table, "")
         self.columns[table] = (TABLES.get(table, "name value") + " " + extra).split()
-        declared = ", ".join(f'"{name}" {_type(table, name)}' for name in self.columns[table])
-        self.database.execute(f'CREATE TABLE "{table}" ({declared})')
+        self.rows[table] = []
+
+    def save(self, path: Path) -> None:
+        """Without what keeps a database whole in a crash, which is most of the time that a small one takes."""
+        with closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.executescript("PRAGMA synchronous = OFF; PRAGMA journal_mode = OFF; BEGIN")
+            for table, columns in self.columns.items():
+                declared = ", ".join(f'"{column}" {_type(table, column)}' for column in columns)
+                database.execute(f'CREATE TABLE "{table}" ({declared})')
+                places = ", ".join("?" * len(columns))
+                database.executemany(f'INSERT INTO "{table}" VALUES ({places})', self.rows[table])
+            database.execute("COMMIT")
 
 
 def _type(table: str, column: str) -> str:
@@ -228,22 +235,21 @@ def _type(table: str, column: str) -> str:
 def write_capture(path: Path, capture: Capture, product: str = "2024.6") -> Path:
     """Write a capture as the given release would export it."""
     generation = GENERATIONS[product]
-    with closing(sqlite3.connect(path)) as database:
-        writer = _Writer(database, generation)
-        _write_kernels(writer, capture)
-        _write_ranges(writer, capture, generation)
-        _write_syncs(writer, capture)
-        for (process, thread), name in capture.threads.items():
-            writer.insert("ThreadNames", nameId=writer.string(name), priority=0, globalTid=global_tid(process, thread))
-        for process in sorted({kernel.process for kernel in (*capture.kernels, *capture.ranges)}):
-            writer.insert("PROCESSES", globalPid=global_tid(process, 0), pid=process, name="python3")
-        writer.insert("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
-        if generation.metadata:
-            writer.insert(generation.metadata, name="EXPORT_PRODUCT_VERSION", value=f"{product}.0.1")
-            writer.insert(generation.metadata, name="EXPORT_SCHEMA_VERSION", value=generation.schema)
-        for text, number in writer.strings.items():
-            writer.insert("StringIds", id=number, value=text)
-        database.commit()
+    writer = _Writer(generation)
+    _write_kernels(writer, capture)
+    _write_ranges(writer, capture, generation)
+    _write_syncs(writer, capture)
+    for (process, thread), name in capture.threads.items():
+        writer.insert("ThreadNames", nameId=writer.string(name), priority=0, globalTid=global_tid(process, thread))
+    for process in sorted({kernel.process for kernel in (*capture.kernels, *capture.ranges)}):
+        writer.insert("PROCESSES", globalPid=global_tid(process, 0), pid=process, name="python3")
+    writer.insert("TARGET_INFO_SESSION_START_TIME", utcEpochNs=1_700_000_000_000_000_000)
+    if generation.metadata:
+        writer.insert(generation.metadata, name="EXPORT_PRODUCT_VERSION", value=f"{product}.0.1")
+        writer.insert(generation.metadata, name="EXPORT_SCHEMA_VERSION", value=generation.schema)
+    for text, number in writer.strings.items():
+        writer.insert("StringIds", id=number, value=text)
+    writer.save(path)
     return path
 
 
