@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -67,6 +68,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
     items.sort(key=lambda item: "slow" not in item.keywords)  # else one process would end long after the other
+
+
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays to the end, so no search for cycles of references need pass through it."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

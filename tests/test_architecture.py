@@ -56,6 +56,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
 def imports_of(path: Path) -> set[str]:
     """Dotted names of all modules imported anywhere in the file, in functions and for types, too."""
     found = set()

@@ -23,9 +23,6 @@ from tests.nsys_factory import write_capture
 if TYPE_CHECKING:
     from mcp.types import CallToolResult, Tool
 
-if not IS_WHOLE_GATE:
-    pytest.importorskip("mcp.server.mcpserver", reason="the extra 'mcp' is not installed")
-
 TRACES = ROOT / "traces"
 REGISTERED = json.loads(re.findall(r"```json\n(.*?)```", (ROOT / "docs/skill.md").read_text(), re.DOTALL)[0])
 """As the documents tell a client to start it."""
@@ -59,6 +56,12 @@ SESSION = (
     Question("What should I change?", "doctor", "flat", ("findings", 0, "rule"), "one bucket for all gradients"),
     Question("In how many of ten steps is rank 1 the last?", "skew", "bucketed_10mb", ("ranks", 1, "last_steps"), 7),
 )
+
+
+@pytest.fixture(autouse=True)
+def _sdk() -> None:
+    if not IS_WHOLE_GATE:
+        pytest.importorskip("mcp.server.mcpserver", reason="the extra 'mcp' is not installed")
 
 
 def asked(*calls: tuple[str, dict[str, Any]], stderr: Path | None = None) -> tuple[list[Tool], list[CallToolResult]]:

@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,10 @@ from tests.command_line import run
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
-distributed = pytest.importorskip("distributed", reason="the extra 'cluster' is not installed")
-pytestmark = pytest.mark.slow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(find_spec("distributed") is None, reason="the extra 'cluster' is not installed"),
+]
 RANKS = 6
 
 
@@ -30,8 +33,10 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[str]:
     """The address of a scheduler with two worker processes; one that is lost is started anew."""
+    from distributed import LocalCluster  # half a second, of each process that collects
+
     kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(n_workers=2, host="127.0.0.1", **kind) as found:
+    with LocalCluster(n_workers=2, host="127.0.0.1", **kind) as found:
         yield found.scheduler_address
 
 
@@ -66,21 +71,25 @@ def test_an_unreadable_report_is_named_as_it_was_given(cluster: str, tmp_path: P
 
 def test_a_run_that_fails_leaves_no_client_that_could_block_the_next(cluster: str, reports: list[Path]) -> None:
     """The error holds the frames of what raised it: whatever is closed by the garbage collector alone is open here."""
+    from distributed import Client
+
     (broken := reports[0].with_name("broken.sqlite")).write_bytes(b"no trace")
     asked = Workers(scheduler=cluster)
     with pytest.raises(TraceError) as failed:
         load_runs([broken, *reports], LoadOptions(one_run=True), workers=asked, measures=["overlap"])
-    assert [client.status for client in distributed.Client._instances if client.status != "closed"] == []
+    assert [client.status for client in Client._instances if client.status != "closed"] == []
     assert len(load_runs(reports, workers=asked, measures=["overlap"])[0].overlap().ranks) == RANKS
     assert failed.value.path == broken
 
 
 def test_what_a_lost_worker_had_begun_is_done_again(cluster: str, reports: list[Path]) -> None:
+    from distributed import Client
+
     lost: list[int] = []
 
     def kill(done: int, _total: int) -> None:
         if done == 1:
-            with distributed.Client(cluster, set_as_default=False) as client:
+            with Client(cluster, set_as_default=False) as client:
                 lost.append(next(iter(client.run(os.getpid).values())))
             os.kill(lost[0], signal.SIGKILL)
 
@@ -94,8 +103,10 @@ def test_a_scheduler_without_workers_is_told_and_waited_for(
     reports: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ddp_prof.runs.workers.SECONDS_WITHOUT_WORKERS", 0.2)
+    from distributed import LocalCluster
+
     kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
-    with distributed.LocalCluster(n_workers=0, host="127.0.0.1", **kind) as found:
+    with LocalCluster(n_workers=0, host="127.0.0.1", **kind) as found:
         later = threading.Timer(1.5, found.scale, [1])
         later.start()
         (run,) = load_runs(reports, workers=Workers(scheduler=found.scheduler_address), measures=["overlap"])
