@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.capture import variant
+from ddp_prof.capture.__main__ import main
 from ddp_prof.manifest import write_manifest
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.scripts.conftest import SYSTEM_PATH
@@ -134,7 +134,7 @@ class Machine:
             self.monkeypatch.setenv(name, value)
         self.monkeypatch.setattr(sys, "argv", ["capture", *arguments])
         try:
-            code = variant.main()
+            code = main()
         except SystemExit as end:
             code = int(end.code or 0)
         said = self.capfd.readouterr()
