@@ -13,10 +13,12 @@ A name is followed by fields, all separated by ``|``::
     reduce_scatter|bucket=3|bytes=1048576|params=2
     all_gather|bucket=3|bytes=1048576|params=2
     broadcast|bucket=0|bytes=64|params=1
+    buckets|bytes=1048576,2097152|others=0
 
 An optimizer that steps on one bucket, within backward or synchronize, names the bucket. What came to a bucket after its
 gradients were taken has a range with ``late=1``. A step that holds a range ``unfinished=1`` is no whole one, since the
-program ended in it.
+program ended in it. Where DDP's own all-reduces have no ranges, ``buckets`` tells before a backward pass how large each
+is, and how many others follow them.
 
 Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
 This module needs nothing but Python, so that any program can use it.
@@ -40,6 +42,7 @@ ALL_REDUCE = "all_reduce"
 REDUCE_SCATTER = "reduce_scatter"
 ALL_GATHER = "all_gather"
 BROADCAST = "broadcast"
+BUCKETS = "buckets"
 
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
 """Ranges of one collective each; ``bytes`` is the whole: a reduce-scatter's input, an all-gather's output."""

@@ -45,9 +45,9 @@ class BackwardPasses:
             self._original = original = torch.autograd.backward
 
             @wraps(original)
-            def marked(*args: Any, **kwargs: Any) -> None:
-                with self._mark() if self._users else nullcontext():
-                    original(*args, **kwargs)
+            def marked(tensors: Any, *args: Any, **kwargs: Any) -> None:
+                with self._mark(tensors) if self._users else nullcontext():
+                    original(tensors, *args, **kwargs)
 
             torch.autograd.backward = self._marked = marked
         return self._release
@@ -58,12 +58,19 @@ class BackwardPasses:
             torch.autograd.backward = self._original
 
     @contextmanager
-    def _mark(self) -> Iterator[None]:
+    def _mark(self, tensors: Any) -> Iterator[None]:
         self._depth += 1
+        asking = None
+        if self._has_buckets and self._depth == 1:
+            root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
+            if isinstance(root, torch.Tensor) and root.requires_grad:  # autograd takes no calls before it runs
+                asking = root.register_hook(lambda _: self._ask_for_wait())  # type: ignore[no-untyped-call]
         try:
             with ranges.backward():
                 yield
         finally:
+            if asking:
+                asking.remove()
             self._depth -= 1
             if self._depth:
                 self._ask_for_wait()
@@ -71,6 +78,10 @@ class BackwardPasses:
                 self._has_buckets = self._is_wait_asked_for = False
                 while self._open:
                     self._open.pop().end()
+
+    def expect_buckets(self) -> None:
+        """DDP will launch buckets of its own in the next pass, which nothing here hears of."""
+        self._has_buckets = True
 
     def add_bucket(self, span: OpenRange) -> None:
         """A bucket that a pass launched; it may return before gloo's thread calls back."""
@@ -143,8 +154,8 @@ class Instrumented:
 
         def begin(module: torch.nn.Module, _args: Any) -> None:
             nonlocal process
-            if buckets and is_profiled():
-                buckets.install()
+            if buckets:
+                buckets.begin_forward()
             # So short that it is in every recording that holds a step.
             with (process := process or _process_of(module)):
                 pass
@@ -153,6 +164,8 @@ class Instrumented:
 
         def end(*_: Any) -> None:
             opened.pop().__exit__()
+            if buckets:
+                buckets.end_forward()
 
         self._undo += [
             lambda: model.__dict__.pop("register_comm_hook", None),
@@ -188,10 +201,14 @@ class Instrumented:
         ]
 
 
-def is_profiled() -> bool:
-    """Whether torch.profiler or nsys records ranges."""
-    recorded = torch.autograd.profiler._is_profiler_enabled or any(name in os.environ for name in NSYS_VARIABLES)
-    return ranges.is_enabled() and recorded
+def is_under_nsys() -> bool:
+    """Whether nsys runs the program."""
+    return any(name in os.environ for name in NSYS_VARIABLES)
+
+
+def is_under_torch_profiler() -> bool:
+    """Whether torch.profiler records."""
+    return bool(torch.autograd.profiler._is_profiler_enabled)
 
 
 def _process_of(module: torch.nn.Module) -> NestedRange:
@@ -226,23 +243,52 @@ class OptimizerMarks:
 
 
 class BucketMarks:
-    """Marks each bucket of one DDP by a communication hook, round the user's own where one is registered."""
+    """Marks each bucket of one DDP by a communication hook, round the user's own where one is registered.
+
+    On a CPU, torch.profiler records what gloo does, and a hook costs time: there DDP keeps its own all-reduce, and a
+    range tells the sizes of its buckets.
+    """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp, self._register = ddp, ddp.register_comm_hook
         self._hook: Callable[..., Any] | None = None
         self._state: Any = None
         self._is_installed = bool(ddp._comm_hooks)
+        on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
+        self._is_gloos = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
+        self._sizes: NestedRange | None = None
         if self._is_installed:
             warnings.warn("buckets are not marked: call annotate.instrument before register_comm_hook", stacklevel=4)
         else:
             ddp.register_comm_hook = self._register_hook_inside  # type: ignore[method-assign]
 
-    def install(self) -> None:
-        """Let buckets be marked from now on, where the user has no hook."""
-        if not self._is_installed:
+    def begin_forward(self) -> None:
+        """Where a profiler records, let buckets be marked from now on, unless the user has a hook."""
+        is_recorded = is_under_nsys() or (is_under_torch_profiler() and not self._is_gloos)
+        if is_recorded and ranges.is_enabled() and not self._is_installed:
             self._register(None, lambda _state, bucket: self._reduce(bucket))
             self._is_installed = True
+
+    def end_forward(self) -> None:
+        """Where the recording tells of buckets without a hook, mark how large those are that backward will reduce."""
+        is_reducing = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
+        if self._is_installed or not is_reducing or not is_under_torch_profiler() or not ranges.is_enabled():
+            return
+        _passes.expect_buckets()
+        self._sizes = self._sizes or self._find_sizes()
+        if self._sizes:
+            with self._sizes:
+                pass
+
+    def _find_sizes(self) -> NestedRange | None:
+        """A range that tells them, once DDP has rebuilt its buckets in the order in which gradients come."""
+        ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
+        # What was used by some rank is then reduced, too.
+        finds_unused = ddp.find_unused_parameters and not ddp.static_graph
+        sizes = known["bucket_sizes"] if finds_unused else known.get("rebuilt_bucket_sizes")
+        if not sizes:
+            return None
+        return ranges.buckets([int(size) for size in sizes.split(",")], others=int(finds_unused))
 
     def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
         """What ``ddp.register_comm_hook`` does from now on."""

@@ -17,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
+import ddp_prof as dp
 from ddp_prof import annotate
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
@@ -96,6 +97,8 @@ def everything(rank: int) -> dict[str, Any]:
         "made later": made_later(),
         "marked twice": made_later(is_marked_itself=True),
         "profiled": profiled(),
+        "profiled with a hook": profiled(has_hook=True),
+        "profiled, unused": profiled(find_unused_parameters=True),
     }
 
 
@@ -129,19 +132,29 @@ def made_later(*, is_marked_itself: bool = False) -> list[str]:
     return of_step(recorder.ranges, 2)
 
 
-def profiled() -> list[tuple[str, float, float]]:
-    """Under torch.profiler that is started after the marks were made."""
-    ddp = make_ddp()
+def profiled(*, has_hook: bool = False, **options: Any) -> dict[str, Any]:
+    """Under torch.profiler that is started after the marks were made: ranges, what is read of them, and the weights."""
+    ddp = DistributedDataParallel(make_model(), bucket_cap_mb=LAYER_BYTES / 2**20, **options)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
     marks = annotate.instrument(ddp, optimizer)
+    if has_hook:
+        ddp.register_comm_hook(ddp.process_group, allreduce_hook)
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         train(ddp, optimizer)
+    ddp(torch.randn(4, WIDTH)).sum().backward()
+    optimizer.step()
     marks.remove()
     with tempfile.TemporaryDirectory() as folder:  # each rank has one of its own
         path = Path(folder) / "profile.json"
         recorded.export_chrome_trace(str(path))
         events = json.loads(path.read_bytes())["traceEvents"]
-    return [(each["name"], each["ts"], each["dur"]) for each in events if each.get("cat") == "user_annotation"]
+        collectives = dp.load_runs([path])[0].collectives().collectives
+    return {
+        "ranges": [(each["name"], each["ts"], each["dur"]) for each in events if each.get("cat") == "user_annotation"],
+        "buckets": [(each.bucket, each.bytes) for each in collectives if each.step == STEPS - 1],
+        "blocking": [each.blocking_ns for each in collectives],
+        "weights": [parameter.tolist() for parameter in ddp.parameters()],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -190,12 +203,16 @@ def test_after_remove_nothing_is_marked(results: list[dict[str, Any]]) -> None:
 SLACK_US = 5_000
 
 
+def ranges_under_profiler(found: dict[str, Any]) -> dict[str, tuple[float, float]]:
+    """The last range of each name, start and end."""
+    return {name: (ts, ts + length) for name, ts, length in sorted(found["ranges"], key=lambda each: each[1])}
+
+
 def test_torch_profiler_takes_all_ranges_also_those_that_end_on_other_threads(results: list[dict[str, Any]]) -> None:
-    ranges = sorted(results[0]["profiled"], key=lambda each: each[1])
-    found = {name: (start, start + length) for name, start, length in ranges}
-    own = {"step|index=2", "forward", "backward", "optimizer", "synchronize", *BUCKETS}
-    assert own <= set(found)
-    gloo = [(start, start + length) for name, start, length in results[0]["profiled"] if name == "gloo:all_reduce"]
+    found = ranges_under_profiler(results[0]["profiled with a hook"])
+    assert {"step|index=2", "forward", "backward", "optimizer", "synchronize", *BUCKETS} <= set(found)
+    ranges = results[0]["profiled with a hook"]["ranges"]
+    gloo = [(start, start + length) for name, start, length in ranges if name == "gloo:all_reduce"]
     for bucket in BUCKETS:
         start, end = found[bucket]
         # gloo's event ends a moment after the callback that ends ours: both lie on its thread.
@@ -203,6 +220,23 @@ def test_torch_profiler_takes_all_ranges_also_those_that_end_on_other_threads(re
         earlier = [begun + length for name, begun, length in ranges if name == bucket and begun < start]
         assert len(earlier) == STEPS - 1 - 1  # the first step has one bucket
         assert max(earlier) < start
+
+
+@pytest.mark.parametrize(("how", "others"), [("profiled", 0), ("profiled, unused", 1)])
+def test_under_torch_profiler_ddp_keeps_its_own_all_reduce_and_its_buckets_are_known(
+    results: list[dict[str, Any]], how: str, others: int
+) -> None:
+    found = ranges_under_profiler(results[0][how])
+    sizes = f"buckets|bytes={LAYER_BYTES},{LAYER_BYTES}|others={others}"
+    assert {"step|index=2", "forward", sizes, "backward", "optimizer", "synchronize"} <= set(found)
+    assert not any(name.startswith("all_reduce|") for name in found)
+    assert results[0][how]["buckets"] == [(0, LAYER_BYTES), (1, LAYER_BYTES), *[(None, None)] * others]
+    last_launch = max(ts for name, ts, _ in results[0][how]["ranges"] if name == "gloo:all_reduce")
+    (start, end), backward = found["synchronize"], found["backward"]
+    assert backward[0] < start < end < backward[1] + SLACK_US
+    assert backward[0] < last_launch < end
+    assert None not in results[0][how]["blocking"]
+    assert results[0][how]["weights"] == results[0]["weights"]
 
 
 def test_importing_needs_no_torch() -> None:

@@ -13,13 +13,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import innermost, union
-from ddp_prof.range_names import BACKWARD, COLLECTIVES, OPTIMIZER, PHASES, SYNCHRONIZE, Range, parse_ranges
+from ddp_prof.range_names import (
+    BACKWARD,
+    BUCKETS,
+    COLLECTIVES,
+    OPTIMIZER,
+    PHASES,
+    SYNCHRONIZE,
+    Range,
+    parse_range,
+    parse_ranges,
+)
 from ddp_prof.trace import (
     AUTOGRAD,
     NO_TIME,
@@ -138,7 +148,7 @@ class CollectiveRanges(Table):
         return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)
 
 
-def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
+def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
     names, mine = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process
     if not np.any(mine & np.isin(trace.spans.name_id, list(names))) and not np.any(trace.activities.process == process):
         gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
@@ -152,7 +162,7 @@ def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
         return np.array([UNKNOWN if value is None else value for value in values], np.int64)
 
     operation = [OPERATIONS.index(names[index].name) for index in name_id.tolist()]
-    return CollectiveRanges(
+    ranges = CollectiveRanges(
         span=span,
         start_ns=trace.spans.start_ns[span],
         end_ns=trace.spans.end_ns[span],
@@ -161,6 +171,38 @@ def find_collective_ranges(trace: Trace, process: int) -> CollectiveRanges:
         bucket=number("bucket"),
         bytes=number("bytes"),
     )
+    told = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
+    return _number_buckets(trace, told, phases, ranges) if len(told) else ranges
+
+
+def _number_buckets(trace: Trace, told: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
+    """Number the all-reduces of DDP's own in each backward pass, where ranges before it tell sizes, and all the same.
+
+    DDP launches its buckets in order, and threads of gloo take them up in the order of launch.
+
+    Args:
+        trace: The trace.
+        told: The rows of those ranges in its spans.
+        phases: The phases of the process.
+        ranges: Its collectives.
+    """
+    bucket, size = ranges.bucket.copy(), ranges.bytes.copy()
+    reduces = np.flatnonzero(ranges.operation == OPERATIONS.index(ALL_REDUCE))
+    reduces = reduces[np.argsort(ranges.start_ns[reduces], kind="stable")]
+    passes = phases.union_of(BACKWARD_PHASE)
+    first, end = (np.searchsorted(ranges.start_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
+    following = np.searchsorted(passes.start_ns, trace.spans.start_ns[told])
+    for number in range(len(passes)):
+        latest = following[following <= number].max(initial=UNKNOWN)
+        names = {trace.names[name_id] for name_id in trace.spans.name_id[told[following == latest]]}
+        if len(names) != 1:  # models with different buckets
+            continue
+        (fields,) = map(parse_range, names)
+        sizes = [int(text) for text in (fields.text("bytes") or "").split(",") if text.isdecimal() and len(text) < 19]
+        rows = reduces[first[number] : end[number]]
+        if len(rows) == len(sizes) + (fields.number("others") or 0):
+            bucket[rows[: len(sizes)]], size[rows[: len(sizes)]] = np.arange(len(sizes)), sizes
+    return replace(ranges, bucket=bucket, bytes=size)
 
 
 BACKWARD_PHASE, OPTIMIZER_PHASE = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)

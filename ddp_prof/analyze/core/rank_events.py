@@ -348,7 +348,7 @@ class _Builder:
         self.trace, self.process, self.known = trace, process, known
         self.steps, self.step_notes = find_steps(trace, process, patterns.step)
         self.phases = find_phases(trace, process, patterns.backward)
-        self.ranges = find_collective_ranges(trace, process)
+        self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
 
@@ -391,17 +391,23 @@ class _Builder:
             events = operator_events(operators, self.ranges, self.steps, self.phases)
             if BACKWARD_PHASE not in self.phases.kind:
                 backward = "inferred" if operators.is_backward.any() else "none"
-            what = "the ranges of collectives"
-            if any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
-                is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
-                begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
-                what = f"the 'gloo:' events, each from when it {begin}"
-            self.step_notes += (f"communication is {what}; compute is torch's operators",)
+            told = self._describe_gloo() or "the ranges of collectives"
+            self.step_notes += (f"communication is {told}; compute is torch's operators",)
         elif is_ours:
             events = host_events(self.ranges, self.steps, self.phases)
+            if told := self._describe_gloo():
+                self.step_notes += (f"communication is {told}",)
         else:
             events = empty(Events)
         return self._rank(None, events, backward)
+
+    def _describe_gloo(self) -> str:
+        """What tells the communication, where that is gloo's own events."""
+        if not any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
+            return ""
+        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
+        begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
+        return f"the 'gloo:' events, each from when it {begin}"
 
     def _declared_backends(self) -> set[str]:
         """The backends that ranges of ours round the process name; a backend not named is empty text."""

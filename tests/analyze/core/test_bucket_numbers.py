@@ -1,0 +1,64 @@
+"""Which buckets DDP's own all-reduces are, where a range before backward tells how large those are."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddp_prof.analyze.core.attribution import find_collective_ranges
+from ddp_prof.analyze.core.steps import find_phases
+from ddp_prof.trace import UNKNOWN
+from tests.drawing import PID, draw_trace
+
+ONE, OTHER = "buckets|bytes=10,20|others=0", "buckets|bytes=30,40|others=0"
+N = UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("told", "backward", "reduces", "expected"),
+    [
+        # One all-reduce per bucket, told once for all passes, or before each.
+        ({ONE: "#..................."}, "..######....######..", "...##.##.....#..#...", [0, 1, 0, 1]),
+        ({ONE: "#.........#........."}, "..######....######..", "...##.##.....#..#...", [0, 1, 0, 1]),
+        # Each model's are told before its own pass.
+        ({ONE: "#...................", OTHER: "..........#........."}, "..######....######..", "...##.##.....#..#...",
+         [0, 1, 0, 1]),
+        # Both forward passes came before both backward passes: nobody knows which is which.
+        ({ONE: "#...................", OTHER: ".#.................."}, "..######....######..", "...##.##.....#..#...",
+         [N, N, N, N]),
+        # A pass of another number of all-reduces is another model's.
+        ({ONE: "#..................."}, "..######....######..", "...##.##.....#......", [0, 1, N]),
+        # Before it is told, and outside of backward.
+        ({ONE: "........#..........."}, "..######....######..", ".#.##.##.#...#..#..#", [N, N, N, N, 0, 1, N]),
+        # What follows the buckets.
+        ({"buckets|bytes=10|others=1": "#..................."}, "..######....######..", "...##.##.....#..#...",
+         [0, N, 0, N]),
+        ({"buckets|bytes=,x|others=1": "#..................."}, "..######............", "...#.#..............", [N, N]),
+    ],
+)  # fmt: skip
+def test_buckets_are_numbered_in_the_order_of_launch(
+    told: dict[str, str], backward: str, reduces: str, expected: list[int]
+) -> None:
+    trace = draw_trace(ranges={**told, "backward": backward, "gloo:all_reduce": reduces})
+    found = find_collective_ranges(trace, PID, find_phases(trace, PID))
+    assert found.bucket.tolist() == expected
+
+
+def test_sizes_are_those_of_the_model_that_was_told_last() -> None:
+    trace = draw_trace(
+        ranges={ONE: "#.........", OTHER: ".....#....", "backward": "..###..###", "gloo:all_reduce": "..#.#..#.#"}
+    )
+    found = find_collective_ranges(trace, PID, find_phases(trace, PID))
+    assert found.bytes.tolist() == [10, 20, 30, 40]
+
+
+def test_a_broadcast_is_no_bucket() -> None:
+    trace = draw_trace(
+        ranges={
+            ONE: "#.........",
+            "backward": "..#######.",
+            "gloo:all_reduce": "..#...#...",
+            "gloo:broadcast": "....#.....",
+        }
+    )
+    found = find_collective_ranges(trace, PID, find_phases(trace, PID))
+    assert sorted(zip(found.start_ns.tolist(), found.bucket.tolist(), strict=True)) == [(2, 0), (4, UNKNOWN), (6, 1)]
