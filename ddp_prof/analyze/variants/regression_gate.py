@@ -101,6 +101,10 @@ def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
     return GateReport(run, tuple(_verdicts(run, requirements)))
 
 
+class _UnknownFigure(Exception):  # noqa: N818
+    """Why a trace does not tell a figure."""
+
+
 def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     if asked.all_ranks:
         yield _judge_presence(run)
@@ -111,11 +115,14 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
         ("tail", asked.max_tail_ns, _tails),
         ("blocking", asked.max_blocking_ns, _blocking_times),
     )
+    which = ""
+    if asked.percentile != MEDIAN:
+        is_worst = asked.percentile == WORST
+        which = ", worst step" if is_worst else f", {asked.percentile:g}th percentile of steps"
     for what, limit, times in limits:
         if limit is not None:
-            verdict = _judge_worst(
-                run, f"max {what}{_percentile_text(asked)}", "ns", limit, partial(_value_at_percentile, asked, times)
-            )
+            of_steps = partial(_at_percentile, times, asked.percentile)
+            verdict = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
             waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
             if what == "blocking" and verdict.status == "passed" and waits:
                 reason = f"of streams; the host waited {waits} times for a collective, which costs time of its own"
@@ -130,11 +137,8 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
         yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
 
 
-def _percentile_text(asked: Requirements) -> str:
-    """Which step was judged, if not the median one."""
-    if asked.percentile == MEDIAN:
-        return ""
-    return ", worst step" if asked.percentile == WORST else f", {asked.percentile:g}th percentile of steps"
+def _at_percentile(times: Callable[[RankOverlap], Sequence[int]], percentile: float, rank: RankOverlap) -> float:
+    return float(np.percentile(times(rank), percentile))
 
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
@@ -152,20 +156,23 @@ def _judge_worst(
     requirement: str,
     unit: Unit,
     limit: float,
-    measure: Callable[[RankOverlap], float | str],
+    measure: Callable[[RankOverlap], float],
 ) -> GateResult:
     """The worst rank decides. If one rank is unknown the verdict is unknown, unless another rank fails."""
-    figures = [(measure(rank), rank) for rank in run.ranks]
-    known = [(figure, rank) for figure, rank in figures if not isinstance(figure, str)]
-    unknown = [(figure, rank) for figure, rank in figures if isinstance(figure, str)]
+    known, unknown = [], []
+    for rank in run.ranks:
+        try:
+            known.append((measure(rank), rank))
+        except _UnknownFigure as why:  # noqa: PERF203  # each rank by itself
+            unknown.append((str(why), rank))
     if known:
         worst = min if unit == "ratio" else max
-        measured, rank = worst(known, key=lambda value: value[0])
+        measured, decides = worst(known, key=lambda value: value[0])
         met = measured >= limit if unit == "ratio" else measured <= limit
         if not (met and unknown):
-            return GateResult(requirement, unit, measured, limit, "passed" if met else "failed", rank=rank)
-    reason, unknown_rank = next(iter(unknown), ("no ranks in this trace", None))
-    return GateResult(requirement, unit, None, limit, "unknown", reason, unknown_rank)
+            return GateResult(requirement, unit, measured, limit, "passed" if met else "failed", rank=decides)
+    reason, of_rank = unknown[0] if unknown else ("no ranks in this trace", None)
+    return GateResult(requirement, unit, None, limit, "unknown", reason, of_rank)
 
 
 def _judge_regression(
@@ -173,7 +180,7 @@ def _judge_regression(
     baseline: TraceOverlap,
     requirement: str,
     max_regression: float,
-    measure: Callable[[RankOverlap], Sequence[int] | str],
+    measure: Callable[[RankOverlap], Sequence[int]],
 ) -> GateResult:
     """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread."""
     name = f"{requirement} against baseline"
@@ -201,71 +208,54 @@ def _judge_regression(
     )
 
 
-def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int] | str]) -> StepMedian | str:
-    """The steps of all ranks together."""
-    ranks: list[Sequence[int]] = []
-    for rank in run.ranks:
-        of_rank = measure(rank)
-        if isinstance(of_rank, str):
-            return of_rank
-        ranks.append(of_rank)
-    found = median_of_steps(ranks)
-    return (
-        f"fewer than {LEAST_STEPS} steps, so no spread is known" if found is None or found.half_width is None else found
-    )
+def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int]]) -> StepMedian | str:
+    """Of the steps of all ranks together; a text says why it is not known."""
+    try:
+        found = median_of_steps([measure(rank) for rank in run.ranks])
+    except _UnknownFigure as why:
+        return str(why)
+    is_known = found is not None and found.half_width is not None
+    return found if found and is_known else f"fewer than {LEAST_STEPS} steps, so no spread is known"
 
 
-# The functions below return figures, or a text that says why they are not known.
-
-
-def _overlap(rank: RankOverlap) -> float | str:
+def _overlap(rank: RankOverlap) -> float:
     if rank.overlap_ratio is None:
-        return rank.reason or NO_COMMUNICATION
+        raise _UnknownFigure(rank.reason or NO_COMMUNICATION)
     return rank.overlap_ratio
 
 
-def _value_at_percentile(
-    asked: Requirements, times_of: Callable[[RankOverlap], Sequence[int] | str], rank: RankOverlap
-) -> float | str:
-    times = times_of(rank)
-    return times if isinstance(times, str) else float(np.percentile(times, asked.percentile))
+def _step_times(rank: RankOverlap) -> Sequence[int]:
+    if not rank.lengths_ns:
+        raise _UnknownFigure(NO_LENGTHS if rank.marked_steps else NO_STEPS)
+    return rank.lengths_ns
 
 
-def _tails(rank: RankOverlap) -> Sequence[int] | str:
-    steps = _communicating_steps(rank)
-    if isinstance(steps, str):
-        return steps
-    tails = [step.tail_ns for step in steps if step.tail_ns is not None]
-    return tails if len(tails) == len(steps) else "steps whose backward is not known: see --backward-range"
+def _exposed_times(rank: RankOverlap) -> Sequence[int]:
+    return [step.exposed_ns for step in _communicating_steps(rank) if step.exposed_ns is not None]
 
 
-def _blocking_times(rank: RankOverlap) -> Sequence[int] | str:
-    steps = _communicating_steps(rank)
-    if isinstance(steps, str):
-        return steps
-    times = [step.blocking_ns for step in steps if step.blocking_ns is not None]
-    unknown = rank.dependencies.reason if rank.dependencies else None
-    return times if len(times) == len(steps) else unknown or "it is not known of all steps what they waited for"
+def _tails(rank: RankOverlap) -> Sequence[int]:
+    tails = [step.tail_ns for step in _communicating_steps(rank)]
+    if None in tails:
+        raise _UnknownFigure("steps whose backward is not known: see --backward-range")
+    return [tail for tail in tails if tail is not None]
 
 
-def _step_times(rank: RankOverlap) -> Sequence[int] | str:
-    return rank.lengths_ns or (NO_LENGTHS if rank.marked_steps else NO_STEPS)
+def _blocking_times(rank: RankOverlap) -> Sequence[int]:
+    times = [step.blocking_ns for step in _communicating_steps(rank)]
+    if None in times:
+        unknown = rank.dependencies.reason if rank.dependencies else None
+        raise _UnknownFigure(unknown or "it is not known of all steps what they waited for")
+    return [time for time in times if time is not None]
 
 
-def _exposed_times(rank: RankOverlap) -> Sequence[int] | str:
-    steps = _communicating_steps(rank)
-    return steps if isinstance(steps, str) else [step.exposed_ns for step in steps if step.exposed_ns is not None]
-
-
-def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap] | str:
+def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap]:
     """The steps that communicate: one that only accumulates gradients would meet any limit."""
-    overlap = _overlap(rank)
-    if isinstance(overlap, str):
-        return overlap
+    _overlap(rank)
     if not rank.marked_steps:
-        return NO_STEPS
+        raise _UnknownFigure(NO_STEPS)
     if sum(step.comm_ns or 0 for step in rank.marked_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
-        return "too much of the communication belongs to no step"
+        raise _UnknownFigure("too much of the communication belongs to no step")
     return rank.communicating_steps
 
 
