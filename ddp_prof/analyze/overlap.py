@@ -360,18 +360,11 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
     # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
     nothing = [None] * steps
     is_hidden = hides_work(rank)
-    as_they_are = (
-        "start_ns",
-        "window_ns",
-        "comm_ns",
-        "overlapped_ns",
-        "exposed_ns",
-        "exposed_memory_ns",
-        "other_comm_ns",
-    )
+    as_they_are = ("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns")
     columns = {
         "step": none_for_unknown(rank.steps.number),
         "step_key": none_for_unknown(rank.step_keys),
+        "start_ns": parts.start_ns.tolist(),
         "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
@@ -385,18 +378,11 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
         ),
     }
     if blind:
-        columns = {name: nothing if name in _OF_WHAT_IT_DID else column for name, column in columns.items()}
+        of_what_it_did = (*as_they_are, "compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns")
+        columns |= dict.fromkeys(of_what_it_did, nothing)
     columns["length"] = _lengths(rank, blind=blind)
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
-
-
-_OF_WHAT_IT_DID = frozenset(
-    (
-        *("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns"),
-        *("compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns"),
-    )
-)
 
 
 def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:

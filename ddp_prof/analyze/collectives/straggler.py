@@ -121,7 +121,10 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         own = take_or_unknown(ranks[index].keys, matches.rows[:, index])
         step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
     numbers = np.unique(step[step != UNKNOWN])
-    waits, takes_part = _exposed_waits(run), matches.rows != UNKNOWN
+    takes_part = matches.rows != UNKNOWN
+    waits = np.zeros(matches.rows.shape, np.int64)  # exposed ones, 0 where a rank took no part
+    for index, exposure in enumerate(run.exposures):
+        waits[:, index] = np.maximum(0, take_or_unknown(exposure.exposed_wait_ns, matches.rows[:, index]))
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # the clocks tell nothing about who came first
@@ -135,6 +138,15 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     exposed_wait = [waits[rows].sum(axis=0) for rows in of_steps] if by_steps else [waits.sum(axis=0)]
     times_last = np.bincount(last_of_step[last_of_step != UNKNOWN], minlength=len(ranks))
     compared, late_in = (by_step, last_of_step) if by_steps else (lags, last)
+    reason = None
+    if len(matches) and alignment.residual_p95_ns is None:
+        shared = f"one shares fewer than {LEAST_PAIRS} collectives with the first"
+        reason = f"clocks of the files cannot be compared: {shared}"
+    elif not len(matches):
+        reason = matches.doubt or "no collective is found on two ranks"
+        if len(ranks) < 2:
+            how = "give the others, too (--one-run joins files)"
+            reason = f"that takes the traces of at least two ranks of a run; {how}"
     return RunSkew(
         ranks=tuple(
             RankSkew(
@@ -171,7 +183,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         ),
         straggler=_straggler(times_last),
         alignment=alignment,
-        reason=_why_unknown(ranks, matches, alignment),
+        reason=reason,
         warnings=run.warnings,
         has_steps=run.has_steps,
     )
@@ -210,15 +222,6 @@ def _largest_lags(lags: Floats) -> Floats:
     return result
 
 
-def _exposed_waits(run: RunAnalysis) -> Ints:
-    """Exposed wait of each rank at each matched collective; 0 if the rank took no part."""
-    columns = [
-        np.maximum(0, take_or_unknown(exposure.exposed_wait_ns, run.matches.rows[:, index]))
-        for index, exposure in enumerate(run.exposures)
-    ]
-    return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
-
-
 def _step_cost(waits_ns: Ints, late: int) -> int:
     """The longest wait of any rank but the late one, over the collectives at which that one arrived last."""
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
@@ -246,16 +249,6 @@ def _binomial_tail(times: int, trials: int, chance: float) -> float:
         )
         for hits in range(times, trials + 1)
     )  # fmt: skip
-
-
-def _why_unknown(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> str | None:
-    if len(matches) and alignment.residual_p95_ns is None:
-        return f"clocks of the files cannot be compared: one shares fewer than {LEAST_PAIRS} collectives with the first"
-    if len(matches):
-        return None
-    if len(ranks) < 2:
-        return "that takes the traces of at least two ranks of a run; give the others, too (--one-run joins files)"
-    return matches.doubt or "no collective is found on two ranks"
 
 
 def _median_lag(lags: Floats) -> int | None:
@@ -332,10 +325,8 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
     compute = rank.compute & window
     exposed = _exposed(rank, rows, wait_ns, since)
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
-    parts = [tuple(exposed[row]) for row in rows.tolist()]
-    columns: Any = zip(
-        none_for_unknown(timings.bucket[rows]), none_for_unknown(timings.bytes[rows]), *times, parts, strict=True
-    )
+    sizes = (none_for_unknown(column[rows]) for column in (timings.bucket, timings.bytes))
+    columns: Any = zip(*sizes, *times, [tuple(exposed[row]) for row in rows.tolist()], strict=True)
     return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),

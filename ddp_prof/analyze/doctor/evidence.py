@@ -147,34 +147,28 @@ class Gradients(Table):
 
 
 def find_gradients(run: RunAnalysis) -> Gradients:
-    found = [_gradients_of_rank(run, index) for index in range(len(run.ranks))]
-    together = concatenate(empty(Gradients), *found)
+    found = [empty(Gradients)]
+    for index, rank in enumerate(run.ranks):
+        rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
+        timings = select(rank.timings, rows)
+        _, consumer = distinct_rows(timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
+        is_copy = [name.lower().startswith("memcpy") for name in rank.consumers]
+        as_they_are = ("phase", "bytes", "launch_ns", "end_ns", "blocking_ns", "consumer_start_ns")
+        found.append(
+            Gradients(
+                rank=np.full(len(rows), index),
+                of=timings.step,
+                step=take_or_unknown(rank.step_numbers, timings.step),
+                duration_ns=timings.end_ns - timings.start_ns,
+                exposed_ns=run.exposures[index].exposed_ns[rows],
+                consumer=np.where(timings.consumer == UNKNOWN, UNKNOWN, consumer),
+                is_copied=np.array([*is_copy, False], np.int64)[timings.consumer],  # UNKNOWN, -1, finds the last
+                **{name: getattr(timings, name) for name in as_they_are},
+            )
+        )
+    together = concatenate(*found)
     borders = (np.diff(together.of) != 0) | (np.diff(together.rank) != 0)
     return replace(together, of=np.cumsum(np.append(True, borders))[: len(together)] - 1)
-
-
-def _gradients_of_rank(run: RunAnalysis, index: int) -> Gradients:
-    """Those of one rank; steps by their index."""
-    rank = run.ranks[index]
-    rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
-    timings = select(rank.timings, rows)
-    _, consumer = distinct_rows(timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
-    is_copy = [name.lower().startswith("memcpy") for name in rank.consumers]
-    return Gradients(
-        rank=np.full(len(rows), index),
-        of=timings.step,
-        step=take_or_unknown(rank.step_numbers, timings.step),
-        phase=timings.phase,
-        bytes=timings.bytes,
-        launch_ns=timings.launch_ns,
-        end_ns=timings.end_ns,
-        duration_ns=timings.end_ns - timings.start_ns,
-        exposed_ns=run.exposures[index].exposed_ns[rows],
-        blocking_ns=timings.blocking_ns,
-        consumer=np.where(timings.consumer == UNKNOWN, UNKNOWN, consumer),
-        consumer_start_ns=timings.consumer_start_ns,
-        is_copied=np.array([*is_copy, False], np.int64)[timings.consumer],  # UNKNOWN, -1, finds the last
-    )
 
 
 @dataclass(frozen=True)
@@ -225,7 +219,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
-    windows = rank.breakdown
+    windows, activity = rank.breakdown, rank.events.activity[rank.events.activity != UNKNOWN]
     return RankFacts(
         process=rank.process,
         device=rank.device,
@@ -235,9 +229,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         first_share=tuple(_first_shares(rank)),
         serialized=serialized,
         could_begin=could_begin,
-        graphs=int(
-            (rank.trace.activities.kind[rank.events.activity[rank.events.activity != UNKNOWN]] == Kind.GRAPH).sum()
-        ),
+        graphs=int((rank.trace.activities.kind[activity] == Kind.GRAPH).sum()),
         outside_ns=tuple(outside.tolist()),
         overhead_ns=int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum()),
     )

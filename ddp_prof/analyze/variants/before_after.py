@@ -134,15 +134,12 @@ def _group_by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collectiv
     return found
 
 
-def _launch_offset(collective: Collective) -> int | None:
-    """Against the end of backward's compute."""
-    if collective.before_backward_end_ns is None or collective.queueing_ns is None:
-        return None
-    return -collective.before_backward_end_ns - collective.queueing_ns
-
-
 _TIMES: dict[str, Callable[[Collective], int | None]] = {
-    LAUNCH: _launch_offset,
+    LAUNCH: lambda collective: (
+        None
+        if collective.before_backward_end_ns is None or collective.queueing_ns is None
+        else -collective.before_backward_end_ns - collective.queueing_ns
+    ),
     QUEUEING: lambda collective: collective.queueing_ns,
     WAIT: lambda collective: collective.wait_ns,
     TRANSFER: lambda collective: collective.transfer_ns,

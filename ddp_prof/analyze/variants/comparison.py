@@ -105,6 +105,10 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     blocked = sum(bool(step.blocking_ns) for of_rank in of_steps for step in of_rank)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
+    speedup = None
+    if naive is not None and naive.device == result.device and step is not None and step.value:
+        baseline = _median_step_length(naive)
+        speedup = baseline.value / step.value if baseline else None
     return VariantSummary(
         label=result.label,
         device=result.device,
@@ -119,7 +123,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         tail_ns=_round_or_none(_median(of_steps, "tail_ns")) if tells_tail else None,
         overlap_ratio=_share_of_communication(result, "overlapped_ns"),
         backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns"),
-        speedup=_speedup(result.device, step, naive),
+        speedup=speedup,
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
         blocking_ns=_round_or_none(_median(of_steps, "blocking_ns")) if tells_blocking else None,
@@ -132,13 +136,6 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         exposed_memory_ns=_round_or_none(_median(of_lengths, "exposed_memory_ns")),
         idle_ns=_round_or_none(_median(of_lengths, "idle_ns")),
     )
-
-
-def _speedup(device: str, step: StepMedian | None, naive: TraceOverlap | None) -> float | None:
-    if naive is None or naive.device != device or step is None or not step.value:
-        return None
-    baseline = _median_step_length(naive)
-    return baseline.value / step.value if baseline else None
 
 
 def _round_or_none(median: float | None) -> int | None:

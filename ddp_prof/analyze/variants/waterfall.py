@@ -28,7 +28,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import assign_instants, backward_end_ns, wait_end_ns
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.result_bases import FrameResult, make_frame
@@ -158,7 +158,7 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
     Contention is measured against ``reference``, too, where these do the same work.
     """
     found = []
-    for run, kernels in sorted(runs, key=lambda item: _variant_position(item[0])):
+    for run, kernels in sorted(runs, key=_position):
         if _has_unknown_work(run):
             continue
         others = [of_other for other, of_other in (*runs, *reference) if run.has_same_workload(other)]
@@ -173,7 +173,8 @@ def _has_unknown_work(run: RunAnalysis) -> bool:
     return any(len(rank.times) and rank.reason not in (None, NO_COMMUNICATION) for rank in run.ranks)
 
 
-def _variant_position(run: RunAnalysis) -> int:
+def _position(analyzed: Analyzed) -> int:
+    run, _ = analyzed
     return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
 
@@ -190,6 +191,12 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
     mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
     exposed_ns = mean["transfer"] + mean["tail"] + mean.get("wait", 0)
+    halves = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw) for part in samples}
+    widths = {part: half for part, half in halves.items() if half is not None}
+    if price is not None and widths:
+        compute, width = widths.pop("compute"), contention.half_width_ns
+        if width is not None:
+            widths |= {"contention": width, "compute": half_width_of_change(compute, width)}
     return Budget(
         label=run.label,
         device=run.device,
@@ -204,7 +211,7 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
         rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean["calls"],
         contention=contention,
         knows_wait=knows_wait,
-        half_width_ns=_half_widths(ranks, list(samples), contention),
+        half_width_ns={part: round(width) for part, width in widths.items()},
     )
 
 
@@ -212,7 +219,14 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
     """The parts of each step of known length, but for the contention."""
     times = select(rank.times, rank.times.is_known)
     start, end = times.start_ns, times.start_ns + times.length_ns
-    wait, tail = (part.covered_ns(start, end) for part in _wait_and_tail_times(rank, wait_ns))
+    # When a collective waits for a peer, or is in the tail of its step, without compute beside it. Where collectives of
+    # two steps are in flight at once, an instant in which one of them waits is wait, and of the others one in which one
+    # is in the tail is tail.
+    first, last = assign_instants(rank.timings)
+    wait_end = wait_end_ns(rank.timings, wait_ns)
+    waiting = union(first, wait_end) - rank.compute
+    in_tail = union(np.clip(backward_end_ns(rank), wait_end, last), last) - rank.compute - waiting
+    wait, tail = waiting.covered_ns(start, end), in_tail.covered_ns(start, end)
     return {
         "step": times.length_ns,
         "compute": times.compute_ns,
@@ -224,29 +238,6 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
     }
 
 
-def _wait_and_tail_times(rank: RankCollectives, wait_ns: Ints) -> tuple[Intervals, Intervals]:
-    """When a collective waits for a peer, and when it is in the tail of its step, without compute beside it.
-
-    Where collectives of two steps are in flight at once, an instant in which one of them waits is wait, and one of the
-    others in which one is in the tail is tail.
-    """
-    first, last = assign_instants(rank.timings)
-    wait_end = wait_end_ns(rank.timings, wait_ns)
-    wait = union(first, wait_end) - rank.compute
-    return wait, union(np.clip(backward_end_ns(rank), wait_end, last), last) - rank.compute - wait
-
-
-def _half_widths(ranks: Sequence[Mapping[str, Ints]], parts: Sequence[str], contention: Contention) -> dict[str, int]:
-    widths = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw) for part in parts}
-    found = {part: width for part, width in widths.items() if width is not None}
-    if contention.contention_ns is not None and found:
-        width = contention.half_width_ns
-        compute = found.pop("compute")
-        if width is not None:
-            found |= {"contention": width, "compute": half_width_of_change(compute, width)}
-    return {part: round(width) for part, width in found.items()}
-
-
 def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
     """The budgets of two runs by the same parts: what is not known of one is not told apart in the other."""
     first, second = (
@@ -255,13 +246,13 @@ def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget
         else _measure_budget(one.run, one.budget.contention, knows_wait=False) or one.budget
         for one in (before, after)
     )
-    if None in (first.contention_ns, second.contention_ns):
-        return _without_contention(first), _without_contention(second)
+    if None not in (first.contention_ns, second.contention_ns):
+        return first, second
+    first, second = (
+        replace(one, compute_ns=one.compute_ns + (one.contention_ns or 0), contention_ns=None)
+        for one in (first, second)
+    )
     return first, second
-
-
-def _without_contention(budget: Budget) -> Budget:
-    return replace(budget, compute_ns=budget.compute_ns + (budget.contention_ns or 0), contention_ns=None)
 
 
 def subtract_budgets(before: Budget, after: Budget) -> Change:
