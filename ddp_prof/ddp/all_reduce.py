@@ -85,11 +85,7 @@ class ReducingVariant(DataParallel):
         pass
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes.
-
-        Raises:
-            CommunicationError: The model has a parameter now whose gradients would not be synchronized.
-        """
+        """Raises CommunicationError where the model has a parameter now whose gradients would not be synchronized."""
         if torch.is_grad_enabled():
             self._forget_dropped()
         if self._are_buffers_due:
@@ -141,7 +137,7 @@ class ReducingVariant(DataParallel):
 
 
 class Structure:
-    """The modules and parameters of a module; a fast check in each forward shows whether they changed."""
+    """The modules and parameters of a module, and a fast check whether they changed."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]
@@ -233,10 +229,6 @@ class BucketedDDP(ReducingVariant):
         rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets anew by
             the order in which these came there.
         options: As in :class:`ReducingVariant`.
-
-    Raises:
-        TypeError: ``bucket_size_mb`` is no number.
-        ValueError: It is not positive.
     """
 
     def __init__(

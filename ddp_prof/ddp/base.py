@@ -34,14 +34,12 @@ from ddp_prof.errors import CommunicationError
 
 
 class DataParallel(torch.nn.Module, ABC):
-    """A data-parallel variant: ``module`` and the averaging of its gradients over ``process_group``.
+    """``module``, whose parameters and buffers become those of rank 0, and the averaging of its gradients.
 
-    A variant can be copied (the copy shares the process group) and, with the default group, pickled; both between
-    steps only.
+    A variant can be copied (the copy shares the process group) and, with the default group, which ``None`` is, pickled;
+    both between steps only.
 
     Attributes:
-        module: The wrapped module. Its parameters and buffers become those of rank 0.
-        process_group: ``None`` is the default group.
         is_unfinished: Whether backward brought gradients that are not synchronized yet.
         is_blocking: Whether the variant waits for each collective before it does anything else.
     """
@@ -56,7 +54,13 @@ class DataParallel(torch.nn.Module, ABC):
         """Compare model and ``schedule`` over the ranks: the options that decide what is communicated, and when."""
         super().__init__()
         _check_initialized()
-        _check_wrapped_once(module)
+        if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
+            map(has_gradient_hook, module.parameters())
+        ):
+            raise CommunicationError(
+                "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that "
+                "has it"
+            )
         check_rank_consistency(module, {"variant": type(self).__name__, **schedule}, process_group)
         self.module = module
         self.process_group = process_group
@@ -76,15 +80,13 @@ class DataParallel(torch.nn.Module, ABC):
         return self._clock.seconds()
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute what the module computes."""
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
         """Return when every gradient is the average over the ranks. Does nothing within :meth:`no_sync`.
 
-        Raises:
-            CommunicationError: A collective failed, as a rule because another rank ended; with NCCL that is not known
-                here, and torch ends this process when the time limit of the group is over.
+        Raises CommunicationError where a collective failed, as a rule because another rank ended; with NCCL that is not
+        known here, and torch ends this process when the time limit of the group is over.
         """
         if not self._is_synchronizing:
             return
@@ -99,13 +101,7 @@ class DataParallel(torch.nn.Module, ABC):
         """Scale all gradients by one factor where their norm is above ``max_norm``; returns the norm they had.
 
         Call it on every rank, after :meth:`finish_gradient_synchronization`: all ranks have one norm and one factor.
-
-        Args:
-            max_norm: The largest norm that is left as it is.
-            norm_type: 2 is the Euclidean norm, ``inf`` the largest absolute value.
-
-        Raises:
-            CommunicationError: The gradients are not synchronized yet.
+        A ``norm_type`` of 2 is the Euclidean norm, ``inf`` the largest absolute value.
         """
         if self.is_unfinished:
             raise CommunicationError(
@@ -200,15 +196,6 @@ class DataParallel(torch.nn.Module, ABC):
 def _check_initialized() -> None:
     if not dist.is_initialized():
         raise CommunicationError("there is no process group: call torch.distributed.init_process_group() first")
-
-
-def _check_wrapped_once(module: torch.nn.Module) -> None:
-    if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
-        map(has_gradient_hook, module.parameters())
-    ):
-        raise CommunicationError(
-            "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that has it"
-        )
 
 
 class CommunicationClock:

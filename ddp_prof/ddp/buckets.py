@@ -100,10 +100,9 @@ class GradientBucket:
 
     Attributes:
         index: Position in the order of launch.
-        parameters: Owners of the gradients, in the order of the buffer.
-        views: The gradients in the buffer, in the same order.
+        views: The gradients of ``parameters`` in the buffer, in the same order.
         missing: How many of them have not been taken in this step.
-        refused: Those whose gradient of this step is sparse.
+        refused: Parameters whose gradient of this step is sparse.
     """
 
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> None:
@@ -167,13 +166,7 @@ class GradientBucket:
         return self._buffer
 
     def restore_gradient(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
-        """Make the reduced gradient the parameter's own again.
-
-        Args:
-            slot: Which parameter.
-            is_used: ``False`` leaves a parameter without gradient that no rank used.
-            late: Reduced contributions that came after the gradient was taken; added.
-        """
+        """Make the reduced gradient, with what came ``late``, the parameter's own; none where no rank used it."""
         gradient, parameter, placeholder = self.views[slot], self.parameters[slot], self._placeholders[slot]
         if parameter.grad is placeholder and not placeholder.is_touched and late is None:  # as a rule
             parameter.grad = gradient if is_used else None
@@ -270,7 +263,6 @@ class TakenGradient(torch.Tensor):
     Attributes:
         is_touched: Whether any of this was done to it.
         added: The sum of what autograd added.
-        is_zeroed: Whether ``zero_grad(set_to_none=False)`` zeroed it.
         is_replaced: Whether autograd put the sum in its place, as it does where it makes a graph of backward.
     """
 

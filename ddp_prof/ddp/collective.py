@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -16,7 +16,6 @@ from ddp_prof.annotate.hooks import is_on_host
 from ddp_prof.errors import CommunicationError, first_line
 
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
-TIMED_OUT = ("timed out", "timeout")
 SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 """Prefix of gloo's messages: ``[.../pair.cc:537]``."""
 ADVICE = re.compile(r"\. This is typically caused by .*")
@@ -73,10 +72,10 @@ def launch_all_reduce(
     operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
     **more: int,
 ) -> InFlight:
-    def start() -> Any:
-        return dist.all_reduce(tensor, operation, group, async_op=True)
-
-    return launch(start, range_names.ALL_REDUCE, tensor, group, bucket, params, **more)
+    return launch(
+        lambda: dist.all_reduce(tensor, operation, group, async_op=True),
+        range_names.ALL_REDUCE, tensor, group, bucket, params, **more,
+    )  # fmt: skip
 
 
 def launch(
@@ -120,16 +119,11 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) ->
 
 def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup | None) -> None:
     """Copy buffers from rank 0 by one broadcast per data type and device, and wait for it."""
-    for number, members in enumerate(group_by_kind(buffer.detach() for buffer in buffers)):
-        launch_broadcast(members, 0, group, number)()
-
-
-def group_by_kind(tensors: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Group tensors by data type and device."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(kinds.values())
+    for buffer in buffers:
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
+    for number, members in enumerate(kinds.values()):
+        launch_broadcast(members, 0, group, number)()
 
 
 def launch_broadcast(
@@ -142,10 +136,10 @@ def launch_broadcast(
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
     flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
 
-    def start() -> Any:
-        return dist.broadcast(flat, global_rank(source, group), group, async_op=True)
-
-    flight = launch(start, range_names.BROADCAST, flat, group, bucket, len(tensors))
+    flight = launch(
+        lambda: dist.broadcast(flat, global_rank(source, group), group, async_op=True),
+        range_names.BROADCAST, flat, group, bucket, len(tensors),
+    )  # fmt: skip
 
     def finish() -> None:
         flight.wait()
@@ -168,7 +162,7 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
 
 @contextmanager
 def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator[None]:
-    """Context for code that communicates internally: converts its failures to CommunicationError."""
+    """For code that communicates internally: its failures become CommunicationErrors."""
     try:
         yield
     except RuntimeError as error:
@@ -188,7 +182,7 @@ def communication_error(rank: int, what: str, error: BaseException) -> Communica
 
 def _hint(error: BaseException) -> str:
     text = str(error).lower()
-    if any(sign in text for sign in TIMED_OUT):
+    if "timed out" in text or "timeout" in text:
         return ": another rank is stuck or ended, see its output"
     if any(sign in text for sign in PEER_IS_GONE):
         return ": another rank ended, see its output"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
+from itertools import zip_longest
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -72,7 +73,6 @@ def describe_tensor(what: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
-    """Describe the first option of this rank that differs from rank 0; ``None`` if all are equal."""
     for name in (*own, *reference):
         if own.get(name) != reference.get(name):
             return f"{name}={own.get(name)}, on rank 0 {name}={reference.get(name)}: give every rank the same options"
@@ -89,21 +89,17 @@ def _comparable(value: object) -> object:
 
 
 def find_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
-    difference = _first_difference(own, reference)
-    return None if difference is None else f"{difference}: build the same model on every rank"
-
-
-def _first_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
-    for mine, theirs in zip(own, reference, strict=False):
-        if mine.what != theirs.what:
-            return f"{mine.what} stands where rank 0 has {theirs.what}"
-        for field in ("shape", "dtype", "strides", "requires_grad"):
-            value, expected = getattr(mine, field), getattr(theirs, field)
-            if value != expected:
-                phrase = f"{field}=" if field == "requires_grad" else f"{field} "
-                return f"{mine.what} has {phrase}{value}, on rank 0 {phrase}{expected}"
-    if len(own) > len(reference):
-        return f"{own[len(reference)].what} is not there on rank 0"
-    if len(own) < len(reference):
-        return f"{reference[len(own)].what} of rank 0 is missing"
+    for mine, theirs in zip_longest(own, reference):
+        if theirs is None:
+            found = f"{mine.what} is not there on rank 0"
+        elif mine is None:
+            found = f"{theirs.what} of rank 0 is missing"
+        elif mine.what != theirs.what:
+            found = f"{mine.what} stands where rank 0 has {theirs.what}"
+        elif field := next((name for name in TensorSpec._fields if getattr(mine, name) != getattr(theirs, name)), None):
+            phrase = f"{field}=" if field == "requires_grad" else f"{field} "
+            found = f"{mine.what} has {phrase}{getattr(mine, field)}, on rank 0 {phrase}{getattr(theirs, field)}"
+        else:
+            continue
+        return f"{found}: build the same model on every rank"
     return None

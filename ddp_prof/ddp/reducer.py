@@ -31,15 +31,11 @@ from ddp_prof.errors import CommunicationError
 
 
 class Reducer:
-    """Averages the gradients of ``parameters`` over a process group, bucket by bucket.
+    """Averages the gradients of ``parameters`` over a process group, bucket by bucket, in the order of ``assignment``.
 
-    Args:
-        parameters: Those that are trained, each once, in the same order on every rank.
-        assignment: For each bucket the positions of its parameters.
-        group: ``None`` is the default group.
-        find_unused: Take the votes in each step, by one small all-reduce in :meth:`finish` (its range carries
-            ``params=0``). They tell, too, which parameters no rank used: these are left without a gradient, as in one
-            process. Otherwise they get zeros.
+    With ``find_unused`` the votes are taken in each step, by one small all-reduce in :meth:`finish` (its range carries
+    ``params=0``). They tell, too, which parameters no rank used: these are left without a gradient, as in one process.
+    Otherwise they get zeros.
     """
 
     def __init__(
@@ -101,19 +97,20 @@ class Reducer:
     def finish(self, *, is_discarded: bool = False) -> None:
         """Launch what is left, wait for everything, give the gradients back.
 
-        Args:
-            is_discarded: All was dropped: parameters that brought no gradient keep what they have.
-
-        Raises:
-            CommunicationError: A collective failed; or a gradient is sparse, or a parameter is frozen on this rank
-                only: then the next step can be taken.
+        Where ``is_discarded``, all was dropped, and parameters that brought no gradient keep what they have. After the
+        error for a sparse gradient, or a parameter that is frozen on this rank only, the next step can be taken.
         """
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()
         votes = self._launch_votes() if self._find_unused or self._came_late else None
         for flight in self._in_flight:
             flight.wait()
-        unused, late = (self._unused, set()) if votes is None else self._read_votes(*votes)
+        unused, late = self._unused, set[int]()
+        if votes is not None:
+            votes[1].wait()
+            of_used, of_late = votes[0].tolist()
+            unused = {index for index, count in enumerate(of_used) if not count}
+            late = {index for index, count in enumerate(of_late) if count}
         # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
         frozen = {index for index in self._unused if not self.parameter(index).requires_grad}
         without = self._unused if is_discarded else unused if self._find_unused else frozen
@@ -159,14 +156,6 @@ class Reducer:
         if self.buckets:
             votes = votes.to(self.buckets[0].parameters[0].device)
         return votes, launch_all_reduce(votes, self._group, len(self.buckets), 0)
-
-    def _read_votes(self, votes: torch.Tensor, flight: InFlight) -> tuple[set[int], set[int]]:
-        flight.wait()
-        used, late = votes.tolist()
-        return (
-            {index for index, count in enumerate(used) if not count},
-            {index for index, count in enumerate(late) if count},
-        )
 
     def _reduce_late(self, late: set[int]) -> dict[int, torch.Tensor]:
         """The second round: averages of what came late on any rank, by the position of the parameter."""

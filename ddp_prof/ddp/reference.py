@@ -59,9 +59,6 @@ class TorchDDP(DataParallel):
             known (NaN), and buckets can be told from kernels only.
         comm_hook: ``None``, ``"bf16"`` or ``"powersgd"``. A copy of the variant starts without PowerSGD's errors.
         options: Go to DDP, whose own defaults hold.
-
-    Raises:
-        ValueError: There is no such hook, or it is to be left unmarked.
     """
 
     _ddp: DistributedDataParallel | None
@@ -100,8 +97,8 @@ class TorchDDP(DataParallel):
         if self._mark_buckets:
             self._group = MarkingGroup(self.process_group)
             self._hook = _make_hook(self._comm_hook)
-            owner = weakref.ref(self)
-            ddp.register_comm_hook(None, lambda _state, bucket: _owner(owner)._reduce_bucket(bucket))
+            owner = weakref.ref(self)  # which DDP, who calls the hook, does not outlive
+            ddp.register_comm_hook(None, lambda _state, bucket: owner()._reduce_bucket(bucket))  # type: ignore[union-attr]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         assert self._ddp is not None, "not after remove()"
@@ -217,13 +214,6 @@ def _average(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Ten
     return future.then(lambda done: done.value()[0])
 
 
-def _owner(reference: weakref.ref[TorchDDP]) -> TorchDDP:
-    """The variant of a communication hook; DDP, which calls the hook, does not outlive it."""
-    owner = reference()
-    assert owner is not None
-    return owner
-
-
 class FullyShardedDDP(DataParallel):
     """Fsdp: ``torch.distributed.fsdp.fully_shard`` (FSDP2, ZeRO stage 3) of each block and of the whole.
 
@@ -246,11 +236,7 @@ class FullyShardedDDP(DataParallel):
     wants contiguous parameters with at least one dimension, of one data type in a unit, and every rank to use the same
     ones; it cannot be undone, copied or pickled.
 
-    Args:
-        module: What is trained.
-        process_group: ``None`` is the default group.
-        find_unused_parameters: Refused: there is no such option.
-        options: Go to ``fully_shard``.
+    ``options`` go to ``fully_shard``.
     """
 
     def __init__(

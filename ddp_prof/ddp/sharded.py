@@ -75,11 +75,8 @@ class ShardGradient(torch.Tensor):
 class ShardBucket(GradientBucket):
     """Parameters that lie one behind the other in memory, of which each rank updates an equal part.
 
-    Args:
-        parameters: They become views of one flat tensor.
-
-    Attributes:
-        shard: This rank's part of the flat tensor, ``[padded length / world]``; what the optimizer steps on.
+    They become views of one flat tensor; ``shard`` is this rank's part of it, ``[padded length / world]``, and what the
+    optimizer steps on.
     """
 
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
@@ -99,10 +96,7 @@ class ShardBucket(GradientBucket):
         self._before: torch.Tensor | None = None
 
     def take(self, slot: int, scale: float) -> bool:
-        """As of any bucket; the buffer, which is released after each reduction, is allocated again where needed.
-
-        From the first gradient on, a placeholder stands at the shard's, too, which is what ``zero_grad()`` reaches.
-        """
+        """From the first gradient on, a placeholder stands at the shard's, too, which ``zero_grad()`` reaches."""
         if not len(self._buffer):
             self._allocate()
         if self.missing == len(self.parameters):
@@ -114,9 +108,8 @@ class ShardBucket(GradientBucket):
         return super().take(slot, scale)
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        """As of any bucket; ``zero_grad()`` may have reached the shard alone."""
         late = self.parameters[slot].grad  # autograd has just added to it: after ``zero_grad()``
-        was_dropped = self._drop_with_shard()
+        was_dropped = self._drop_with_shard()  # ``zero_grad()`` may have reached the shard alone
         self.parameters[slot].grad = late
         is_dropped, late = super().take_late(slot)
         if was_dropped:
@@ -127,13 +120,14 @@ class ShardBucket(GradientBucket):
         return (self.missing < len(self.parameters) and self._is_shard_dropped()) or super().is_dropped()
 
     def release(self) -> None:
+        """Free the buffer; the next :meth:`take` allocates it again."""
         self._buffer, self.views = self._buffer[:0].clone(), []
 
     def reduce(self) -> InFlight:
         """Launch the reduce-scatter: this rank gets the sum of its part.
 
-        Gloo's own reduce-scatter is an all-reduce that does not say when it is done. There the ranks exchange parts,
-        which is as much on the wire as a reduce-scatter, and add up in :meth:`give_shard`.
+        Gloo's own is an all-reduce that does not say when it is done. There the ranks exchange parts, which is as much
+        on the wire, and add up in :meth:`give_shard`.
         """
         full = self.tensor()
         if self._before is not None:  # gradients add up until they are set to None
@@ -150,8 +144,7 @@ class ShardBucket(GradientBucket):
     def gather(self) -> InFlight:
         """Launch the all-gather of the parameters, in place.
 
-        Gloo's own all-gather receives a copy of everything. There each rank broadcasts its part, which needs none and
-        takes less time.
+        Gloo's own receives a copy of everything; that each rank broadcasts its part needs none and takes less time.
         """
 
         def start() -> Any:
@@ -196,7 +189,7 @@ class ShardBucket(GradientBucket):
         return self.shard.grad is not self._taken_shard or self._taken_shard.is_zeroed
 
     def _drop_with_shard(self) -> bool:
-        """Drop what was taken of each parameter where ``zero_grad()`` reached the shard; says whether it did."""
+        """Drop what was taken where ``zero_grad()`` reached the shard; says whether it did."""
         is_dropped = self._is_shard_dropped()
         if is_dropped:
             for parameter, is_taken in zip(self.parameters, self._taken, strict=True):
@@ -286,7 +279,9 @@ class ShardedDDP(ReducingVariant):
         return [bucket.shard for bucket in self._shard_reducer.shard_buckets()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or any(map(_is_compiled, self._layers)):
+        if torch.compiler.is_compiling() or any(
+            layer._compiled_call_impl is not None or "_orig_mod" in layer._modules for layer in self._layers
+        ):
             self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
         return super().forward(*args, **kwargs)
 
@@ -308,12 +303,11 @@ class ShardedDDP(ReducingVariant):
         self.wait_for_parameters()  # an all-gather still reads the part that is stepped on
 
     def on_step(self) -> None:
-        """Launch the all-gathers of what the optimizer changed. Called by a hook when a step on the shards ends."""
+        """Launch the all-gathers of what the optimizer changed."""
         for bucket in reversed(self._shard_reducer.shard_buckets()):
             self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
-        """Return when all parameters are those of the last step."""
         self._gathers.settle()
 
     def remove(self) -> None:
@@ -360,19 +354,11 @@ class ShardedDDP(ReducingVariant):
         return super()._state()
 
 
-def _is_compiled(layer: torch.nn.Module) -> bool:
-    return layer._compiled_call_impl is not None or "_orig_mod" in layer._modules
-
-
 class Gathers:
-    """The all-gathers in flight, by the index of their bucket.
-
-    Attributes:
-        is_pending: Whether one may be in flight. A flag of its own: ``torch.compile`` compiles once for each value.
-    """
+    """The all-gathers in flight, by the index of their bucket."""
 
     def __init__(self) -> None:
-        self.is_pending = False
+        self.is_pending = False  # a flag of its own: ``torch.compile`` compiles once for each value
         self._in_flight: dict[int, InFlight] = {}
         self._waited: set[tuple[int, torch.cuda.Stream | None]] = set()
 
@@ -407,10 +393,7 @@ class AwaitedParameters(dict[str, Parameter]):
     A module keeps its parameters in a dictionary, ``_parameters``. Attributes, ``parameters()``, ``state_dict()``,
     ``load_state_dict()``, ``to()``, copies and pickles all go through it, so it is the dictionary that waits. Hooks on
     layers would not do: attention reads ``out_proj.weight`` and never calls ``out_proj``; nobody calls a
-    ``ParameterList``.
-
-    Args:
-        bucket_of: By the ``id`` of a parameter, the index of the bucket in which it is gathered.
+    ``ParameterList``. ``bucket_of`` gives by the ``id`` of a parameter the index of its bucket.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_of: Mapping[int, int], gathers: Gathers) -> None:

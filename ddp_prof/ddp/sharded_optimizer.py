@@ -46,15 +46,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
         process_group: ``None`` is the default group.
         kwargs: Go to ``optimizer_cls``.
 
-    Attributes:
-        local: This rank's optimizer; its groups are those of this one, with the parameters that the rank owns.
-
-    Raises:
-        CommunicationError: The parameters differ from those of another rank.
-        ValueError: ``optimizer_cls`` has to call a closure itself, as LBFGS.
     """
 
     local: torch.optim.Optimizer
+    """This rank's optimizer; its groups are those of this one, with the parameters that the rank owns."""
 
     def __init__(
         self,
@@ -79,11 +74,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._copy_options_from_local()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Divide one more group: the largest parameter first, each goes to the rank that has the fewest bytes so far.
-
-        Raises:
-            CommunicationError: The parameters differ from those of another rank.
-        """
+        """Divide one more group: the largest parameter first, each goes to the rank with the fewest bytes so far."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in sorted(group["params"], key=lambda tensor: -tensor.nbytes):
@@ -95,15 +86,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._copy_options_from_local()
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step on this rank's part, then give every rank all parameters.
-
-        Args:
-            closure: Computes the loss again and returns it; called once.
-            kwargs: Go to the step of ``optimizer_cls``.
-
-        Raises:
-            CommunicationError: A rank is gone.
-        """
+        """Step on this rank's part, then give every rank all parameters; ``closure`` is called once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -119,11 +102,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {**self.local.state_dict(), "shard": self._place()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave on this rank of as many ranks.
-
-        Raises:
-            CommunicationError: It is that of another rank, or of another number of ranks.
-        """
+        """Take back what :meth:`state_dict` gave on this rank of as many ranks; else raises CommunicationError."""
         place = state_dict.get("shard", self._place())
         if place != self._place():
             raise CommunicationError(
@@ -197,14 +176,12 @@ def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
     """Per parameter what must be equal on all ranks, and some of its values."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     names = [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
-    return [
-        (describe_tensor(f"parameter {index if name is None else repr(name)}", parameter), _sample(parameter.detach()))
-        for index, (parameter, name) in enumerate(zip(parameters, names, strict=True))
-    ]
-
-
-def _sample(tensor: torch.Tensor) -> str:
-    return str(tensor.reshape(-1)[:: max(1, tensor.numel() // 8)].tolist())
+    described = []
+    for index, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
+        sample = parameter.detach().reshape(-1)[:: max(1, parameter.numel() // 8)].tolist()
+        what = f"parameter {index if name is None else repr(name)}"
+        described.append((describe_tensor(what, parameter), str(sample)))
+    return described
 
 
 def _find_difference(own: list[tuple[TensorSpec, str]], reference: list[tuple[TensorSpec, str]]) -> str | None:
