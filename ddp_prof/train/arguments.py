@@ -37,17 +37,8 @@ def make_parser() -> argparse.ArgumentParser:
         "that --world-size starts meet there, else by a file. "
         "Example: python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 10",
     )
-    _add_variant(parser.add_argument_group("variant"))
-    _add_work(parser.add_argument_group("work"))
-    _add_numerics(parser.add_argument_group("numerics and memory"))
-    _add_ranks(parser.add_argument_group("ranks"))
-    _add_experiment(parser.add_argument_group("experiments"))
-    _add_output(parser.add_argument_group("output"))
-    parser.set_defaults(**{field.name: field.default for field in fields(Arguments) if field.default is not MISSING})
-    return parser
 
-
-def _add_variant(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("variant")
     group.add_argument("--variant", choices=VARIANT_NAMES, required=True, help="how gradients are synchronized")
     group.add_argument(
         "--bucket-size-mb",
@@ -73,8 +64,7 @@ def _add_variant(group: argparse._ArgumentGroup) -> None:
         help="find out each step which parameters no rank used, at the price of a small all-reduce",
     )
 
-
-def _add_work(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("work")
     group.add_argument("--model-size", choices=MODEL_SIZES, help="default: %(default)s")
     group.add_argument(
         "--batch-size",
@@ -94,8 +84,7 @@ def _add_work(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument("--seed", type=int, help="of the weights and the tokens (default: %(default)s)")
 
-
-def _add_numerics(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("numerics and memory")
     group.add_argument(
         "--precision",
         choices=("fp32", "bf16"),
@@ -116,8 +105,7 @@ def _add_numerics(group: argparse._ArgumentGroup) -> None:
         help="keep each block's input only and compute the rest again in backward",
     )
 
-
-def _add_ranks(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("ranks")
     group.add_argument(
         "--world-size", type=_positive, help="start so many ranks on this machine (default: torchrun's, else one)"
     )
@@ -144,8 +132,7 @@ def _add_ranks(group: argparse._ArgumentGroup) -> None:
         help="how long a rank waits for another before it gives up (default: %(default)g)",
     )
 
-
-def _add_experiment(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("experiments")
     group.add_argument(
         "--inject",
         choices=FAULTS,
@@ -154,8 +141,7 @@ def _add_experiment(group: argparse._ArgumentGroup) -> None:
         "(default: %(default)s)",
     )
 
-
-def _add_output(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("output")
     group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run here, last and on success only")
     group.add_argument(
         "--accounting",
@@ -170,6 +156,9 @@ def _add_output(group: argparse._ArgumentGroup) -> None:
         metavar="PATH",
         help="record the measured steps with torch.profiler: NAME.json.gz becomes NAME.rank0.json.gz, NAME.rank1...",
     )
+
+    parser.set_defaults(**{field.name: field.default for field in fields(Arguments) if field.default is not MISSING})
+    return parser
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -49,8 +49,6 @@ FORKING.set_forkserver_preload(["ddp_prof.train.run", "torch._dynamo", "torch.di
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
-    """The launcher was told to stop by a signal."""
-
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
@@ -177,7 +175,7 @@ def _stop(number: int, _frame: FrameType | None) -> None:
 
 def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
     """Wait until all ranks ended, or one failed and the others had time to notice; returns the failed ranks' codes."""
-    while list(_running(ranks)):
+    while _running(ranks):
         if any(_exit_code(rank) for rank in ranks):
             _wait_at_most(ranks, GRACE_S)
             break
@@ -196,12 +194,12 @@ def _end(ranks: Sequence[Rank]) -> None:
 
 def _wait_at_most(ranks: Sequence[Rank], seconds: float) -> None:
     deadline = time.monotonic() + seconds
-    while list(_running(ranks)) and time.monotonic() < deadline:
+    while _running(ranks) and time.monotonic() < deadline:
         time.sleep(POLL_S)
 
 
-def _running(ranks: Iterable[Rank]) -> Iterable[Rank]:
-    return (rank for rank in ranks if _exit_code(rank) is None)
+def _running(ranks: Sequence[Rank]) -> list[Rank]:
+    return [rank for rank in ranks if _exit_code(rank) is None]
 
 
 def _exit_code(rank: Rank) -> int | None:

@@ -67,12 +67,8 @@ def find_place(environment: Mapping[str, str]) -> RankInfo:
         return RankInfo()
     try:
         rank, world = int(environment["RANK"]), int(environment["WORLD_SIZE"])
-        return RankInfo(
-            rank,
-            world,
-            int(environment.get("LOCAL_RANK", rank)),
-            int(environment.get("LOCAL_WORLD_SIZE", world)),
-        )
+        local_rank, local_world = environment.get("LOCAL_RANK", rank), environment.get("LOCAL_WORLD_SIZE", world)
+        return RankInfo(rank, world, int(local_rank), int(local_world))
     except (KeyError, ValueError) as error:
         names = "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
         raise WorkloadError(f"a launcher tells {names} as whole numbers: {error}") from error
@@ -136,7 +132,7 @@ def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: RankI
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A memory limit, whose it is (as in "this machine has"), and how many ranks share it."""
+    """Whose it is, as in "this machine has", and how many ranks share it."""
 
     who: str
     bytes: int
@@ -160,10 +156,7 @@ def check_memory(model_size: str, ranks: int) -> None:
 def find_limits(ranks: int) -> list[Limit]:
     """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
     limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
-    limits += [
-        Limit("this control group has", cgroup_limit, ranks)
-        for cgroup_limit in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))
-    ]
+    limits += [Limit("this control group has", size, ranks) for size in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if address_space != resource.RLIM_INFINITY:
         limits.append(Limit("ulimit -v allows a process", address_space, 1))
@@ -198,7 +191,7 @@ def _read(path: Path) -> str:
 def process_group(
     place: RankInfo, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
 ) -> Iterator[None]:
-    """The default process group, while the block lasts; on failure it is left to the end of the process."""
+    """The default process group, while the block lasts; after a failure it is left to the end of the process."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
     is_shared = backend == "nccl" and ranks_per_gpu > 1

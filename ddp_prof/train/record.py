@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from math import isnan
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -112,6 +112,13 @@ def describe_run(
 ) -> Manifest:
     """The manifest; ``messages`` are those of the synchronized steps, the peak is of the rank that needed most."""
     counted = len(synchronized)
+    options = arguments.manifest_options()
+    if isinstance(variant, ReducingVariant):
+        options["buckets"] = variant.assignment  # positions among the trained parameters, in launch order
+    if ranks_per_gpu > 1:
+        names = sorted(name for name in os.environ if name.startswith("NCCL_"))
+        options |= {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
+    options["state_bytes"] = dict(state_bytes)
     return Manifest(
         **arguments.manifest_fields(),
         world_size=dist.get_world_size(),
@@ -127,8 +134,11 @@ def describe_run(
         git_commit=git_commit(),
         command=("python", "-m", "ddp_prof.train", *sys.argv[1:]),
         created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        parameters=parameters(variant.module),
-        options=_options(arguments, variant) | _gpu_sharing_options(ranks_per_gpu) | {"state_bytes": dict(state_bytes)},
+        parameters=tuple(
+            Parameter(name, item.numel(), str(item.dtype).removeprefix("torch."), item.requires_grad)
+            for name, item in variant.module.named_parameters()
+        ),
+        options=options,
         host_times=(*_host_times(steps, False), *_host_times(synchronized, True)),
         messages=summarize(messages) if variant.is_blocking else (),
         collectives=len(messages) // counted if counted else None,
@@ -138,29 +148,21 @@ def describe_run(
 
 
 def _host_times(results: Sequence[StepResult], is_synchronized: bool) -> list[HostTimes]:
+    def nanoseconds(seconds: float) -> int:
+        return round(seconds * 1e9)
+
     return [
         HostTimes(
             is_synchronized,
             step,
-            step_ns=_nanoseconds(result.step_seconds),
-            forward_ns=_nanoseconds(result.phase_seconds[FORWARD]),
-            backward_ns=_nanoseconds(result.phase_seconds[BACKWARD]),
-            communication_ns=None if isnan(known := result.communication_seconds) else _nanoseconds(known),
-            optimizer_ns=_nanoseconds(result.phase_seconds[OPTIMIZER]),
+            step_ns=nanoseconds(result.step_seconds),
+            forward_ns=nanoseconds(result.phase_seconds[FORWARD]),
+            backward_ns=nanoseconds(result.phase_seconds[BACKWARD]),
+            communication_ns=None if isnan(known := result.communication_seconds) else nanoseconds(known),
+            optimizer_ns=nanoseconds(result.phase_seconds[OPTIMIZER]),
         )
         for step, result in enumerate(results)
     ]
-
-
-def _nanoseconds(seconds: float) -> int:
-    return round(seconds * 1e9)
-
-
-def parameters(module: torch.nn.Module) -> tuple[Parameter, ...]:
-    return tuple(
-        Parameter(name, item.numel(), str(item.dtype).removeprefix("torch."), item.requires_grad)
-        for name, item in module.named_parameters()
-    )
 
 
 def versions() -> dict[str, str]:
@@ -175,8 +177,12 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, str | int]:
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    cpu = platform.processor()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu,
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 0,
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         "system": f"{platform.system()} {platform.release()}",
@@ -196,33 +202,10 @@ def git_commit() -> str | None:
     return done.stdout.split()[0]
 
 
-def _cpu_model() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(": ")[2] for line in lines if line.startswith("model name")), platform.machine())
-
-
-def _options(arguments: Arguments, variant: DataParallel) -> dict[str, Any]:
-    """Settings that not every variant has; ``buckets`` are positions among the trained parameters, in launch order."""
-    buckets = {"buckets": variant.assignment} if isinstance(variant, ReducingVariant) else {}
-    return arguments.manifest_options() | buckets
-
-
-def _gpu_sharing_options(ranks_per_gpu: int) -> dict[str, Any]:
-    """Options for ranks that share a GPU: their number, and NCCL's environment for it."""
-    if ranks_per_gpu == 1:
-        return {}
-    names = sorted(name for name in os.environ if name.startswith("NCCL_"))
-    return {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
-
-
 def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict[str, int]:
     """Bytes that this rank keeps between two steps, each storage once; call it after a step.
 
-    Gradients are counted with the buckets of which they are views; activations and a communication library's own
-    buffers are left out.
+    Gradients count with the buckets of which they are views; a communication library's own buffers do not count.
     """
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
@@ -257,9 +240,8 @@ class Message(NamedTuple):
 class MessageLog:
     """An ``annotate.Sink`` that notes each collective and lets other ranges pass.
 
-    Args:
-        wait_for_device: Called before a message and within its time, so that its time is its own; a variant that does
-            not block in each call must get one that does nothing.
+    ``wait_for_device`` is called before a message and within its time, so that its time is its own; for a variant that
+    does not block in each call it must do nothing.
     """
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:

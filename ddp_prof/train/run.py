@@ -228,7 +228,7 @@ def _say(line: str) -> None:
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:
-    """Raise an error for options that the device or the machine does not support."""
+    """Raise an error for what the device or the machine does not support."""
     if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]

@@ -64,8 +64,6 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal self-attention of several heads with rotary positions."""
-
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.heads = size.heads
@@ -87,8 +85,6 @@ class Attention(nn.Module):
 
 
 class SwiGLU(nn.Module):
-    """Feed-forward ``w2(silu(w1 x) * w3 x)``."""
-
     def __init__(self, size: ModelSize) -> None:
         super().__init__()
         self.w1 = nn.Linear(size.d_model, size.d_ff, bias=False)
@@ -178,11 +174,7 @@ class StepResult(NamedTuple):
 
 
 class PhaseClock:
-    """Times the phases of a step by the host's clock.
-
-    Args:
-        settle: Called at the end of each phase, within its time: waits for the device, or does nothing.
-    """
+    """Times the phases of a step by the host's clock, in each of which ``wait_for_device`` is called last."""
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:
         self.seconds: dict[str, float] = {}
@@ -267,5 +259,4 @@ def wait_for_device(device: torch.device) -> None:
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Where forward and loss are computed in ``precision``; weights and gradients stay float32."""
     return torch.autocast(device.type, torch.bfloat16) if precision == "bf16" else nullcontext()
