@@ -15,7 +15,6 @@ from ddp_prof.capture.processes import run, scratch_folder
 from ddp_prof.capture.recorder import (
     CAPTURE_RANGE,
     PACKAGE,
-    Recording,
     choose_nsys,
     installed,
     profile_command,
@@ -43,11 +42,9 @@ class Job:
 
     Attributes:
         command: All that is run, recorder and marks included.
-        folder: For the files.
-        name: What they are called, up to a rank or node.
+        name: What its files in ``folder`` are called, up to a rank or node.
         part: ``.rank3`` or ``.node1`` where other processes make the rest, else empty.
         nsys: The nsys that records; ``None``: torch.profiler.
-        on_gpus: Whether there are GPUs here.
         ranks: Those that must arrive; ``None``: all of which the traces speak.
     """
 
@@ -96,17 +93,10 @@ class Job:
 def plan_job(
     program: Sequence[str], folder: Path, profiler: str, steps: str | None, environ: Mapping[str, str]
 ) -> tuple[Job, str]:
-    """Plan how to record an unchanged program on this machine, and why that way.
+    """Plan how to record an unchanged program, launcher included, on this machine, and why that way.
 
-    Args:
-        program: Its command line, launcher included.
-        folder: For the files.
-        profiler: ``nsys``, ``torch`` or ``auto``: nsys where there is one and a GPU.
-        steps: The steps to record, ``10:20``; all by default.
-        environ: The environment.
-
-    Raises:
-        WorkloadError: nsys is asked for and not there.
+    ``profiler`` is ``nsys``, ``torch`` or ``auto``: nsys where there is one and a GPU. ``steps``, as ``10:20``, are all
+    that is recorded.
     """
     on_gpus = bool(visible_gpus(environ))
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
@@ -121,7 +111,7 @@ def plan_job(
     else:
         capture_range = CAPTURE_RANGE if steps and on_gpus else None
         marks += ["DDP_PROF_SHARED=1"] if capture_range and ".rank" not in part else []
-        inner = profile_command(nsys, Recording(folder / f"{name}{part}", on_gpus, capture_range), inner)
+        inner = profile_command(nsys, inner, folder / f"{name}{part}", traces_cuda=on_gpus, capture_range=capture_range)
     command = (*program[:at], "env", *marks, *inner)
     return Job(command, folder, name, part if "%q" not in part else "", nsys, on_gpus), why
 
@@ -138,15 +128,9 @@ def run_job(job: Job) -> int:
 
 
 def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
-    """Make each report of nsys readable without it.
+    """Make each report of nsys readable without it; raises WorkloadError, with ``why_none``, where there is none.
 
-    Args:
-        job: What was run.
-        environ: QDSTRM_IMPORTER makes a report of what an nsys left that has no importer of its own.
-        why_none: Said where there is none.
-
-    Raises:
-        WorkloadError: There is none, or it cannot be exported.
+    QDSTRM_IMPORTER of ``environ`` makes a report of what an nsys left that has no importer of its own.
     """
     if job.nsys is None:
         return
@@ -178,9 +162,7 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
 def find_losses(job: Job) -> list[str]:
     """What the files should hold but do not, one line each: profilers lose data without an error.
 
-    Raises:
-        WorkloadError: There is no file.
-        TraceError: One cannot be read.
+    Raises WorkloadError where there is no file, TraceError where one cannot be read.
     """
     # The reader needs numpy: not before there is something to read.
     from ddp_prof.ingest.load import load_trace

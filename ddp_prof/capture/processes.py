@@ -72,11 +72,7 @@ def _new_folder(root: Path) -> tuple[Path, int]:
 
 
 def _lock(folder: Path) -> int:
-    """Hold a folder; the system lets go of it when this process ends, however that ends.
-
-    Raises:
-        OSError: Somebody holds it, or it is somebody else's, or none.
-    """
+    """Hold a folder until this process ends; raises OSError where another does, or it is another user's, or none."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid != os.getuid():
@@ -123,16 +119,10 @@ def run(
     namespace: Sequence[str] = (),
     limit_s: int | None = None,
 ) -> int:
-    """Run a command to its end.
+    """Run a command to its end, or for ``limit_s`` seconds, with ``environ`` and the mark alone.
 
-    Args:
-        command: A program and its arguments.
-        environ: All that it is given, but for the mark.
-        scratch: See :func:`scratch_folder`.
-        log: For what it says. ``None``: it has the terminal of this process, which hands signals to end on to it and
-            waits. Else a signal ends the call by an exception.
-        namespace: Of :func:`process_namespace`.
-        limit_s: End it after so many seconds.
+    What it says goes to ``log``, and a signal ends the call by an exception. Without a log it has the terminal of this
+    process, which hands signals to end on to it and waits.
 
     Returns:
         Its exit code, 128 and the number of the signal that ended it, or :data:`NOT_DONE`. All that it started is gone
@@ -167,12 +157,7 @@ def run(
 
 
 def run_tethered(command: Sequence[str], stdout: int | None = None) -> tuple[int, str]:
-    """Run a command to its end, or tell it to end where a signal ends the call; its exit code, and what went to a pipe.
-
-    Args:
-        command: A program and its arguments, with this process's environment.
-        stdout: As for ``subprocess``; ``None`` is this process's own.
-    """
+    """Run a command to its end, which a signal to this process brings about; its exit code and what went to a pipe."""
     with subprocess.Popen([*_tether("TERM"), *command], stdout=stdout, text=True) as process:  # noqa: S603
         try:
             printed, _ = process.communicate()
@@ -223,8 +208,7 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, 
 def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
     """Note what nsys keeps in /tmp and in shared memory, if that is not the namespace's: it stays where nsys is killed.
 
-    Returns:
-        Whether it is there: nsys has begun.
+    Says whether it is there: nsys has begun.
     """
     environments = _find_marked_processes(f"{MARK}={scratch}")
     configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}

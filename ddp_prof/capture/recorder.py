@@ -6,7 +6,6 @@ import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -24,14 +23,8 @@ def choose_nsys(
 ) -> tuple[Nsys | None, str]:
     """The nsys that records, ``None`` where torch.profiler does, and why.
 
-    Args:
-        profiler: ``nsys``, ``torch`` or ``auto``.
-        environ: The environment.
-        is_preferred: Whether nsys is the better one where both are available.
-        may_fetch: Whether an nsys may be fetched where there is none.
-
-    Raises:
-        WorkloadError: nsys is asked for and not to be had.
+    ``profiler`` is ``nsys``, ``torch`` or ``auto``, which takes nsys where there is one and it ``is_preferred``. Raises
+    WorkloadError where nsys is asked for and not to be had.
     """
     if profiler == "torch":
         return None, "as asked for"
@@ -74,46 +67,46 @@ CAPTURE_RANGE = "cudaProfilerApi"
 EVENT_TRACE = "--cuda-event-trace"
 
 
-@dataclass(frozen=True)
-class Recording:
-    """What is to be recorded.
+def profile_command(
+    nsys: Nsys,
+    program: Sequence[str],
+    output: Path,
+    *,
+    traces_cuda: bool,
+    capture_range: str | None = None,
+    samples_gpus: bool = False,
+    further: Sequence[str] = (),
+) -> list[str]:
+    """``nsys profile`` with the program behind it: the only home of nsys's flags.
 
-    Attributes:
+    Args:
+        nsys: What it can do decides about flags.
+        program: Its command line.
         output: The report's name without its suffix.
         traces_cuda: Whether the program computes on GPUs.
         capture_range: What nsys waits for on GPUs; ``None``: it records the whole run.
         samples_gpus: Whether the counters of all GPUs are sampled, which one process per node can.
-        flags: Further ones.
+        further: Further flags.
     """
-
-    output: Path
-    traces_cuda: bool
-    capture_range: str | None = None
-    samples_gpus: bool = False
-    flags: Sequence[str] = ()
-
-
-def profile_command(nsys: Nsys, recording: Recording, program: Sequence[str]) -> list[str]:
-    """``nsys profile`` with the program behind it."""
     flags = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true"]
-    flags.append(f"--output={recording.output}")
-    flags.append(f"--trace={'cuda,nvtx' if recording.traces_cuda else 'nvtx'}")
-    if recording.traces_cuda:
+    flags.append(f"--output={output}")
+    flags.append(f"--trace={'cuda,nvtx' if traces_cuda else 'nvtx'}")
+    if traces_cuda:
         if nsys.supports("profile", "--cuda-graph-trace"):
             flags.append("--cuda-graph-trace=node")
         # Event records tell who waited for whom; newer releases leave them out unless told.
-        is_told = any(flag.startswith(EVENT_TRACE) for flag in recording.flags)
+        is_told = any(flag.startswith(EVENT_TRACE) for flag in further)
         if nsys.supports("profile", EVENT_TRACE) and not is_told:
             flags.append(f"{EVENT_TRACE}=true")
-        if recording.capture_range:
-            flags.append(f"--capture-range={recording.capture_range}")
+        if capture_range:
+            flags.append(f"--capture-range={capture_range}")
             # Else the end of the range would end the program.
             has_end = nsys.supports("profile", "--capture-range-end")
             flags.append("--capture-range-end=stop" if has_end else "--stop-on-range-end=true")
-        if recording.samples_gpus:
+        if samples_gpus:
             is_new = nsys.supports("profile", "--gpu-metrics-devices")
             flags.append("--gpu-metrics-devices=all" if is_new else "--gpu-metrics-device=all")
-    return [nsys.path, "profile", *flags, *recording.flags, *program]
+    return [nsys.path, "profile", *flags, *further, *program]
 
 
 ANSWER_LIMIT_S = 60

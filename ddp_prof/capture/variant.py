@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, nullcontext, redirect_stderr, suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -30,7 +30,6 @@ from ddp_prof.capture.recorder import (
     CAPTURE_RANGE,
     CHECKOUT,
     PACKAGE,
-    Recording,
     choose_nsys,
     installed,
     profile_command,
@@ -68,10 +67,6 @@ class Plan:
         ranks: That run on this machine, or where a launcher started this once per rank, of all machines.
         place: Of the rank that is captured, where a launcher started this once per rank: torchrun's variables.
         gpus: Names of those that a process sees.
-        on_gpus: Whether the ranks run there.
-        traces: Folder for the files.
-        nsys_flags: Further flags of nsys profile.
-        limit_s: For the recorded run.
     """
 
     environ: Mapping[str, str]
@@ -105,7 +100,6 @@ class Plan:
 
     @property
     def python(self) -> str:
-        """What runs the workload."""
         venv = self.environ.get("VENV")
         return f"{venv}/bin/python" if venv else sys.executable
 
@@ -119,15 +113,16 @@ class Plan:
         program += ["--profiler", profiler] if profiler else []
         if nsys is not None:
             capture_range = self.environ.get("CAPTURE_RANGE") or CAPTURE_RANGE
-            recording = Recording(
+            program = profile_command(
+                nsys,
+                program,
                 folder / self.name,
                 traces_cuda=self.on_gpus,
                 capture_range=None if capture_range == "none" else capture_range,
                 # One process per node can.
                 samples_gpus=self.is_set("GPU_METRICS") and self.place.get("LOCAL_RANK", "0") == "0",
-                flags=self.nsys_flags,
+                further=self.nsys_flags,
             )
-            program = profile_command(nsys, recording, program)
         elif profiler:
             program += ["--kineto", str(folder / f"{self.base}.json.gz")]
         # Which ranks torchrun gave this of several nodes is its own affair.
@@ -136,11 +131,7 @@ class Plan:
 
 
 def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """What is asked for; every number is checked before anything is calculated.
-
-    Raises:
-        UsageError: It is not to be had.
-    """
+    """What is asked for; every number is checked before anything is calculated, and a wrong one is a UsageError."""
     at = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
         "profile_variant.sh",
@@ -163,6 +154,8 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     sharing = _whole(environ, "RANKS_PER_GPU", 1)
     local = "NGPU" if environ.get("NGPU") else "WORLD_SIZE"
     ranks = _whole(place, "WORLD_SIZE", 1) or _whole(environ, local, 1, most_ranks()) or 2
+    found = re.search(r"--nnodes[= ](?:[0-9]+:)?([0-9]+)", environ.get("TORCHRUN", ""))
+    nodes = _whole({"--nnodes": found[1]}, "--nnodes", 1, 1_000_000) or 1 if found else 1
 
     gpus = visible_gpus(environ)
     device = environ.get("DEVICE") or "auto"
@@ -175,7 +168,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         "--world-size": None if place or environ.get("TORCHRUN") else str(ranks),
         "--device": device,
         "--model-size": environ.get("MODEL_SIZE") or ("medium" if device == "cuda" else "mini"),
-        "--batch-size": environ.get("BATCH_SIZE") or str(2 * ranks * _nodes(environ)),
+        "--batch-size": environ.get("BATCH_SIZE") or str(2 * ranks * nodes),
         "--seq-len": environ.get("SEQ_LEN") or "128",
         "--steps": environ.get("STEPS") or "10",
         "--warmup": environ.get("WARMUP") or "2",
@@ -220,11 +213,6 @@ def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) 
     if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and least <= int(text) <= most:
         return int(text)
     raise UsageError(f"{name}={text[:80]}: no whole number from {least} to {most}")
-
-
-def _nodes(environ: Mapping[str, str]) -> int:
-    found = re.search(r"--nnodes[= ](?:[0-9]+:)?([0-9]+)", environ.get("TORCHRUN", ""))
-    return _whole({"--nnodes": found[1]}, "--nnodes", 1, 1_000_000) or 1 if found else 1
 
 
 def clean_environment(plan: Plan) -> dict[str, str]:
@@ -274,11 +262,8 @@ def describe_failure(error: Exception) -> str:
 def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Capture a variant unless the capture exists; returns one line about the result.
 
-    Raises:
-        UsageError: It cannot be captured as asked for.
-        DdpProfError: It failed; what was there before is unchanged.
-        OSError: The folder cannot be written.
-        Stopped: By a signal; what was started is gone.
+    Raises UsageError for what cannot be captured, else DdpProfError: what was there before is unchanged. OSError: the
+    folder cannot be written. Stopped: by a signal; what was started is gone.
     """
     began = time.monotonic()
     plan = read_plan(argv, environ)
@@ -287,7 +272,8 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     key = digest_plan(plan, profiler)
     if _is_done(plan, nsys, profiler, key):
         return f"{plan.name}: up to date"
-    with _lock_output(plan), scratch_folder() as scratch, _partial_folder(plan) as partial:
+    holding = nullcontext() if plan.part else _hold_output(plan.traces)  # parts are made at the same time
+    with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
         if _is_done(plan, nsys, profiler, key):  # by whom this has waited for
             return f"{plan.name}: up to date"
         try:
@@ -314,7 +300,7 @@ def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | Non
 
 
 def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> bool:
-    """Whether a finished capture is unchanged; of a part nobody knows the others."""
+    """Whether a finished capture is unchanged; not of a part, as nobody knows the others."""
     if plan.part or plan.is_set("FORCE"):
         return False
     with suppress(OSError, ValueError, AttributeError):
@@ -326,13 +312,9 @@ def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> b
 
 
 @contextmanager
-def _lock_output(plan: Plan) -> Iterator[None]:
-    """Hold the folder; parts of a capture are made at the same time."""
-    if plan.part:
-        yield
-        return
-    with hold_folder(plan.traces, lambda: say(f"waiting for another capture into {plan.traces}")):
-        for left in plan.traces.glob(".*.partial"):  # of captures that were killed
+def _hold_output(traces: Path) -> Iterator[None]:
+    with hold_folder(traces, lambda: say(f"waiting for another capture into {traces}")):
+        for left in traces.glob(".*.partial"):  # of captures that were killed
             if not re.search(r"\.(rank|node)[0-9]+\.partial$", left.name):  # others may be making these
                 shutil.rmtree(left, ignore_errors=True)
         yield
@@ -370,7 +352,7 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
     log.touch()
     # nsys opens sockets in TMPDIR, whose paths must be short.
     environ = {**clean_environment(plan), "HOME": str(scratch), "TMPDIR": str(scratch)}
-    with _follow_log(log, is_wanted=plan.is_set("VERBOSE")):
+    with _follow_log(log) if plan.is_set("VERBOSE") else nullcontext():
         namespace = _namespace(plan) if nsys else []
         code = run(job.command, environ, scratch, log=log, namespace=namespace, limit_s=plan.limit_s)
     reason = find_reason(log, code, profiler or "the launcher")
@@ -403,11 +385,8 @@ def _namespace(plan: Plan) -> list[str]:
 
 
 @contextmanager
-def _follow_log(log: Path, *, is_wanted: bool) -> Iterator[None]:
+def _follow_log(log: Path) -> Iterator[None]:
     """Print the output of nsys and the workload while it is written."""
-    if not is_wanted:
-        yield
-        return
     with subprocess.Popen(["tail", "-f", str(log)], stdout=sys.stderr) as tail:  # noqa: S603, S607
         try:
             yield

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ddp_prof.capture.recorder import Recording, profile_command
+from ddp_prof.capture.recorder import profile_command
 from ddp_prof.ingest.nsys_program import Nsys
 
 ALWAYS = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true", "--output=x/flat"]
-CPU = Recording(Path("x/flat"), traces_cuda=False, capture_range="cudaProfilerApi", samples_gpus=True)
-CUDA = replace(CPU, traces_cuda=True)
+CPU: dict[str, Any] = {"traces_cuda": False, "capture_range": "cudaProfilerApi", "samples_gpus": True}
+CUDA = CPU | {"traces_cuda": True}
 OLD: set[str] = set()
-PLAIN = replace(CUDA, capture_range=None, samples_gpus=False)
+PLAIN = {"traces_cuda": True}
 EVENTS = {"--cuda-event-trace"}
 NEW = {"--cuda-graph-trace", "--capture-range-end", "--gpu-metrics-devices"}
 
@@ -36,7 +36,7 @@ class Version(Nsys):
         (NEW, CPU, ["--trace=nvtx"]),
         (
             NEW,
-            replace(CPU, flags=("--nvtx-domain-include=ddp_prof",)),
+            CPU | {"further": ("--nvtx-domain-include=ddp_prof",)},
             ["--trace=nvtx", "--nvtx-domain-include=ddp_prof"],
         ),
         (
@@ -55,18 +55,18 @@ class Version(Nsys):
                 "--gpu-metrics-device=all",
             ],
         ),
-        (NEW, replace(CUDA, capture_range=None, samples_gpus=False), ["--trace=cuda,nvtx", "--cuda-graph-trace=node"]),
+        (NEW, PLAIN, ["--trace=cuda,nvtx", "--cuda-graph-trace=node"]),
         (EVENTS, PLAIN, ["--trace=cuda,nvtx", "--cuda-event-trace=true"]),
         (EVENTS, CPU, ["--trace=nvtx"]),
         (
             EVENTS,
-            replace(PLAIN, flags=("--cuda-event-trace=false",)),
+            PLAIN | {"further": ("--cuda-event-trace=false",)},
             ["--trace=cuda,nvtx", "--cuda-event-trace=false"],
         ),
     ],
 )
-def test_flags(options: set[str], recording: Recording, flags: list[str]) -> None:
-    command = profile_command(Version(options), recording, ["python", "-m", "x"])
+def test_flags(options: set[str], recording: dict[str, Any], flags: list[str]) -> None:
+    command = profile_command(Version(options), ["python", "-m", "x"], Path("x/flat"), **recording)
     assert command == ["/opt/nsys", "profile", *ALWAYS, *flags, "python", "-m", "x"]
 
 
@@ -92,6 +92,6 @@ def test_event_records_are_asked_for_where_the_help_names_them(tmp_path: Path, t
     program.chmod(0o755)
     nsys = Nsys(str(program), "2024.1.1.1")  # its number tells nothing
     for _ in range(2):
-        command = profile_command(nsys, PLAIN, ["python"])
+        command = profile_command(nsys, ["python"], Path("x/flat"), **PLAIN)
     assert ("--cuda-event-trace=true" in command) is has_it
     assert asked.read_text(encoding="utf-8").splitlines() == ["profile --help"], "asked once"
