@@ -13,13 +13,7 @@ class DdpProfError(Exception):
 
 
 class TraceError(DdpProfError):
-    """A trace that cannot be read or measured.
-
-    Args:
-        path: The file concerned.
-        reason: What is wrong with it.
-        hint: What the user can do about it.
-    """
+    """A trace that cannot be read or measured: the file, what is wrong with it, what the user can do about it."""
 
     def __init__(self, path: Path | str, reason: str, hint: str) -> None:
         super().__init__(path, reason, hint)
@@ -34,13 +28,7 @@ class TraceError(DdpProfError):
 
 
 class InterruptedReadingError(TraceError):
-    """Reading many traces was interrupted: what had been read is shown.
-
-    Args:
-        path: The first trace that was not read.
-        unread: How many were not.
-        traces: How many were asked for.
-    """
+    """Reading many traces was interrupted, ``path`` first: what had been read is shown."""
 
     def __init__(self, path: Path, unread: int, traces: int) -> None:
         super().__init__(path, f"interrupted: {unread} of {traces} traces were not read", "run the command again")

@@ -199,7 +199,6 @@ def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manife
 
 
 def write_manifest(manifest: Manifest, path: Path) -> None:
-    """Write ``path`` atomically."""
     record = {**asdict(manifest), "caveats": [caveat.value for caveat in caveats_of(manifest)]}
     if manifest.final_loss is not None and not math.isfinite(manifest.final_loss):
         record["final_loss"] = None

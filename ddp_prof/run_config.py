@@ -38,11 +38,9 @@ class RunConfig:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
         bucket_size_mb: Cap of a bucket in MiB; ``None``: no cap, or the variant takes none.
         comm_hook: One of ``variants.COMM_HOOKS``, of torch's DDP; ``None``: gradients travel as they are.
-        batch_size: Sequences a step of all ranks together.
-        seq_len: Tokens of a sequence.
-        steps: Measured steps.
-        warmup: Steps before them.
-        synchronized_steps: Steps after them in which the host waits for the device after each phase.
+        batch_size: Sequences a step of all ranks together, of ``seq_len`` tokens each.
+        steps: Measured steps; ``warmup`` come before them, and after them ``synchronized_steps``, in which the host
+            waits for the device after each phase.
         world_size: Ranks; ``None``: as many as the launcher started, else one.
         timeout: Seconds that a rank waits for another.
         compile: ``None``, ``blocks`` or ``model``.
@@ -78,7 +76,7 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """The variant with its bucket size and options, as tables show it: ``bucketed 10 MB``."""
+        """As tables show it: ``bucketed 10 MB``."""
         return variant_label(self.variant, self.bucket_size_mb, variant_extras(self.manifest_options()))
 
     @property
@@ -87,11 +85,7 @@ class RunConfig:
         return self.batch_size // (self.world_size or 1)
 
     def argv(self, *, leave_out: Collection[str] = ()) -> list[str]:
-        """The command line of ``python -m ddp_prof.train``.
-
-        Args:
-            leave_out: Names of fields that are passed in some other way.
-        """
+        """The command line of ``python -m ddp_prof.train``, without fields that are passed in some other way."""
         return [word for field in fields(RunConfig) if field.name not in leave_out for word in self._option(field.name)]
 
     def script_argv(self) -> list[str]:

@@ -123,7 +123,6 @@ def _codes(column: Ints) -> Ints:
 
 
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
-    """The rows of all tables, one after the other."""
     tables = (first, *others)
     return type(first)(*(_joined([getattr(t, column.name) for t in tables]) for column in fields(first)))
 
@@ -137,7 +136,6 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
-    """A table without rows."""
     return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
 
 

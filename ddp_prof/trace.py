@@ -16,51 +16,20 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.manifest import Manifest
-from ddp_prof.table import (
-    NO_TIME,
-    UNKNOWN,
-    Brief,
-    Ints,
-    Mask,
-    Table,
-    concatenate,
-    distinct,
-    distinct_rows,
-    empty,
-    select,
-    take_or_unknown,
-)
 
-__all__ = [
-    "AUTOGRAD",
-    "NO_TIME",
-    "SOURCE_NAMES",
-    "SYNC_IN_PARTS",
-    "UNKNOWN",
-    "Activities",
-    "CallDetails",
-    "Calls",
-    "Category",
-    "CollectiveMetadata",
-    "Ints",
-    "Kind",
-    "Mask",
-    "Overhead",
-    "Spans",
-    "SyncKind",
-    "Synchronizations",
-    "Table",
-    "Trace",
-    "UnresolvedNames",
-    "concatenate",
-    "distinct",
-    "distinct_rows",
-    "empty",
-    "find_launching_calls",
-    "select",
-    "take_or_unknown",
-]  # fmt: skip
-"""What a reader of traces needs, :mod:`ddp_prof.table` included."""
+# What a reader of traces needs of tables, too.
+from ddp_prof.table import NO_TIME as NO_TIME
+from ddp_prof.table import UNKNOWN as UNKNOWN
+from ddp_prof.table import Brief
+from ddp_prof.table import Ints as Ints
+from ddp_prof.table import Mask as Mask
+from ddp_prof.table import Table as Table
+from ddp_prof.table import concatenate as concatenate
+from ddp_prof.table import distinct as distinct
+from ddp_prof.table import distinct_rows as distinct_rows
+from ddp_prof.table import empty as empty
+from ddp_prof.table import select as select
+from ddp_prof.table import take_or_unknown as take_or_unknown
 
 AUTOGRAD = "pt_autograd"
 """What torch calls the threads in which autograd computes backward, before their number."""
@@ -96,12 +65,10 @@ class Activities(Table):
     """What a device did: a kernel, a copy, a memory set, a CUDA graph recorded whole.
 
     Attributes:
-        process: Operating-system process id.
         device: CUDA ordinal, as the process counts.
         lane: CUDA stream id.
         name_id: Index into :attr:`Trace.names`.
-        kind: A :class:`Kind`.
-        category: A :class:`Category`.
+        kind, category: A :class:`Kind` and a :class:`Category`.
         correlation: Id that the launching call carries too, unique within a process; ``UNKNOWN`` where none.
         bytes: Size of a copy or a memory set; ``UNKNOWN`` for kernels.
     """
@@ -123,7 +90,6 @@ class Spans(Table):
     """What the program said: a range of time with a name.
 
     Attributes:
-        process: Operating-system process id.
         lane: Thread that opened the range.
         name_id: Index into :attr:`Trace.names`.
         is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
@@ -146,7 +112,6 @@ class Calls(Table):
     """What the host asked: a CUDA API call that launched something.
 
     Attributes:
-        process: Operating-system process id.
         lane: Thread that made the call.
         correlation: Id that the launched activities carry too.
     """
@@ -356,7 +321,6 @@ class Trace(Brief):
 
     @cached_property
     def unresolved_names(self) -> UnresolvedNames:
-        """How many kernels have no name."""
         kernels = self.activities.kind == Kind.KERNEL
         unnamed = kernels & (self.activities.category == Category.UNKNOWN)
         duration_ns = self.activities.end_ns - self.activities.start_ns

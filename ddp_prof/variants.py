@@ -23,7 +23,6 @@ class VariantInfo:
     """Properties of a variant, known without its class.
 
     Attributes:
-        takes_bucket_size: Whether the variant has an option for the cap of a bucket.
         default_bucket_size_mb: The cap where none is asked for; ``None``: the variant's own default, or no option.
         can_be_uncapped: Whether all gradients may share one bucket, which ``bucket_size_mb = None`` then means.
     """
@@ -52,10 +51,7 @@ COMM_HOOKS = ("bf16", "powersgd")
 def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str] = ()) -> str:
     """Label of a variant in tables and figures: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``, ``torch + bf16``.
 
-    Args:
-        name: One of :data:`VARIANT_NAMES`, or a variant of a later version.
-        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none.
-        extras: What else it does, of :func:`variant_extras`.
+    The name may be that of a later version's variant.
     """
     label = name if bucket_size_mb is None else f"{name} {bucket_size_mb:g} MB"
     if bucket_size_mb is None and VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped:

@@ -13,7 +13,7 @@ from ddp_prof.cli.options import Loader, trace_command
 from ddp_prof.cli.terminal import Output
 from ddp_prof.errors import TraceError
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import DOCTOR, Run, are_one_variant, changes_between, compare_steps, summarize_runs
+from ddp_prof.runs.run import DOCTOR, Run, are_one_variant, changes_between, compare_steps
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.before_after import PartChange
@@ -41,10 +41,16 @@ def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequenc
 
 
 def _summary_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.summary import summary_view
+    from ddp_prof.analyze.variants.comparison import compare_variants
+    from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
-    was_asked_for = all("facts" in run.measured[file] for run in runs for file in run.files)
-    return [summary_view(summarize_runs(runs, ask_doctor=was_asked_for))]
+    asks_doctor = all("facts" in run.measured[file] for run in runs for file in run.files)
+    results = [run.overlap() for run in runs]
+    summarized = [
+        SummarizedRun(result, summary, run.explanation(), run.doctor() if asks_doctor else None)
+        for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
+    ]
+    return [summary_view(summarized)]
 
 
 @trace_command("info", "traces/overlap.sqlite")

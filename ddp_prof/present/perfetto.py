@@ -266,9 +266,7 @@ def make_tracks(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[ProcessTr
     of_ranks = [rank.process for rank in ranks]
     for process in dict.fromkeys((*of_ranks, *trace.processes, *distinct(trace.calls.process))):
         own = [rank for rank in ranks if rank.process == process]
-        collectives = own[0].collective_ranges if own else empty(CollectiveRanges)
-        builder = _Builder(trace, process, own, collectives)
-        yield ProcessTracks(_process_title(process, own), builder.tracks(), _counters(own))
+        yield ProcessTracks(_process_title(process, own), _Builder(trace, process, own).tracks(), _counters(own))
 
 
 def separate_crossing(start_ns: Ints, end_ns: Ints) -> Ints:
@@ -321,8 +319,9 @@ def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
 
 
 class _Builder:
-    def __init__(self, trace: Trace, process: int, ranks: Sequence[RankEvents], collectives: CollectiveRanges) -> None:
-        self.trace, self.process, self.ranks, self.collectives = trace, process, ranks, collectives
+    def __init__(self, trace: Trace, process: int, ranks: Sequence[RankEvents]) -> None:
+        self.trace, self.process, self.ranks = trace, process, ranks
+        self.collectives = ranks[0].collective_ranges if ranks else empty(CollectiveRanges)
         self.activities = np.flatnonzero(trace.activities.process == process)
 
     def tracks(self) -> tuple[Track, ...]:
@@ -418,7 +417,9 @@ class _Builder:
         )
         for device, stream in np.unique(np.stack([activities.device, activities.lane]), axis=1).T.tolist():
             on_stream = select(slices, (activities.device == device) & (activities.lane == stream))
-            yield f"GPU {device}, stream {stream}: {_main_category(on_stream)}", on_stream, self.trace.names
+            time_ns = np.bincount(on_stream.category, weights=on_stream.end_ns - on_stream.start_ns)
+            title = f"GPU {device}, stream {stream}: {CATEGORIES[int(time_ns.argmax())]}"
+            yield title, on_stream, self.trace.names
 
     def _feeds_and_needs(self) -> tuple[Ints, Ints]:
         """For each activity of the trace ``feeds`` and ``needs`` of its slice."""
@@ -459,11 +460,6 @@ def _slices(start_ns: Ints, end_ns: Ints, name_id: Ints, category: Ints | int, *
         ("bytes", "bucket", "step", "occurrence", "correlation", "call", "feeds", "needs"), unknown
     )
     return Slices(start_ns, end_ns, name_id, category, **(optional | columns))
-
-
-def _main_category(slices: Slices) -> str:
-    duration = slices.end_ns - slices.start_ns
-    return CATEGORIES[int(np.bincount(slices.category, weights=duration).argmax())]
 
 
 def _split_into_tracks(title: str, slices: Slices, names: Sequence[str]) -> Iterator[Track]:

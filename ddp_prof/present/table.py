@@ -29,16 +29,12 @@ MOST_ROWS = 24
 """Rows that a table on a terminal shows whole, where it can be made short."""
 FIRST_ROWS = 8
 """Rows that it is made short to, beside the one of all others."""
-
 MOST_NAMED = 3
 """Columns without a value, or of zeros, that are named where they are left out; more are counted."""
-
 GAP = 3
 """Characters between two columns."""
-
 WORDS = 22
 """Width that a column of words keeps where there is little room; its cells wrap."""
-
 NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 """Columns of names that others gave, of any length."""
 LONGEST_NAME = 2 * WORDS
@@ -108,14 +104,7 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """The columns to show.
-
-    Attributes:
-        shown: In their order.
-        unknown: Left out, since nothing is known in any of their rows.
-        zero: Left out for want of room, and 0 in all of their rows.
-        narrow: Left out for want of room.
-    """
+    """The columns to show, and those left out: nothing is known in any row; for want of room, 0 in all rows or not."""
 
     shown: tuple[Column, ...]
     unknown: tuple[Column, ...] = ()

@@ -79,10 +79,10 @@ def load_runs(
             by_manifest.setdefault(manifest if is_file(manifest) else file, []).append(file)
         groups = list(by_manifest.values())
     runs = [Run(tuple(group), options, workers=workers) for group in groups]
-    alone = [] if options.one_run or options.separate else _single_file_runs(runs)
-    left = prepare_runs(runs, *measures, *(("identity",) if len(alone) > 1 else ()))
+    may_join = not (options.one_run or options.separate) and sum(map(_may_be_rank, runs)) > 1
+    left = prepare_runs(runs, *measures, *(("identity",) if may_join else ()))
     left_out = tuple(note for run in runs if run not in left for note in run.notes)
-    loaded = _join_ranks(left, left_out) if len(alone) > 1 else left
+    loaded = _join_ranks(left, left_out) if may_join else left
     _tell_apart(loaded)
     return loaded
 
@@ -117,14 +117,13 @@ def find_files(paths: Iterable[Path | str]) -> list[Path]:
     return list(files.values())
 
 
-def _single_file_runs(runs: Sequence[Run]) -> list[Run]:
-    """The runs of a single file each, without a ``run.json``: they may be ranks of one job."""
-    return [run for run in runs if len(run.files) == 1 and run.manifest is None]
+def _may_be_rank(run: Run) -> bool:
+    return len(run.files) == 1 and run.manifest is None
 
 
 def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     """Make one run of those of a single file that are ranks of one job; files left out may have been ranks of it."""
-    alone = {run.files[0]: run for run in _single_file_runs(runs)}
+    alone = {run.files[0]: run for run in runs if _may_be_rank(run)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
         joined |= _join_runs([alone.pop(file) for file in group], "their names differ in a rank number only")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -76,7 +76,7 @@ def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[
 
 def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
     """The traces of a run's timeline, which says how many of them it shows."""
-    first, *others = timeline_sources([run.select_files(files)])
+    first, *others = timeline_sources([replace(run, files=tuple(files))])
     run.release_events()  # the pages need no more of either
     if len(files) < len(run.files):
         caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
@@ -86,13 +86,7 @@ def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
 
 @dataclass(frozen=True, slots=True)
 class PagesTask:
-    """The pages of a run, for a worker.
-
-    Attributes:
-        notes: As of ``Run``; ``measured``, a pair per file, likewise.
-        place: The fields of a ``Place``.
-        version: Of the package that asks.
-    """
+    """The pages of a run, for a worker: fields of a ``Run``, those of a ``Place``, the version that asks."""
 
     files: tuple[Path, ...]
     options: LoadOptions

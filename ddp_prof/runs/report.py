@@ -9,7 +9,7 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
 from operator import add, or_
@@ -23,19 +23,16 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
-    from ddp_prof.analyze.critical.critical_path import RankChains
-    from ddp_prof.analyze.doctor.evidence import RankFacts
-    from ddp_prof.analyze.intervals import Intervals
-    from ddp_prof.analyze.inventory import TraceInventory
-    from ddp_prof.analyze.kernels.contention import KernelSamples, SlowdownLimit
-    from ddp_prof.analyze.kernels.device_use import RankUse
-    from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.parts import PartOverlap
     from ddp_prof.analyze.quality import Diagnostics
     from ddp_prof.ingest.split_export import Part
     from ddp_prof.trace import Ints, Trace
 
 
+MEASURES = (
+    "overlap", "collectives", "kernels", "slowdown", "device use", "critical", "facts", "inventory", "identity",
+)  # fmt: skip
+"""What can be measured of a report; results are small beside its events."""
 ALL_AT_ONCE = "this needs all events at once"
 FIRST_KERNELS = 1 << 16
 """Kernels whose launch shapes are read to limit a slowdown: some hundred steps."""
@@ -74,7 +71,6 @@ class LoadOptions:
 
     @property
     def patterns(self) -> RangePatterns:
-        """How the ranges of steps and of backward are named."""
         from ddp_prof.analyze.core.steps import RangePatterns
 
         return RangePatterns(self.step_range, self.backward_range)
@@ -92,19 +88,13 @@ class TraceEvents:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """About the figures of the file."""
         from ddp_prof.analyze.quality import diagnose
 
         return diagnose(self.trace, self.ranks)
 
 
 def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
-    """Read a report as a whole.
-
-    Args:
-        file: The report.
-        options: How it is read.
-        why: Why not in parts, which is said of a large one.
+    """Read a report as a whole; ``why`` not in parts is said of a large one.
 
     Raises:
         TraceError: It cannot be read.
@@ -137,8 +127,7 @@ def add_all_shapes(part: TraceEvents) -> TraceEvents:
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
-    """The result of each measure."""
-    return {measure: MEASURES[measure](part, options) for measure in measures}
+    return {measure: _measure(part, options, measure) for measure in measures}
 
 
 def measure_report(
@@ -153,7 +142,7 @@ def measure_report(
         file: The report.
         options: How it is read.
         measures: Names in :data:`MEASURES`.
-        keep: Is given the events of a report that was read as a whole.
+        keep: Is given the events, where it was read as a whole.
 
     Raises:
         TraceError: It cannot be read.
@@ -185,56 +174,41 @@ def measure_report(
     return measure_events(events, options, measures)
 
 
-def _measure_overlap(part: TraceEvents, _options: LoadOptions) -> TraceOverlap:
-    from ddp_prof.analyze.overlap import measure_overlap
+def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
+    """One of :data:`MEASURES`; of what is about ranks a list."""
+    trace, ranks = part
+    match measure:
+        case "overlap":
+            from ddp_prof.analyze.overlap import measure_overlap
 
-    return measure_overlap(part.trace, part.ranks, part.warnings)
+            return measure_overlap(trace, ranks, part.warnings)
+        case "collectives" | "identity":
+            from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
+            found = analyze_trace(trace, ranks, to_draw=options.to_draw, warnings=part.warnings)
+            return found if measure == "collectives" else _identities(found)
+        case "kernels" | "slowdown":
+            from ddp_prof.analyze.kernels.contention import limit_slowdown, sample_kernels
 
-def _measure_collectives(part: TraceEvents, options: LoadOptions) -> RunAnalysis:
-    from ddp_prof.analyze.collectives.run_analysis import analyze_trace
+            is_sampled = measure == "kernels" or trace.knows_shapes
+            return [sample_kernels(rank) if is_sampled else limit_slowdown(rank) for rank in ranks]
+        case "device use":
+            from ddp_prof.analyze.kernels.device_use import measure_rank_use
 
-    return analyze_trace(part.trace, part.ranks, to_draw=options.to_draw, warnings=part.warnings)
+            return [measure_rank_use(rank) for rank in ranks]
+        case "critical":
+            from ddp_prof.analyze.critical.critical_path import measure_chains
 
+            return [measure_chains(rank) for rank in ranks]
+        case "facts":
+            from ddp_prof.analyze.doctor.evidence import measure_facts
 
-def _measure_kernels(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples]:
-    from ddp_prof.analyze.kernels.contention import sample_kernels
+            return [measure_facts(rank) for rank in ranks]
+        case "inventory":
+            from ddp_prof.analyze.inventory import take_inventory
 
-    return [sample_kernels(rank) for rank in part.ranks]
-
-
-def _measure_slowdown(part: TraceEvents, _options: LoadOptions) -> list[KernelSamples | SlowdownLimit]:
-    from ddp_prof.analyze.kernels.contention import limit_slowdown, sample_kernels
-
-    return [(sample_kernels if part.trace.knows_shapes else limit_slowdown)(rank) for rank in part.ranks]
-
-
-def _measure_device_use(part: TraceEvents, _options: LoadOptions) -> list[RankUse]:
-    from ddp_prof.analyze.kernels.device_use import measure_rank_use
-
-    return [measure_rank_use(rank) for rank in part.ranks]
-
-
-def _measure_critical(part: TraceEvents, _options: LoadOptions) -> list[RankChains]:
-    from ddp_prof.analyze.critical.critical_path import measure_chains
-
-    return [measure_chains(rank) for rank in part.ranks]
-
-
-def _measure_facts(part: TraceEvents, _options: LoadOptions) -> list[RankFacts]:
-    from ddp_prof.analyze.doctor.evidence import measure_facts
-
-    return [measure_facts(rank) for rank in part.ranks]
-
-
-def _measure_inventory(part: TraceEvents, options: LoadOptions) -> TraceInventory:
-    from ddp_prof.analyze.inventory import take_inventory
-
-    return take_inventory(part.trace, options.patterns)
-
-
-def _measure_identity(part: TraceEvents, options: LoadOptions) -> list[tuple[Any, ...]]:
-    return _identities(_measure_collectives(part, options))
+            return take_inventory(trace, options.patterns)
+    raise ValueError(measure)
 
 
 def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
@@ -243,20 +217,6 @@ def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
         (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items())))
         for rank in analysis.ranks
     ]
-
-
-MEASURES: Mapping[str, Callable[[TraceEvents, LoadOptions], Any]] = {
-    "overlap": _measure_overlap,
-    "collectives": _measure_collectives,
-    "kernels": _measure_kernels,
-    "slowdown": _measure_slowdown,
-    "device use": _measure_device_use,
-    "critical": _measure_critical,
-    "facts": _measure_facts,
-    "inventory": _measure_inventory,
-    "identity": _measure_identity,
-}
-"""What can be measured of a report; results are small beside its events."""
 
 
 _LOG = logging.getLogger(__name__)
@@ -279,8 +239,7 @@ class PartResult(NamedTuple):
     """What is measured of one part.
 
     Attributes:
-        assumed: Facts of the whole capture that were assumed of it.
-        found: Facts that the part itself shows.
+        assumed: Facts of the whole capture that were assumed of it; ``found`` are those that the part itself shows.
         ahead: Of each process and device whether its host was taken to run ahead.
         lead: Likewise, how much work the part's own steps gave to the device, and how much of that it did outside of
             their host ranges.
@@ -303,14 +262,7 @@ def measure_in_parts(
     *,
     to_draw: bool = False,
 ) -> dict[str, Any] | None:
-    """The results of :data:`SPLITTABLE` of a large export; ``None`` where it is not large.
-
-    Args:
-        file: The capture, of any format.
-        patterns: How the user's own ranges are named.
-        comm_patterns: Regular expressions for kernels that communicate.
-        part_rows: Rows of a part, of exports of any size; by default large ones are cut, into parts of ``PART_ROWS``.
-        to_draw: As of ``LoadOptions``.
+    """The results of :data:`SPLITTABLE` of a large export, or with ``part_rows`` of one of any size; else ``None``.
 
     Raises:
         CannotSplitError: It cannot be cut.
@@ -325,15 +277,18 @@ def measure_in_parts(
         structure, steps = _structure_filter(patterns), _find_steps(patterns)
         split = SplitExport(export, Path(folder), comm_patterns, structure, steps, part_rows or PART_ROWS)
         measured = [_measure_part(part, patterns, None, None, to_draw=to_draw) for _, part in split.parts()]
-        while again := _parts_to_repeat(measured):
-            known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
+        while True:  # until no part was measured with assumptions that others contradict; once as a rule
+            known, ahead = reduce(or_, (one.found for one in measured)), _find_hosts_ahead(measured)
+            again = [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
+            if not again:
+                break
             for number, part in split.parts(again):
                 measured[number] = _measure_part(part, patterns, known, ahead, to_draw=to_draw)
     return _merge_results(measured)
 
 
 def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
-    """Whether a capture is so large that what can be measured in parts is; arguments as of :func:`measure_in_parts`."""
+    """Whether a capture is so large that what can be measured in parts is, or ``part_rows`` asks for it."""
     from ddp_prof.ingest.split_export import count_rows
 
     least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
@@ -341,13 +296,9 @@ def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
 
 
 def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
-    """Log that a large export is read as a whole, the memory needed, and advice if it is too much.
+    """Log that a large export is read as a whole and why, the memory needed, and advice if it is too much.
 
-    Args:
-        file: The capture, of any format.
-        why: Part of a sentence.
-        asked: Whether parts were asked for, of captures of any size.
-        with_launches: As of ``LoadOptions``.
+    With ``asked`` of captures of any size, since parts were asked for.
     """
     from ddp_prof.ingest.split_export import count_rows
 
@@ -417,21 +368,20 @@ def _measure_part(
     span = union_of_one(part.start_ns, part.end_ns)
     runs_ahead = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
     ranks = tuple(replace(rank, assumed_ahead=runs_ahead[rank.process, rank.device]) for rank in ranks)
+    lead = {}
+    for rank in ranks:
+        own = span.holds(rank.steps.start_ns)
+        work_ns, outside_ns = rank.lead_ns
+        lead[rank.process, rank.device] = int(work_ns[own].sum()), int(outside_ns[own].sum())
     return PartResult(
         known or found,
         found,
         runs_ahead,
-        {(rank.process, rank.device): _measure_lead(rank, span) for rank in ranks},
+        lead,
         gather_diagnostics(trace, ranks, span),
         measure_part_overlap(trace, ranks, span),
         analyze_part(trace, ranks, span, to_draw=to_draw),
     )
-
-
-def _measure_lead(rank: RankEvents, span: Intervals) -> tuple[int, int]:
-    own = span.holds(rank.steps.start_ns)
-    work_ns, outside_ns = rank.lead_ns
-    return int(work_ns[own].sum()), int(outside_ns[own].sum())
 
 
 def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
@@ -445,16 +395,6 @@ def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
         raise CannotSplitError("a rank of it has no steps")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
         raise CannotSplitError("its hosts communicate for GPUs")
-
-
-def _parts_to_repeat(measured: Sequence[PartResult]) -> list[int]:
-    """Parts whose assumptions other parts contradicted; usually none."""
-    known, ahead = _merge_facts(measured), _find_hosts_ahead(measured)
-    return [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
-
-
-def _merge_facts(measured: Sequence[PartResult]) -> CaptureFacts:
-    return reduce(or_, (one.found for one in measured))
 
 
 def _find_hosts_ahead(measured: Sequence[PartResult]) -> _Ahead:

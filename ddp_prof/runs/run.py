@@ -16,6 +16,7 @@ second reading.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.waterfall import Waterfall
-    from ddp_prof.present.tables.summary import SummarizedRun
     from ddp_prof.present.timeline.model import Source
 
 DOCTOR = ("overlap", "collectives", "critical", "facts", "slowdown")
@@ -121,10 +121,6 @@ class Run:
         else:
             yield from (load_events(file, self.options) for file in self.files)
 
-    def select_files(self, files: Collection[Path]) -> Run:
-        """The same run, of which only some files are drawn."""
-        return replace(self, files=tuple(files))
-
     def overlap(self) -> TraceOverlap:
         """How much communication compute hides, by rank and step."""
         from ddp_prof.analyze.overlap import merge_ranks
@@ -151,14 +147,6 @@ class Run:
             warnings = (*self.notes, *merged.trace_warnings)
             self._analysis = replace(merged, label=self.label, trace_warnings=warnings)
         return self._analysis
-
-    def analysis_of(self, parts: Sequence[TraceEvents]) -> RunAnalysis:
-        """The same from events that are there, where it is not known yet."""
-        from ddp_prof.analyze.collectives.run_analysis import merge_analyses
-
-        if self._analysis is not None:
-            return self._analysis
-        return merge_analyses([measure_events(part, self.options, ("collectives",))["collectives"] for part in parts])
 
     def explanation(self) -> RunExplanation:
         """Why the communication is exposed: its collectives, the skew, the main reason."""
@@ -300,8 +288,7 @@ class Run:
 
     def _measure_sampled(self, measure: str) -> list[Any]:
         self.prepare(measure)
-        found = [self.measured[file] for file in self.files]
-        return [of_rank for of_file in found for of_rank in of_file.get(measure, ())]
+        return [of_rank for file in self.files for of_rank in self.measured[file].get(measure, ())]
 
     def _measure(self, measure: str) -> list[Any]:
         self.prepare(measure)
@@ -360,23 +347,6 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     return [run for run in runs if run.files]
 
 
-def summarize_runs(runs: Sequence[Run], *, ask_doctor: bool) -> list[SummarizedRun]:
-    """The first answer about each run.
-
-    Args:
-        runs: The runs.
-        ask_doctor: Whether the doctor is asked, who needs all events of a trace at once.
-    """
-    from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.tables.summary import SummarizedRun
-
-    results = [run.overlap() for run in runs]
-    return [
-        SummarizedRun(result, summary, run.explanation(), run.doctor() if ask_doctor else None)
-        for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
-    ]
-
-
 def compare_steps(runs: Sequence[Run]) -> Waterfall:
     """From one variant to the next: which part of a step each removed, and what it added.
 
@@ -390,25 +360,25 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
 
 def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
-    from collections import Counter
+    from ddp_prof.analyze.collectives.run_analysis import merge_analyses
 
     found = []
     for run in runs:
         parts = list(run.events())
-        analysis = run.analysis_of(parts)
+        measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
+        analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
         found += [timeline_source(label_of(part.trace.path, part.trace.manifest), part, analysis) for part in parts]
-    times = Counter(source.title for source in found)
-    return [source._replace(title=_title(source)) if times[source.title] > 1 else source for source in found]
+    titles = Counter(source.title for source in found)
+    for at, source in enumerate(found):
+        if titles[source.title] > 1:
+            rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
+            more = f" ({source.trace.path.name})" if rank is None else f", rank {rank}"
+            found[at] = source._replace(title=source.title + more)
+    return found
 
 
 def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
-    """A file as a panel of a timeline.
-
-    Args:
-        title: What the panel is called.
-        part: The file.
-        analysis: The collectives of the run that it belongs to.
-    """
+    """A file as a panel of a timeline, with the collectives of the run that it belongs to."""
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.quality import find_caveats
@@ -442,11 +412,6 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     )
 
 
-def _title(source: Source) -> str:
-    rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
-    return f"{source.title} ({source.trace.path.name})" if rank is None else f"{source.title}, rank {rank}"
-
-
 def are_one_variant(runs: Sequence[Run]) -> bool:
     """Whether runs are of one variant with one size of buckets, or do not say what they are."""
     kinds = {(run.manifest.variant, run.manifest.bucket_size_mb) if run.manifest else None for run in runs}
@@ -454,12 +419,9 @@ def are_one_variant(runs: Sequence[Run]) -> bool:
 
 
 def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:
-    """What changed from one run to another, and which collective did it.
+    """What changed from one run to another of its variant, and which collective did it.
 
-    Args:
-        before: A run.
-        after: Another one of its variant.
-        others: Runs that contention is measured against, too, as it is where they are all compared.
+    Contention is measured against the others, too, as it is where they are all compared.
     """
     from ddp_prof.analyze.variants.before_after import compare_before_after
 

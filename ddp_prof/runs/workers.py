@@ -32,12 +32,8 @@ SECONDS_TO_CONNECT = 10
 SECONDS_WITHOUT_WORKERS = 10
 
 
-def _ignore_progress(_done: int, _total: int) -> None:
-    """Used if no progress is wanted."""
-
-
-def _ignore_events(_events: TraceEvents) -> None:
-    """Events are many: as a rule only what was measured of them is kept."""
+def _ignore(*_told: object) -> None:
+    """Where nobody wants to be told: of events as a rule only what was measured of them is kept."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +51,9 @@ class Workers:
 
     jobs: int | None = 1
     scheduler: str | None = None
-    progress: Callable[[int, int], None] = _ignore_progress
+    progress: Callable[[int, int], None] = _ignore
     leave_out: Callable[[TraceError], None] | None = None
-    keep: Callable[[TraceEvents], None] = _ignore_events
+    keep: Callable[[TraceEvents], None] = _ignore
 
 
 def measure_files(
@@ -67,34 +63,26 @@ def measure_files(
 
     Its caller closes it, whatever happens: it owns the processes, or the client of a scheduler, until then. One that is
     left to the garbage collector may be closed while the next client is made, whose lock it then waits for: for ever.
-
-    Args:
-        files: Reports with the measures that are wanted of each.
-        options: How they are read.
-        workers: Who reads them.
     """
     workers.progress(0, len(files))
-    found = _measure_here if _is_done_here(files, workers) else _measure_elsewhere
+    is_here = workers.scheduler is None and _processes([file for file, _ in files], workers.jobs) < 2
+    found = _measure_here if is_here else _measure_elsewhere
     with closing(found(files, options, workers)) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             workers.progress(done, len(files))
             yield outcome
 
 
-def _is_done_here(files: Sequence[tuple[Path, tuple[str, ...]]], workers: Workers) -> bool:
-    return workers.scheduler is None and _processes([file for file, _ in files], workers.jobs) < 2
-
-
 def _measure_here(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
-    def measured(file: Path, measures: tuple[str, ...]) -> dict[str, Any] | TraceError:
+    for index, (file, measures) in enumerate(files):
+        found: dict[str, Any] | TraceError
         try:
-            return measure_report(file, options, measures, workers.keep)
+            found = measure_report(file, options, measures, workers.keep)
         except TraceError as error:
-            return error
-
-    yield from ((index, measured(file, measures)) for index, (file, measures) in enumerate(files))
+            found = error
+        yield index, found
 
 
 def _measure_elsewhere(
@@ -119,11 +107,11 @@ def run_tasks(
     Its caller closes it, as of :func:`measure_files`.
 
     Args:
-        work: Does a task.
-        tasks: Bytes of :func:`pickle_with_names`, as is what becomes of them.
+        work: Does a task, from bytes to bytes of :func:`pickle_with_names`.
+        tasks: As ``work`` takes them.
         workers: Who does them.
         processes: How many of this machine, where no scheduler does.
-        here: As of ``unpickle_with_names``.
+        here: As ``names`` of :func:`unpickle_with_names`.
     """
     found = (
         _run_by_scheduler(workers.scheduler, work, tasks)
@@ -238,7 +226,6 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pickle_with_names(value: Any) -> bytes:
-    """A task or a result as bytes."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
@@ -250,7 +237,6 @@ def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) ->
 
 
 def own_version() -> str:
-    """Of this package, as it is installed."""
     from importlib.metadata import version
 
     return version("ddp-prof")
@@ -258,13 +244,7 @@ def own_version() -> str:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A report to be read, and what is to be measured of it.
-
-    Attributes:
-        path: The report, from the root, so that a worker elsewhere finds it.
-        measures: Names in :data:`MEASURES`.
-        version: Of the package that asks.
-    """
+    """A report, by a path from the root, and what is to be measured of it, as ``version`` of the package asks."""
 
     path: Path
     options: LoadOptions
@@ -279,13 +259,7 @@ def run_task(task: bytes) -> bytes:
 
 
 def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
-    """Pickle what a worker computes from a report, or the ``TraceError`` that stopped it.
-
-    Args:
-        path: The report.
-        version: Of the package that asks.
-        made: Does the work.
-    """
+    """Pickle what a worker makes of a report for a package of some version, or the ``TraceError`` that stopped it."""
     if version != (own := own_version()):
         reason = f"a worker has ddp_prof {own}, and {version} asks it"
         return pickle_with_names(TraceError(path, reason, "install one version everywhere"))

@@ -23,7 +23,6 @@ from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present import theme
 from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
-from ddp_prof.present.theme import Palette
 
 if TYPE_CHECKING:
     import jinja2
@@ -68,14 +67,7 @@ def write_shared_plotly(folder: Path) -> None:
 
 
 def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotly: bool = False) -> None:
-    """Write a page that holds one figure.
-
-    Args:
-        figure: The figure, in the light palette.
-        path: The page.
-        title: Plain text.
-        shared_plotly: Whether :func:`write_shared_plotly` wrote it beside the page; else it is part of the page.
-    """
+    """Write a page that holds one figure; arguments as of :func:`write_page`."""
     write_page(
         path, "figure.html", {"heading": title}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly
     )
@@ -154,7 +146,6 @@ def _without_loader(plotly: str) -> str:
 
 
 def asset(name: str) -> str:
-    """A style or a script of all pages."""
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
@@ -173,12 +164,7 @@ def json_in_page(data: Any) -> Markup:
 
 @dataclass(frozen=True)
 class FigureHtml:
-    """A figure as its page has it.
-
-    Attributes:
-        json: For plotly.js.
-        label: What it shows, in words.
-    """
+    """A figure as its page has it: JSON for plotly.js, and what it shows in words."""
 
     json: Markup
     label: str
@@ -207,14 +193,12 @@ def _environment() -> jinja2.Environment:
 
 
 def _base_css() -> str:
-    values = {
-        name: trusted_markup(_variables(palette)) for name, palette in (("light", theme.LIGHT), ("dark", theme.DARK))
-    }
-    return _environment().from_string(asset("page.css")).render(values, font=trusted_markup(theme.FONT))
-
-
-def _variables(palette: Palette) -> str:
-    return " ".join(f"--{name}: {color};" for name, color in palette.uncategorized.items())
+    light, dark = (
+        trusted_markup(" ".join(f"--{name}: {color};" for name, color in palette.uncategorized.items()))
+        for palette in (theme.LIGHT, theme.DARK)
+    )
+    template = _environment().from_string(asset("page.css"))
+    return template.render(light=light, dark=dark, font=trusted_markup(theme.FONT))
 
 
 def _policy(scripts: Sequence[str], *, shared_plotly: bool) -> str:

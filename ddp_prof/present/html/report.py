@@ -47,12 +47,9 @@ CHARTS = ("comparison", "overlap-by-step", "step-times")
 
 
 class Place(NamedTuple):
-    """A run among those of a report.
+    """A run among those of a report: what its pages are called, and name and label of the runs before and after it.
 
-    Attributes:
-        name: What its pages are called.
-        before: Name and label of the run before, ``None`` where there is none; ``after`` likewise.
-        is_drawn: Whether there is to be a picture of its timeline.
+    ``is_drawn`` says whether there is to be a picture of its timeline.
     """
 
     name: str
@@ -112,15 +109,12 @@ def write_report(
 def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, go.Figure]:
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
-    charts = {name: figure for name, figure in zip(CHARTS, figures, strict=True) if _has_data(figure)}
+    # Captures without steps, or without communication, leave some of them empty.
+    has_data = [any(len(trace.x) for trace in figure.data) for figure in figures]
+    charts = {name: figure for name, figure, shown in zip(CHARTS, figures, has_data, strict=True) if shown}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     return charts
-
-
-def _has_data(figure: go.Figure) -> bool:
-    """Captures without steps, or without communication, leave some charts empty."""
-    return any(len(trace.x) for trace in figure.data)
 
 
 def _write_index(
@@ -158,7 +152,6 @@ def _places(runs: Sequence[ReportRun]) -> list[Place]:
 
 
 def make_pages_in_process(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
-    """Write the pages of runs one after the other."""
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
 
@@ -276,7 +269,11 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
         }
         for row in run.use["kernels"].rows
     ]
-    views = [(view, _informative_columns(view.digest_rows)) for view in run.use.values()]
+    views = [  # the run is the same on the whole page
+        (view, [one for one in columns_of(rows) if one.key != "run" and any(row[one.key] for row in rows)])
+        for view in run.use.values()
+        for rows in [view.digest_rows]
+    ]
     write_page(
         folder / f"{place.name}{KERNELS}.html",
         "kernels.html",
@@ -287,11 +284,6 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
         script=asset("tables.js") + asset("kernels.js"),
         shared_plotly=True,
     )
-
-
-def _informative_columns(rows: Sequence[Row]) -> list[Column]:
-    """The columns with any value, except the run, which is the same on the whole page."""
-    return [column for column in columns_of(rows) if column.key != "run" and any(row[column.key] for row in rows)]
 
 
 def _page_names(names: Iterable[str]) -> list[str]:

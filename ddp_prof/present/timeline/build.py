@@ -20,10 +20,10 @@ MAX_BOXES = 20_000
 
 
 def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """Lay out traces above each other, their first steps lined up.
+    """Lay out traces from top to bottom, their first steps lined up.
 
     Args:
-        sources: The traces, top to bottom.
+        sources: The traces.
         steps: Numbers of the steps to show, and nothing else; by default all that was captured.
 
     Raises:
@@ -39,7 +39,13 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         ]
         return Timeline(tuple(map(_panel, sources, chosen, homes, views)))
     for source, ranks in zip(sources, chosen, strict=True):
-        _refuse_no_step(source, ranks)
+        path = source.trace.path
+        numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
+        if not numbers:
+            raise TraceError(path, "it marks no steps", "leave --steps out, or name steps with --step-range")
+        if not any(len(rank.rows) for rank in ranks):
+            reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
+            raise TraceError(path, reason, "choose others")
     return _some_steps(sources, chosen)
 
 
@@ -74,15 +80,6 @@ class _Rank(NamedTuple):
 def _rows(events: RankEvents, called: Ints, wanted: Collection[int] | None) -> Ints:
     chosen = True if wanted is None else np.isin(called, list(wanted))
     return np.flatnonzero(np.broadcast_to(chosen, len(called)) & events.has_steps)
-
-
-def _refuse_no_step(source: Source, ranks: Sequence[_Rank]) -> None:
-    numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
-    if not numbers:
-        raise TraceError(source.trace.path, "it marks no steps", "leave --steps out, or name steps with --step-range")
-    if not any(len(rank.rows) for rank in ranks):
-        reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
-        raise TraceError(source.trace.path, reason, "choose others")
 
 
 def _some_steps(
@@ -223,18 +220,13 @@ def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View)
         yield f"all {captured} captured" + (f", {seen} of it in measured steps" if home != view else "")
     elif not any(len(rank.rows) for rank in ranks):
         yield f"{held} of {captured} shown"
-    if others := _unranked_processes_text(source):
-        yield f"left out: {others}"
-
-
-def _unranked_processes_text(source: Source) -> str:
-    """What processes did that are no rank."""
     processes = [rank.process for rank in source.ranks]
-    told = []
+    others = []
     for name, process in (("ranges", source.trace.spans.process), ("CUDA calls", source.trace.calls.process)):
         if count := int((~np.isin(process, processes)).sum()):
-            told.append(f"{count:,} {name}")
-    return f"{' and '.join(told)} of processes that are no rank" if told else ""
+            others.append(f"{count:,} {name}")
+    if others:
+        yield f"left out: {' and '.join(others)} of processes that are no rank"
 
 
 def _rank_title(events: RankEvents) -> str:

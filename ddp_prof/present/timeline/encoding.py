@@ -71,11 +71,7 @@ class PackedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedBoxes:
-    """Boxes, row after row, and what is known of them.
-
-    Attributes:
-        tables: What is packed, one after the other, each column after column.
-    """
+    """Boxes, row after row, and what is known of them: tables, one after the other, each column after column."""
 
     rows: tuple[PackedRow, ...]
     tables: tuple[PackedTable, ...]
@@ -122,7 +118,7 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     Two tables: the boxes, and of the times of where time goes those that no other box tells: ``rank``, and ``time``,
     less that of the row before.
     """
-    lanes = [_ordered(placed) for placed in lanes]
+    lanes = [_with_boxes(placed, _in_order(placed.lane.boxes)) for placed in lanes]
     positioned, ranks, untold = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for placed in lanes:
         if placed.lane.kind != STRIP:
@@ -139,10 +135,6 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     return PackedBoxes(_rows(lanes), (table, others), packed + more)
 
 
-def _ordered(placed: PlacedLane) -> PlacedLane:
-    return _with_boxes(placed, _in_order(placed.lane.boxes))
-
-
 def _with_boxes(placed: PlacedLane, boxes: Boxes) -> PlacedLane:
     return placed._replace(lane=replace(placed.lane, boxes=boxes))
 
@@ -154,16 +146,16 @@ def pack_folded(
 
     Four tables: the boxes of these lanes; for each box shown ``call`` (see :func:`_links`), ``shape`` and ``phase``,
     0 where there is none; of the collectives among them ``box``, less that of the row before, ``part``, an index
-    into ``captions.EXPOSED_PARTS``, its length for what is overlapped or one more for the transfer, and ``ns``; and
+    into ``figure.EXPOSED_PARTS``, its length for what is overlapped or one more for the transfer, and ``ns``; and
     what waited for what (see :func:`_needs`).
 
     Args:
-        lanes: The lanes that are folded at first.
-        shown: The boxes of all others.
+        lanes: The lanes that are folded at first; ``shown`` are the boxes of all others.
+        shown: As packed.
         explained: The collectives of each rank.
         titles: Those of the boxes shown; grows.
     """
-    lanes = [_ordered(placed) for placed in lanes]
+    lanes = [_with_boxes(placed, _in_order(placed.lane.boxes)) for placed in lanes]
     table, packed = _pack_rows(lanes, titles)
     rows = _rows(lanes)
     facts = {
@@ -180,7 +172,15 @@ def pack_folded(
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
-    return tuple(row for placed in lanes for row in _rows_of(placed, placed.lane.boxes))
+    """The levels of lanes whose boxes are in order."""
+    found = []
+    for placed in lanes:
+        boxes = placed.lane.boxes
+        first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
+        for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
+            own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
+            found.append(PackedRow(placed, level, own))
+    return tuple(found)
 
 
 def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable, bytes]:
@@ -354,13 +354,6 @@ def _in_order(boxes: Boxes) -> Boxes:
     return select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level)))
 
 
-def _rows_of(placed: PlacedLane, boxes: Boxes) -> Iterator[PackedRow]:
-    first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
-    for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
-        own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
-        yield PackedRow(placed, level, own)
-
-
 def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str, int]:
     category = theme.CATEGORIES[int(boxes.category[row])]
     name_id, bucket = int(boxes.name_id[row]), int(boxes.bucket[row])
@@ -369,14 +362,9 @@ def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str, int]:
 
 
 def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:
-    """A timeline at low resolution, to show until its boxes are read.
+    """Boxes that do not overlap at low resolution, to show until they are read.
 
-    For each category, how much of each column its boxes cover, from 0 to 255, as base64.
-
-    Args:
-        boxes: In order; they do not overlap.
-        start_ns: Start of the first column.
-        end_ns: End of the last column.
+    For each category, how much of each column from start to end its boxes cover, from 0 to 255, as base64.
     """
     edges = np.linspace(start_ns, end_ns, OVERVIEW_COLUMNS + 1).astype(np.int64)
     result = {}

@@ -38,24 +38,20 @@ def draw_timeline(model: Timeline) -> go.Figure:
     """The picture of a timeline of a few steps; its width is set where it is written."""
     import plotly.graph_objects as go
 
-    layout = compute_layout(model)
+    layout, colors = compute_layout(model), theme.LIGHT.colors
+    subtitle = "".join(
+        to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
+        for words, category in explanation(model)
+    )
     return go.Figure(
         [go.Bar(bars) for bars in _bars(model, layout)],
         {
             **figure_layout(model, layout),
-            "title": chart_title(to_plain_text(headline(model)), _subtitle(model)),
+            "title": chart_title(to_plain_text(headline(model)), subtitle),
             "barmode": "overlay",
             "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
             "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
         },
-    )
-
-
-def _subtitle(model: Timeline) -> str:
-    colors = theme.LIGHT.colors
-    return "".join(
-        to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
-        for words, category in explanation(model)
     )
 
 
@@ -67,13 +63,16 @@ def shown_in_legend(category: str, categories: Collection[str]) -> bool:
 
 def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
     """The properties of one ``go.Bar`` a category."""
-    least_ns = _shortest_with_text(model)
+    # Boxes below a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
+    spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
+    least_ns = min(spans, default=model.end_ns - model.start_ns) // 50
     rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
     used = sorted({code for row in rows for code in np.unique(row.lane.boxes.category).tolist()})
     categories = [theme.CATEGORIES[code] for code in used]
     for code, category in zip(used, categories, strict=True):
         parts = [_part(row, code, least_ns, model) for row in rows]
         boxes = concatenate(*(part.boxes for part in parts))
+        texts = [text for part in parts for text in part.texts]
         yield {
             "orientation": "h",
             "name": theme.LEGEND[category],
@@ -83,7 +82,7 @@ def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
             "x": (boxes.end_ns - boxes.start_ns) / 1e6,
             "y": np.concatenate([part.y for part in parts]).astype(np.float32),
             "width": np.concatenate([part.height for part in parts]).astype(np.float32),
-            "text": _pack_texts([text for part in parts for text in part.texts]),
+            "text": texts if any(texts) else "",
             "textposition": "inside",
             "insidetextanchor": "middle",
             "textangle": 0,
@@ -92,17 +91,6 @@ def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
                 "line": {"width": 1, "color": theme.LIGHT.paper} if category == theme.STEP else UNSEEN,
             },
         }
-
-
-def _shortest_with_text(model: Timeline) -> int:
-    """Boxes below a fiftieth of the shortest step hardly ever have room for text, and each text costs time."""
-    spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
-    return min(spans, default=model.end_ns - model.start_ns) // 50
-
-
-def _pack_texts(texts: list[str]) -> list[str] | str:
-    """A list without any text is one empty text."""
-    return texts if any(texts) else ""
 
 
 class _Part(NamedTuple):
@@ -168,7 +156,6 @@ class Row(NamedTuple):
 
     @property
     def height(self) -> float:
-        """Of all levels."""
         return self.level * self.lane.levels
 
     @property
@@ -189,13 +176,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where everything is drawn.
-
-    Attributes:
-        headers: Top of each panel.
-        blocks: The ranks of each panel.
-        height: Of all lanes.
-    """
+    """Where everything is drawn: the top and the ranks of each panel, the height of all lanes."""
 
     headers: tuple[float, ...]
     blocks: tuple[tuple[Block, ...], ...]
@@ -235,7 +216,13 @@ def _level_height(lane: Lane) -> float:
 def figure_layout(model: Timeline, layout: Layout) -> dict[str, Any]:
     """Plotly's layout of a picture: all but the boxes and the title."""
     base = base_layout(model)
-    base["yaxis"] |= {"range": [layout.height, 0], **_lane_titles(layout)}
+    rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
+    base["yaxis"] |= {
+        "range": [layout.height, 0],
+        "tickmode": "array",
+        "tickvals": [row.top + row.height / 2 for row in rows],
+        "ticktext": [f"{row.lane.title}  " for row in rows],
+    }
     return base | {
         "height": round(layout.height + TOP + BOTTOM),
         "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
@@ -268,15 +255,6 @@ def base_layout(model: Timeline) -> dict[str, Any]:
             "tickfont": {"color": theme.LIGHT.quiet}, "ticks": "",
         },
     }  # fmt: skip
-
-
-def _lane_titles(layout: Layout) -> dict[str, Any]:
-    rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
-    return {
-        "tickmode": "array",
-        "tickvals": [row.top + row.height / 2 for row in rows],
-        "ticktext": [f"{row.lane.title}  " for row in rows],
-    }
 
 
 def _panel_headers(model: Timeline, layout: Layout) -> list[dict[str, Any]]:

@@ -90,7 +90,10 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposu
 def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list[Lane]:
     """A lane for each stream and what it does there."""
     rank = rank.including_warmup
-    activities, event_of = rank.trace.activities, _event_of(rank)
+    activities = rank.trace.activities
+    event_of = np.full(len(activities), UNKNOWN, np.int64)  # those of other ranks are no events
+    measured = np.flatnonzero(rank.events.activity != UNKNOWN)
+    event_of[rank.events.activity[measured]] = measured
     seen = np.flatnonzero(view.is_visible(activities.start_ns, activities.end_ns) & _on_device(rank))
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
     needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # of several collectives the first one stays
@@ -118,17 +121,7 @@ def _device_boxes(
     event: Ints,
     consumer: Ints,
 ) -> Boxes:
-    """Some activities of one category.
-
-    Args:
-        rank: All that the rank did.
-        view: What is seen.
-        explained: Its collectives.
-        category: Of the activities.
-        rows: The activities.
-        event: Row of each among what is measured.
-        consumer: Of each the first collective that it is the consumer of.
-    """
+    """Some activities of one category, of each its row among what is measured and the first collective it needs."""
     trace, activities = rank.trace, rank.trace.activities
     start, end = activities.start_ns[rows], activities.end_ns[rows]
     ranges, launched_in = rank.collective_ranges, rank.collective_ranges.ranges_of_activities(trace, rows)
@@ -158,28 +151,16 @@ def _device_boxes(
 def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
     """Row of each collective among those that are explained; what was not measured, such as warm-up, is not."""
     known = explained.timings
-    rows = {key: row for row, key in enumerate(zip(*_as_lists(known.start_ns, known.end_ns, known.lane), strict=True))}
-    wanted = zip(*_as_lists(start_ns, end_ns, stream), strict=True)
+    keys = zip(known.start_ns.tolist(), known.end_ns.tolist(), known.lane.tolist(), strict=True)
+    rows = {key: row for row, key in enumerate(keys)}
+    wanted = zip(start_ns.tolist(), end_ns.tolist(), stream.tolist(), strict=True)
     return np.array([rows.get(key, UNKNOWN) for key in wanted], np.int64)
 
 
-def _as_lists(*columns: Ints) -> list[list[int]]:
-    return [column.tolist() for column in columns]
-
-
 def _on_device(rank: RankEvents) -> Mask:
-    """The activities of a rank."""
     activities = rank.trace.activities
     rows: Mask = (activities.process == rank.process) & (activities.device == rank.device)
     return rows
-
-
-def _event_of(rank: RankEvents) -> Ints:
-    """Row of the event that each activity of the trace is, ``UNKNOWN`` for those of other ranks."""
-    event = np.full(len(rank.trace.activities), UNKNOWN, np.int64)
-    measured = rank.events.activity != UNKNOWN
-    event[rank.events.activity[measured]] = np.flatnonzero(measured)
-    return event
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
@@ -287,14 +268,12 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
     columns = (measured.step_keys.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
     shares = {key: times for key, *times in zip(*columns, strict=True)}
     keys, names = rank.step_keys.tolist(), rank.steps.names
-    titles = [_step_title(names[row], *shares.get(keys[row], (0, 0))) for row in seen.tolist()]
+    titles = []
+    for row in seen.tolist():
+        comm_ns, overlapped_ns = shares.get(keys[row], (0, 0))
+        share = f"{percent(overlapped_ns / comm_ns)} of {milliseconds(comm_ns)}" if comm_ns else ""
+        titles.append(f"{names[row]}: {share} communication overlapped" if share else names[row])
     return Lane("host", HOST, concatenate(steps, ranges), (*titles, INFERRED))
-
-
-def _step_title(name: str, comm_ns: int, overlapped_ns: int) -> str:
-    if not comm_ns:
-        return name
-    return f"{name}: {percent(overlapped_ns / comm_ns)} of {milliseconds(comm_ns)} communication overlapped"
 
 
 def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:

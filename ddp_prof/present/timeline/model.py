@@ -39,7 +39,6 @@ UNNAMED = "unnamed"
 WAITING = "waiting"
 STRIP = "strip"
 
-
 FOLDED = frozenset((RANGES, CALLS))
 """Kinds of lanes of which a page shows no more than the title at first, and a picture nothing."""
 
@@ -67,9 +66,7 @@ class RankExposure(NamedTuple):
 class Source(NamedTuple):
     """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it.
 
-    Attributes:
-        explained: Of each rank.
-        gain: What hiding all its communication would gain at most, in a sentence.
+    ``gain`` is what hiding all its communication would gain at most, in a sentence.
     """
 
     title: str
@@ -86,8 +83,7 @@ class Boxes(Table):
     """The boxes of one lane.
 
     Attributes:
-        start_ns: Start, from the panel's time 0.
-        end_ns: End.
+        start_ns, end_ns: From the panel's time 0.
         category: Index into ``theme.CATEGORIES``.
         name_id: Index into :attr:`Lane.names`; ``UNKNOWN`` where the category says it all.
         step: Key of the measured step it belongs to, ``UNKNOWN`` where to none; see ``Steps.keys``.
@@ -124,8 +120,7 @@ class Lane:
     """Boxes on a row or, stacked, on a few.
 
     Attributes:
-        kind: ``HOST``, ``RANGES``, ``CALLS``, ``COMPUTE``, ``COMMUNICATION``, ``COPIES``, ``GRAPHS``, ``UNNAMED``,
-            ``WAITING`` or ``STRIP``.
+        kind: One of ``HOST`` to ``STRIP``.
         names: What ``Boxes.name_id`` points into.
         from_launch: Whether boxes last from launch to completion, as the host saw them, not from start to end.
     """
@@ -138,7 +133,6 @@ class Lane:
 
     @property
     def is_folded(self) -> bool:
-        """Whether only its title is seen at first."""
         return self.kind in FOLDED
 
     @property
@@ -182,14 +176,12 @@ class Panel:
     """One trace.
 
     Attributes:
-        title: What the run is called.
         device: ``cuda`` or ``cpu``.
-        gain: What hiding all its communication would gain at most, in a sentence.
+        gain: As of ``Source``.
         facts: What else is known of the run, a short text each.
         steps: The steps shown.
         step_names: What all measured steps are called, by ``Steps.keys``.
-        start_ns: Start of what is held, from time 0: the start of the first step shown on any rank.
-        end_ns: Its end.
+        start_ns, end_ns: Of what is held, from time 0: the start of the first step shown on any rank.
         home_ns: From when to when the measured steps lie, or all that was captured where there are none.
     """
 
@@ -230,7 +222,6 @@ class Timeline:
 
     @property
     def end_ns(self) -> int:
-        """End of what is held."""
         return max((panel.end_ns for panel in self.panels), default=0)
 
     @property
