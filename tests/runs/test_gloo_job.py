@@ -150,3 +150,5 @@ def test_without_ranges_of_phases_operators_tell_backward(tmp_path: Path) -> Non
         assert rank.overlap_ratio is not None
         assert rank.backward_overlap_ratio is not None
         assert rank.backward_overlap_ratio > 0
+        assert rank.dependencies.reason is not None
+        assert "annotate.instrument(model)" in rank.dependencies.reason  # tests/annotate: it is known then

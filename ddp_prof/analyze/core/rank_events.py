@@ -23,7 +23,13 @@ from ddp_prof.analyze.core.attribution import (
     operation_of,
     operator_events,
 )
-from ddp_prof.analyze.core.blocking import RankBlocking, device_blocking, host_blocking, unknown_blocking
+from ddp_prof.analyze.core.blocking import (
+    NO_HOST_WAITS,
+    RankBlocking,
+    device_blocking,
+    host_blocking,
+    unknown_blocking,
+)
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.step_breakdown import (
     StepBreakdown,
@@ -171,7 +177,7 @@ class RankEvents(Brief):
         if self.device is None or is_by_host:
             waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
             if not waits and np.any(self.events.category == Category.COMMUNICATION):
-                return unknown_blocking(self.events, len(self.steps), "the trace does not tell when the host waits")
+                return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
             return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
         return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
 
