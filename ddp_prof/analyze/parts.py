@@ -6,7 +6,7 @@ and its collectives are measured as a whole in the part in whose span the step s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 from typing import NamedTuple
@@ -14,13 +14,13 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace
-from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, RankCollectives
+from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap, measure_overlap, measure_rank
 from ddp_prof.analyze.quality import NOTHING, hides_work, measure_attribution, merge_attributions, merge_reasons
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, concatenate, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Mask, Trace, concatenate, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
 
@@ -60,14 +60,22 @@ def merge_part_analyses(
 def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: int) -> RankCollectives:
     groups = sorted({group for part in parts for group in part.groups})
     number = {group: index for index, group in enumerate(groups)}
-    timings = concatenate(*(_renumber(part, number) for part in parts))
+    renumbered = []
+    for part in parts:
+        group = np.array([*(number[group] for group in part.groups), UNKNOWN], np.int64)
+        renumbered.append(replace(part.timings, group=group[part.timings.group]))
+    timings = concatenate(*renumbered)
     timings = select(timings, np.lexsort((timings.start_ns, timings.launch_ns, timings.step)))
+    # Only the whole capture shows which stream computes most.
+    on_it = (timings.lane != UNKNOWN) & (timings.lane == compute_stream)
+    is_after = timings.blocking == _AFTER_BACKWARD
+    blocking = np.where(is_after, _AFTER_BACKWARD, np.where(on_it, _COMPUTE_STREAM, 0)).astype(np.int64)
     phases = concatenate(*(part.device_phases for part in parts))
     steps = len(parts[0].step_numbers)
     outside = DevicePhases(*(np.array([value]) for value in (steps, ALWAYS, BETWEEN_STEPS, NONE)))
     return replace(
         parts[0],
-        timings=replace(timings, blocking=_blocking(timings, compute_stream)),
+        timings=replace(timings, blocking=blocking),
         groups=tuple(groups),
         backward_end_ns=np.max([part.backward_end_ns for part in parts], axis=0),
         device_phases=concatenate(select(phases, np.argsort(phases.step, kind="stable")), outside),
@@ -75,18 +83,6 @@ def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: in
         times=concatenate(*(part.times for part in parts)),
         reason=merge_reasons([part.reason for part in parts]),
     )
-
-
-def _renumber(part: RankCollectives, number: Mapping[str, int]) -> CollectiveTimings:
-    index = np.array([*(number[group] for group in part.groups), UNKNOWN], np.int64)
-    return replace(part.timings, group=index[part.timings.group])
-
-
-def _blocking(timings: CollectiveTimings, compute_stream: int) -> Ints:
-    """Only the whole capture shows which stream computes most."""
-    on_it = (timings.lane != UNKNOWN) & (timings.lane == compute_stream)
-    codes = np.where(on_it, _COMPUTE_STREAM, 0)
-    return np.where(timings.blocking == _AFTER_BACKWARD, _AFTER_BACKWARD, codes).astype(np.int64)
 
 
 _ADDED = ("kernels", "collectives", "compute_ns", "comm_ns", "overlapped_ns", "exposed_ns")

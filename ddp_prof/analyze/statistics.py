@@ -150,16 +150,13 @@ def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> O
     if not keys:
         return None
     rest = [key for key in exposed if key not in keys]
+    rest_ns, rest_exposed_ns = (sum(of[key] for key in rest) for of in (communicated, exposed))
+    all_exposed_ns = sum(exposed.values())
     return Outliers(
         steps=tuple((key, exposed[key]) for key in keys),
-        exposed_ns=sum(exposed.values()),
-        overlap_ratio=_overlap_ratio(exposed, communicated, list(exposed)),
-        exposed_without_ns=sum(exposed[key] for key in rest),
-        overlap_ratio_without=_overlap_ratio(exposed, communicated, rest),
+        exposed_ns=all_exposed_ns,
+        overlap_ratio=1 - all_exposed_ns / sum(communicated.values()),
+        exposed_without_ns=rest_exposed_ns,
+        overlap_ratio_without=1 - rest_exposed_ns / rest_ns if rest_ns else None,
         are_positions=are_positions,
     )
-
-
-def _overlap_ratio(exposed: Mapping[int, int], communicated: Mapping[int, int], keys: list[int]) -> float | None:
-    comm_ns = sum(communicated[key] for key in keys)
-    return 1 - sum(exposed[key] for key in keys) / comm_ns if comm_ns else None

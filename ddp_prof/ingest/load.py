@@ -158,7 +158,15 @@ def find_traces(path: Path) -> list[Path]:
         if file.name.endswith(tuple(suffixes)) and (file.is_file() or _is_table_folder(file))
     )
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
-    traces = [file for file in files if _is_trace(file, exports)]
+    traces = []
+    for file in files:
+        reader = next(reader for reader in READERS if file.name.endswith(reader.suffixes))
+        if reader.source == "nsys-report":
+            is_listed = file.stem not in exports
+        else:
+            is_listed = not reader.is_common_suffix or reader.recognises(_head(file))
+        if is_listed:
+            traces.append(file)
     if not traces:
         raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(suffixes)}")
     return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
@@ -182,14 +190,6 @@ def files_of(trace: Path) -> Iterator[Path]:
         return
     for export in (trace, trace.with_suffix(".sqlite")):
         yield from (export, *(export.with_name(export.name + side) for side in ("-journal", "-wal", "-shm")))
-
-
-def _is_trace(file: Path, exports: set[str]) -> bool:
-    """Whether a file of a folder is listed: by its name, and by its content where the name says too little."""
-    reader = next(reader for reader in READERS if file.name.endswith(reader.suffixes))
-    if reader.source == "nsys-report":
-        return file.stem not in exports
-    return not reader.is_common_suffix or reader.recognises(_head(file))
 
 
 def _is_table_folder(path: Path) -> bool:

@@ -67,11 +67,6 @@ class Blocks:
     least_id: Ints
     most_id: Ints
 
-    def overlapping(self, start_ns: int, end_ns: int) -> Mask:
-        """Mask of the blocks that may hold events that overlap a span of time, or end where it starts."""
-        found: Mask = (self.start_ns < end_ns) & (self.end_ns >= start_ns)
-        return found
-
     def with_ids(self, least: int, most: int) -> Mask:
         found: Mask = (self.least_id <= most) & (self.most_id >= least)
         return found
@@ -184,7 +179,7 @@ class SplitExport:
         if not file.has_columns(NVTX, "start", "end", "eventType", "globalTid"):
             raise CannotSplitError("it has no ranges")
         with self._translate_errors():
-            file.run_with_deadline(lambda: self._inspect_export(marks_structure))
+            file.run_with_deadline(lambda: self._make_base(marks_structure))
             self.steps = find_step_times(self._load(self._base))
             if not len(self.steps[0]):
                 raise CannotSplitError("no range of it tells steps, as --step-range may")
@@ -195,7 +190,7 @@ class SplitExport:
         trace = load_nsys_sqlite(export, extra_patterns=self._patterns, run=self.path)
         return replace(trace, sync_reason=SYNC_IN_PARTS)
 
-    def _inspect_export(self, marks_structure: Callable[[str], bool]) -> None:
+    def _make_base(self, marks_structure: Callable[[str], bool]) -> None:
         file = self._file
         self._base.unlink(missing_ok=True)
         with self._open(self._base) as database:
@@ -212,7 +207,32 @@ class SplitExport:
             last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {_RANGES}'
             ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
             self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
-            self._nccl_ids = self._make_base(database, marks_structure)
+            # What all parts have in common.
+            for table in _SMALL:
+                if table in file.columns:
+                    columns = ", ".join(map(quote_name, file.columns[table]))  # not those that are computed
+                    database.execute(f'CREATE TABLE main."{table}" AS SELECT {columns} FROM whole."{table}"')
+            for table in (*self._blocks, NVTX):
+                database.execute(
+                    f'CREATE TABLE main."{table}" AS SELECT {self._column_list(table)} FROM whole."{table}" LIMIT 0'
+                )
+            strings = (
+                file.rows("SELECT id, value FROM StringIds") if file.has_columns("StringIds", "id", "value") else []
+            )
+            names = {key: text for key, text in strings if isinstance(key, int) and isinstance(text, str) and text}
+            text, text_id = file.columns_or_null(NVTX, "text", "textId")
+            database.execute("CREATE TEMP TABLE structure (id INTEGER PRIMARY KEY)")
+            ids = [(key,) for key, name in names.items() if marks_structure(name)]
+            database.executemany("INSERT INTO structure VALUES (?)", ids)
+            database.create_function("tells", 1, lambda name: isinstance(name, str) and marks_structure(name))
+            database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
+            unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
+            if database.execute(unnamed).fetchone():
+                raise CannotSplitError("it has ranges without a name")
+            told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
+            self._copy_rows(database, NVTX, f"NOT {_RANGES} OR {told}")
+            database.commit()
+            self._nccl_ids = [key for key, name in names.items() if _NCCL.match(name)]
 
     def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
@@ -240,36 +260,6 @@ class SplitExport:
             database.execute("PRAGMA synchronous=OFF")
             database.execute("ATTACH ? AS whole", (self._file.uri,))
             yield database
-
-    def _make_base(self, database: sqlite3.Connection, marks_structure: Callable[[str], bool]) -> list[int]:
-        """What all parts have in common; returns the ids of NCCL's names."""
-        for table in _SMALL:
-            if table in self._file.columns:
-                columns = ", ".join(map(quote_name, self._file.columns[table]))  # not those that are computed
-                database.execute(f'CREATE TABLE main."{table}" AS SELECT {columns} FROM whole."{table}"')
-        for table in (*self._blocks, NVTX):
-            database.execute(
-                f'CREATE TABLE main."{table}" AS SELECT {self._column_list(table)} FROM whole."{table}" LIMIT 0'
-            )
-        strings = (
-            self._file.rows("SELECT id, value FROM StringIds")
-            if self._file.has_columns("StringIds", "id", "value")
-            else []
-        )
-        names = {key: text for key, text in strings if isinstance(key, int) and isinstance(text, str) and text}
-        text, text_id = self._file.columns_or_null(NVTX, "text", "textId")
-        database.execute("CREATE TEMP TABLE structure (id INTEGER PRIMARY KEY)")
-        ids = [(key,) for key, name in names.items() if marks_structure(name)]
-        database.executemany("INSERT INTO structure VALUES (?)", ids)
-        database.create_function("tells", 1, lambda name: isinstance(name, str) and marks_structure(name))
-        database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
-        unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
-        if database.execute(unnamed).fetchone():
-            raise CannotSplitError("it has ranges without a name")
-        told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
-        self._copy_rows(database, NVTX, f"NOT {_RANGES} OR {told}")
-        database.commit()
-        return [key for key, name in names.items() if _NCCL.match(name)]
 
     def _add_ranges_that_start_with_steps(self) -> None:
         """A thread that opens a range at the instant at which a step begins counts as a main thread."""
@@ -343,7 +333,7 @@ class SplitExport:
             first, last = database.execute(query).fetchone()
             start, end = min(start, first if first is not None else start), max(end, last if last is not None else end)
         for blocks in self._activity_blocks():
-            where = blocks.where(blocks.overlapping(start, end))
+            where = blocks.where((blocks.start_ns < end) & (blocks.end_ns >= start))
             beside = f"start < {end} AND {END} >= {start}"
             self._copy_rows(database, blocks.table, f"{where} AND {beside}")
 

@@ -243,7 +243,14 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     if len(unnumbered) < 2:
         return tuple(ranks), 0
     first = unnumbered[0]
-    shifts = {id(rank): _find_step_shift(first, rank) for rank in unnumbered[1:] if rank.clock != first.clock}
+    shifts = {}
+    own = last_by_step(first.timings.end_ns, first.timings.step, len(first.times))
+    for rank in unnumbered[1:]:
+        if rank.clock != first.clock:
+            others = last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times))
+            scatter = {shift: _end_scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
+            best = min(scatter, key=scatter.__getitem__)
+            shifts[id(rank)] = best if CLEARLY * scatter[best] < scatter[0] else 0
     if not any(shifts.values()):
         return tuple(ranks), 0
     least = min(0, *shifts.values())  # no key may be negative
@@ -251,14 +258,6 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
         id(rank): replace(rank, step_keys=rank.keys_of_steps - least + shifts.get(id(rank), 0)) for rank in unnumbered
     }
     return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
-
-
-def _find_step_shift(first: RankCollectives, other: RankCollectives) -> int:
-    """Number of steps to shift the other rank by; 0 unless another number fits clearly better."""
-    own, others = (last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times)) for rank in (first, other))
-    scatter = {shift: _end_scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
-    best = min(scatter, key=scatter.__getitem__)
-    return best if CLEARLY * scatter[best] < scatter[0] else 0
 
 
 def _end_scatter(first: Ints, other: Ints, shift: int) -> float:

@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
-from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCollectives
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.attribution import OPERATIONS, bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
@@ -44,28 +44,6 @@ class RunBlocking:
     collectives: int
     needed: int
     least_slack_ns: int | None
-
-
-def measure_run_blocking(ranks: Sequence[RankCollectives]) -> RunBlocking | None:
-    """Of all collectives of a run; ``None`` where of one it is not known, or there are none.
-
-    Only where no step has a collective, those outside of steps count as one.
-    """
-    timings = [rank.timings for rank in ranks if len(rank.timings)]
-    if not timings or any(np.any(of_rank.blocking_ns == UNKNOWN) for of_rank in timings):
-        return None
-    slack_ns = np.concatenate([of_rank.slack_ns[of_rank.slack_ns != NO_TIME] for of_rank in timings])
-    total = sum(int(of_rank.blocking_ns.sum()) for of_rank in timings)
-    by_step = np.concatenate([of_rank.sum_by_step(of_rank.blocking_ns)[1] for of_rank in timings]).tolist() or [total]
-    return RunBlocking(
-        typical_ns=round(median(by_step)),
-        total_ns=total,
-        steps=len(by_step),
-        blocked_steps=sum(ns > 0 for ns in by_step),
-        collectives=sum(map(len, timings)),
-        needed=len(slack_ns),
-        least_slack_ns=None if total or not len(slack_ns) else int(slack_ns.min()),
-    )
 
 
 FASTEST_LINK_BYTES_PER_S = 4e12
@@ -256,7 +234,26 @@ class RunCollectives(FrameResult):
     @property
     def blocking(self) -> RunBlocking | None:
         """What stood still for them; ``None`` where that is not known, or not all they cost: a host waited, too."""
-        return None if self.reason or self.host_waits else measure_run_blocking(self.run.ranks)
+        if self.reason or self.host_waits:
+            return None
+        # Only where no step has a collective, those outside of steps count as one.
+        timings = [rank.timings for rank in self.run.ranks if len(rank.timings)]
+        if not timings or any(np.any(of_rank.blocking_ns == UNKNOWN) for of_rank in timings):
+            return None
+        slack_ns = np.concatenate([of_rank.slack_ns[of_rank.slack_ns != NO_TIME] for of_rank in timings])
+        total = sum(int(of_rank.blocking_ns.sum()) for of_rank in timings)
+        by_step = np.concatenate([of_rank.sum_by_step(of_rank.blocking_ns)[1] for of_rank in timings]).tolist() or [
+            total
+        ]
+        return RunBlocking(
+            typical_ns=round(median(by_step)),
+            total_ns=total,
+            steps=len(by_step),
+            blocked_steps=sum(ns > 0 for ns in by_step),
+            collectives=sum(map(len, timings)),
+            needed=len(slack_ns),
+            least_slack_ns=None if total or not len(slack_ns) else int(slack_ns.min()),
+        )
 
     def to_frame(self) -> pd.DataFrame:
         """One row per collective; exposed time by when and by why in columns of their own, all in nanoseconds."""

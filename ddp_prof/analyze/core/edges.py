@@ -268,12 +268,15 @@ class HostCalls:
         self.waited = np.flatnonzero(until_ns > self.start_ns)
         self.lag_ns = self.end_ns - np.maximum(self.start_ns, until_ns)
 
-    def last_before(self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints) -> Ints:
+    def last_before(
+        self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints, among: Ints | slice = slice(None)
+    ) -> Ints:
         """The last call of the thread, or of the main one, that ended by a time and came before a place."""
         found = np.full(len(thread), UNKNOWN, np.int64)
         for one in set(distinct(thread)) - {UNKNOWN}:
             asked = thread == one
-            own = np.flatnonzero(np.isin(self.thread, (one, main_thread)))
+            rows = np.arange(len(self.rows))[among]
+            own = rows[np.isin(self.thread[rows], (one, main_thread))]
             at = np.searchsorted(self.end_ns[own], time_ns[asked], side="right") - 1
             while np.any(is_later := (at >= 0) & (take_or_unknown(self.place[own], at) >= place[asked])):
                 at -= is_later  # of the same instant

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, distinct, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
@@ -97,20 +97,9 @@ def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_t
 
     category = activities.category[rows]
     part = np.where(category == Category.MEMORY, COPIES, np.where(category == Category.COMMUNICATION, UNKNOWN, COMPUTE))
-    after = _after_syncs(calls, take_or_unknown(trace.calls.lane, launching), launch, main_thread)
-    return Work(rows, start, end, part, bound_by, launch, after)
-
-
-def _after_syncs(calls: HostCalls, thread: Ints, launch_ns: Ints, main_thread: int) -> Ints:
-    """The operation that the host waited for last before each launch, on its thread or on the main one."""
-    waited = calls.waited
-    found = np.full(len(thread), UNKNOWN, np.int64)
-    for one in distinct(thread):
-        mine = thread == one
-        own = waited[np.isin(calls.thread[waited], (one, main_thread))]
-        last = np.searchsorted(calls.end_ns[own], launch_ns[mine], side="right") - 1
-        found[mine] = np.where(last < 0, UNKNOWN, take_or_unknown(calls.latest[own], np.maximum(last, UNKNOWN)))
-    return found
+    thread = take_or_unknown(trace.calls.lane, launching)
+    after = calls.last_before(thread, main_thread, launch, np.full(len(rows), np.iinfo(np.int64).max), calls.waited)
+    return Work(rows, start, end, part, bound_by, launch, take_or_unknown(calls.latest, after))
 
 
 def follow_chains(

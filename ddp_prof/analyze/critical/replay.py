@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
 
 import numpy as np
 
@@ -111,8 +110,26 @@ def find_replay(
     own_ns = lag_ns + np.where(work.part == UNKNOWN, 0, work.end_ns - work.start_ns)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
 
-    layout = _lay_out(work, place, syncs, step_of_last, np.concatenate([producer, consumer, syncs.awaited]))
-    kept, end_of, begin_of = layout.kept, layout.end_of, layout.begin_of
+    # Of an operation kept one time, of a collective two, of a call that waits one; in the order of their calls.
+    is_collective = work.part == UNKNOWN
+    is_kept = is_collective | (step_of_last != UNKNOWN)
+    is_kept[np.concatenate([producer, consumer, syncs.awaited])] = True
+    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
+    counts = [len(kept), len(collectives), len(syncs.place)]
+    order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
+    position = np.empty(len(order), np.int64)
+    position[order] = np.arange(len(order))
+    ends, arrivals, sync_of = np.split(position, np.cumsum(counts)[:-1])
+    # Of each operation the row of its end, and the row up to which others delay it: a collective's arrival.
+    end_of = np.full(len(work), UNKNOWN, np.int64)
+    end_of[kept] = ends
+    begin_of = end_of.copy()
+    begin_of[collectives] = arrivals
+    which, step = np.full(len(order), UNKNOWN), np.full(len(order), UNKNOWN)
+    which[arrivals] = np.arange(len(collectives))
+    step[ends] = step_of_last[kept]
+    times = Times(np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order], which, step)
+
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
     at = np.searchsorted(kept, rows)
@@ -130,62 +147,21 @@ def find_replay(
 
     sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
     since_ns = syncs.start_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
-    collectives = layout.collectives
     found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
         (end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]),
         (end_of[producer], begin_of[consumer], own_ns[consumer]),
         (
-            take_or_unknown(layout.sync_of, after),
+            take_or_unknown(sync_of, after),
             begin_of[heads],
             latest_ns + upto_ns[heads] - take_or_unknown(syncs.end_ns, after, 0),
         ),
-        (take_or_unknown(layout.sync_of, sync_before), layout.sync_of, since_ns + syncs.lag_ns),
-        (end_of[syncs.awaited], layout.sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]),
+        (take_or_unknown(sync_of, sync_before), sync_of, since_ns + syncs.lag_ns),
+        (end_of[syncs.awaited], sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]),
         (begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives]),
     ]
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
-    return Replay(layout.times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
-
-
-class _Layout(NamedTuple):
-    """Where the times of a device stand: of an operation kept one, of a collective two, of a call that waits one.
-
-    Attributes:
-        end_of, begin_of: Of each operation the row of its end, and the row up to which others delay it: the arrival of
-            a collective, the end of others.
-        sync_of: Of each call that waits the row of its end.
-    """
-
-    times: Times
-    kept: Ints
-    collectives: Ints
-    end_of: Ints
-    begin_of: Ints
-    sync_of: Ints
-
-
-def _lay_out(work: Work, place: Ints, syncs: HostCalls, step_of_last: Ints, referred: Ints) -> _Layout:
-    is_collective = work.part == UNKNOWN
-    is_kept = is_collective | (step_of_last != UNKNOWN)
-    is_kept[referred] = True
-    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
-
-    counts = [len(kept), len(collectives), len(syncs.place)]
-    order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    ends, arrivals, sync_of = np.split(position, np.cumsum(counts)[:-1])
-    end_of = np.full(len(work), UNKNOWN, np.int64)
-    end_of[kept] = ends
-    begin_of = end_of.copy()
-    begin_of[collectives] = arrivals
-
-    which, step = np.full(len(order), UNKNOWN), np.full(len(order), UNKNOWN)
-    which[arrivals] = np.arange(len(collectives))
-    step[ends] = step_of_last[kept]
-    time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
-    return _Layout(Times(time_ns, which, step), kept, collectives, end_of, begin_of, sync_of)
+    return Replay(times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
 
 
 def join_replays(
