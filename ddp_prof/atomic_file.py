@@ -21,8 +21,7 @@ _PROTECTED: list[Keys] = []
 def protect_files(files: Iterable[Path]) -> Iterator[None]:
     """Context in which nothing is written to these files, by any name or link, nor into folders among them.
 
-    Args:
-        files: They need not be there: what would be taken for one of them is not made, either.
+    They need not be there: what would be taken for one of them is not made, either.
     """
     keys = {key: file for file in files for key in _keys(file)}
     _PROTECTED.append(keys)

@@ -35,14 +35,12 @@ class RunConfig:
     """What a run computes, on which ranks, and for how long.
 
     Attributes:
-        variant: Key of :data:`ddp_prof.variants.VARIANTS`.
         bucket_size_mb: Cap of a bucket in MiB; ``None``: no cap, or the variant takes none.
         comm_hook: One of ``variants.COMM_HOOKS``, of torch's DDP; ``None``: gradients travel as they are.
         batch_size: Sequences a step of all ranks together, of ``seq_len`` tokens each.
         steps: Measured steps; ``warmup`` come before them, and after them ``synchronized_steps``, in which the host
             waits for the device after each phase.
         world_size: Ranks; ``None``: as many as the launcher started, else one.
-        timeout: Seconds that a rank waits for another.
         compile: ``None``, ``blocks`` or ``model``.
         inject: One of :data:`FAULTS`.
     """
@@ -63,7 +61,7 @@ class RunConfig:
     device: str = "auto"
     backend: str = "auto"
     ranks_per_gpu: int | None = None
-    timeout: float = 120.0
+    timeout: float = 120.0  # seconds that a rank waits for another
     precision: str = "fp32"
     tf32: bool = False
     compile: str | None = None

@@ -148,7 +148,6 @@ class Synchronizations(Table):
     Attributes:
         kind: A :class:`SyncKind`.
         start_ns: Start of the call on the host; ``end_ns`` its end. ``NO_TIME`` where only its effect was recorded.
-        process: Operating-system process id.
         thread: Thread that made the call, ``UNKNOWN`` likewise.
         correlation: Number of the call; calls of a process are numbered in their order.
         device: CUDA ordinal.
@@ -176,7 +175,6 @@ class CollectiveMetadata(Table):
         op_id: Index into :attr:`Trace.names` of the collective's name, as the profiler calls it.
         bytes: Size of the larger one of what goes in and what comes out.
         group_id: Index into :attr:`Trace.names` of the communicator's name, the same on all its ranks.
-        group_size: Number of ranks in the communicator.
         sequence: Number of the collective within the communicator.
     """
 
@@ -231,16 +229,12 @@ class Trace(Brief):
     """Everything read from one capture.
 
     Attributes:
-        path: The file it was read from.
         source: Format of the file; see :data:`SOURCE_NAMES`.
         producer: The profiler's version, ``None`` where the file does not say.
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
-        ranks: Rank of a process, where the trace says it.
-        collective_metadata: What is known of the collectives beside their kernels.
-        synchronizations: Who was made to wait for whom.
         operators: When the host computed, where the trace holds nothing of a device; empty where it does not tell.
-        sync_source: Where that is from: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
+        sync_source: Where synchronizations are from: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
         sync_reason: Why it is not known, or not all of it; ``None`` where it is.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
             none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
@@ -248,13 +242,10 @@ class Trace(Brief):
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
             ``None`` where shapes were not asked for.
         shapes_known: Of how many activities, the first ones, that was read.
-        registers: For each activity the registers a thread of it uses; ``None`` where launches were not asked for.
-        call_details: Likewise.
-        world_size: Ranks in the job; ``None`` where unknown.
+        registers: For each activity the registers a thread of it uses; ``None`` where launches were not asked for, as
+            is ``call_details``.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
-        manifest: The ``run.json`` beside the trace, if any.
         warnings: What the reader could not know or had to assume, a line each.
-        node: Name of the machine, ``None`` where the trace does not tell it.
         gpus: Name of the GPU by (process, device), where the trace tells it.
         gpu_ids: The machine's number of the GPU likewise; the same for two processes that share it.
     """

@@ -13,7 +13,7 @@ from ddp_prof.cli.options import Loader, trace_command
 from ddp_prof.cli.terminal import progress, say
 from ddp_prof.errors import NotMetError
 from ddp_prof.present.table import TableOptions, show
-from ddp_prof.runs.run import Run, are_one_variant, changes_between
+from ddp_prof.runs.run import are_one_variant, changes_between
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.regression_gate import GateReport
@@ -123,10 +123,16 @@ def check(
         )
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
-    from ddp_prof.present.tables.comparison import check_summary, check_view, verdict_line
+    from ddp_prof.present.tables.comparison import change_texts, check_summary, check_view, verdict_line
 
     load = replace(load, strict=True)  # what was not read must not pass
-    compared = _only_run(load.runs(baselines, "overlap")) if baselines else None
+    compared = None
+    if baselines:
+        compared, *others = load.runs(baselines, "overlap")
+        if others:
+            names = ", ".join(run.label for run in (compared, *others))
+            what = f"{1 + len(others)} runs ({names}), where one is to be compared with"
+            raise click.BadParameter(what, param_hint="--baseline")
     baseline = compared.overlap() if compared else None
     requirements = Requirements(
         min_overlap=min_overlap,
@@ -148,7 +154,9 @@ def check(
         )
         checks.append(check_run(result, replace(requirements, incomparable=differences)))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
-            changes = _describe_changes(compared, run, runs)
+            with progress(1) as begin:
+                begin("looking for the cause")
+                changes = change_texts(changes_between(compared, run, runs))
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
     view = check_view(checks, baseline, causes)
     if output.form == "markdown":
@@ -157,21 +165,3 @@ def check(
         show(output, [view])
     if not all(check.passed for check in checks):
         raise NotMetError(verdict_line(checks))
-
-
-def _describe_changes(baseline: Run, run: Run, others: list[Run]) -> list[str]:
-    """What changed from the baseline, beyond the spread, and which collective did it."""
-    from ddp_prof.present.tables.comparison import change_texts
-
-    with progress(1) as begin:
-        begin("looking for the cause")
-        return change_texts(changes_between(baseline, run, others))
-
-
-def _only_run(runs: list[Run]) -> Run:
-    if len(runs) > 1:
-        names = ", ".join(run.label for run in runs)
-        raise click.BadParameter(
-            f"{len(runs)} runs ({names}), where one is to be compared with", param_hint="--baseline"
-        )
-    return runs[0]

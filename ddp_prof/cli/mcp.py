@@ -154,15 +154,7 @@ def _find_list(whole: Any, part: str) -> list[Any]:
 
 
 def _shorten_lists(value: Any, name: str, most: int, cut: dict[str, str], first: int = 0) -> Any:
-    """The same with lists of at most so many entries; those that were longer are named in ``cut``.
-
-    Args:
-        value: Of JSON.
-        name: Of the list or what holds it.
-        most: Entries of a list.
-        cut: Which entries of how many are given, by the name of the list.
-        first: Number of the first entry.
-    """
+    """The same with lists of ``most`` entries, numbered from ``first`` on; ``cut`` gets the names of longer ones."""
     if isinstance(value, dict):
         return {key: _shorten_lists(each, f"{name}/{key}", most, cut) for key, each in value.items()}
     if not isinstance(value, list):

@@ -33,14 +33,8 @@ def trace_command(
 
     Its function is called with its own options and
 
-    - ``traces``, the paths, and ``load``, a :class:`Loader` with what the options for reading say;
-    - ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
-
-    Args:
-        name: Of the command.
-        example: Its arguments.
-        reads_traces: Whether it has the first of these.
-        prints_tables: Whether it has the other.
+    - where it reads traces: ``traces``, the paths, and ``load``, a :class:`Loader`;
+    - where it prints tables: ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -101,13 +95,7 @@ class Loader:
     strict: bool
 
     def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
-        """The runs, measured.
-
-        Args:
-            traces: Files and folders.
-            measures: What the command asks of them, names in ``runs.report.MEASURES``.
-            reading: Fields of ``LoadOptions`` that the command sets.
-        """
+        """The runs, measured; ``reading`` are fields of ``LoadOptions`` that the command sets."""
         from ddp_prof.ingest.load import files_of
         from ddp_prof.runs import find_files, load_runs
         from ddp_prof.runs.workers import Workers

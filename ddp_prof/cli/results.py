@@ -14,13 +14,10 @@ from ddp_prof.present.table import TableOptions, TableView, show
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
 
 
-def _default_database() -> Path:
-    """The user's own results if they exist, else those of the repository."""
-    return OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS
-
-
 @trace_command("results", "traces/results.db", reads_traces=False)
-@click.argument("database", default=_default_database, type=click.Path(path_type=Path))
+@click.argument(
+    "database", default=lambda: OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS, type=click.Path(path_type=Path)
+)
 @click.option(
     "-o",
     "--output",

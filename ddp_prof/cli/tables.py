@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -283,18 +283,14 @@ def compare(
         write_figure(draw_waterfall(changes), title=title, page=page, picture=png)
 
 
-def _compare_views(runs: list[Run]) -> list[TableView]:
-    return [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))]
-
-
 def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartChange]) -> TableView:
     from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.json_documents import changes_document, waterfall_document
+    from ddp_prof.present.json_documents import changes_document
     from ddp_prof.present.tables.comparison import compare_view
 
     results = [run.overlap() for run in runs]
     view = compare_view(results, compare_variants(results))
-    more = {"waterfall": waterfall_document(changes), "changes": changes_document(parts)}
+    more = {"waterfall": asdict(changes), "changes": changes_document(parts)}
     return replace(view, document={**view.document, **more})
 
 
@@ -320,6 +316,9 @@ QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableVie
     "doctor": (DOCTOR, _doctor_views),
     "skew": (("collectives",), _skew_views),
     "kernels": (("overlap", "device use"), _kernels_views),
-    "compare": (("overlap", "collectives", "kernels"), _compare_views),
+    "compare": (
+        ("overlap", "collectives", "kernels"),
+        lambda runs: [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))],
+    ),
 }
 """What each command measures of runs, and the tables it shows of them."""

@@ -25,11 +25,7 @@ PIPE = Path("-")
 
 
 class Output(click.Path):
-    """The type of all options that name what is written.
-
-    Args:
-        kind: ``file``, ``folder``, or ``pipe`` for a file that may be stdout.
-    """
+    """The type of all options that name what is written: ``file``, ``folder``, or ``pipe``, which may be stdout."""
 
     def __init__(self, kind: str = "file") -> None:
         super().__init__(

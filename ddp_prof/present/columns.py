@@ -21,12 +21,9 @@ ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table.
+    """A column of a table; ``key`` is that of the rows, and the heading of a CSV file.
 
     Attributes:
-        key: Of the rows; the heading of a CSV file.
-        title: The words above the column.
-        unit: Of the values, written after the title.
         decimals: Of values that are no whole numbers.
         align: ``right``; ``left`` for words, among them those that are numbers in another table.
         meaning: What it says, in a sentence without its end.

@@ -40,13 +40,7 @@ _LARGE_PART = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A finding as text.
-
-    Attributes:
-        claim: A sentence without its period; the title of a figure.
-        detail: The rest of the text.
-        joint: Separator between the two.
-    """
+    """A finding as text: a sentence without its period, which is the title of a figure, and the rest."""
 
     claim: str
     detail: str = ""
@@ -109,12 +103,9 @@ def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
 def root_cause_headline(
     cause: RootCause | None, reason: str | None = None, blocking: RunBlocking | None = None
 ) -> Headline:
-    """The cost of communication (blocking time, else exposed time) and its main cause.
+    """The cost of communication (blocking time, else exposed time) and its main cause, ``None`` if nothing is exposed.
 
-    Args:
-        cause: The main cause of exposed time; ``None`` where nothing is exposed.
-        reason: Why it is not known what is exposed, if so.
-        blocking: What stood still for communication; ``None`` where that is not known.
+    ``reason`` says why it is not known what is exposed; ``blocking`` is ``None`` where that is not known.
     """
     if reason == NO_COMMUNICATION:
         return Headline("Nothing in this trace is known to communicate")
@@ -160,10 +151,12 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
     if not cause.exposed_ns:
         detail = f"other steps expose {milliseconds(cause.total_exposed_ns)} in all."
         return Headline("Compute hides all communication of the typical step", detail, "; ")
-    share = percent(cause.pair_ns / cause.exposed_ns)
+    share, waited = percent(cause.pair_ns / cause.exposed_ns), cause.wait_ns / cause.exposed_ns
     whole = "the typical step's exposed time" if cause.steps > 1 else "exposed time"
+    is_worth_a_word = waited >= _WORTH_A_WORD and cause.why != PEER_WAIT
+    more = f" (a peer was missing in {percent(waited)} of the exposed time)" if is_worth_a_word else ""
     return Headline(
-        f"{share} of {whole} is {_exposure_kind(cause)}{_peer_wait_note(cause)}",
+        f"{share} of {whole} is {_exposure_kind(cause)}{more}",
         f"{_culprit_name(cause)}.{_advice(cause)}",
     )
 
@@ -205,12 +198,6 @@ def exposed_words(collective: Collective) -> str:
     if most.why == TRANSFER and collective.exposed_wait_ns is None:
         why += " or waiting for a peer"
     return ", ".join(filter(None, (WHEN[most.when], why)))
-
-
-def _peer_wait_note(cause: RootCause) -> str:
-    share = cause.wait_ns / cause.exposed_ns
-    is_worth_a_word = share >= _WORTH_A_WORD and cause.why != PEER_WAIT
-    return f" (a peer was missing in {percent(share)} of the exposed time)" if is_worth_a_word else ""
 
 
 def _culprit_name(cause: RootCause) -> str:
@@ -361,13 +348,22 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
     most = percent(hides.overlap_ratio)
     alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
-    others_too = f" ({_join_words(alike)} {'hides' if len(alike) == 1 else 'hide'} as much)" if alike else ""
+    others_too = ""
+    if alike:
+        names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
+        others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
     change = _step_change_text(hides, base.label)
     told = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
     if fastest is not hides and (fastest.speedup or 0) > 1:
+        less = ""
+        if fastest.comm_ns is not None and base.comm_ns is not None and fastest.comm_ns < base.comm_ns:
+            less = (
+                f" It communicates for {milliseconds(round(fastest.comm_ns))} of a step, "
+                f"{base.label} for {milliseconds(round(base.comm_ns))}."
+            )
         told.append(
             f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}, and it hides "
-            f"{percent(fastest.overlap_ratio)}.{_communicates(fastest, base)} Time is saved in two ways: by hiding "
+            f"{percent(fastest.overlap_ratio)}.{less} Time is saved in two ways: by hiding "
             "communication, and by having less of it."
         )
     if any(summary.device == "cpu" for summary in summaries):
@@ -378,26 +374,12 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     return told
 
 
-def _join_words(labels: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
-
-
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
     speedup = summary.speedup or 1.0
     change = percent(abs(1 - 1 / speedup))
     if change == percent(0):
         return f"as long as that of {base}" if base else "as long"
     return f"{change} {'shorter' if speedup >= 1 else 'longer'}" + (f" than that of {base}" if base else "")
-
-
-def _communicates(summary: VariantSummary, base: VariantSummary) -> str:
-    """Less communication, where that is so, as the other way of saving time."""
-    if summary.comm_ns is None or base.comm_ns is None or summary.comm_ns >= base.comm_ns:
-        return ""
-    return (
-        f" It communicates for {milliseconds(round(summary.comm_ns))} of a step, "
-        f"{base.label} for {milliseconds(round(base.comm_ns))}."
-    )
 
 
 def outliers_text(outliers: Outliers) -> str:

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+    from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.critical.critical_path import RunCritical
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.before_after import PartChange
     from ddp_prof.analyze.variants.comparison import VariantSummary
     from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
-    from ddp_prof.analyze.variants.waterfall import Waterfall
 
 Document = dict[str, Any]
 
@@ -71,11 +70,6 @@ def compare_document(summaries: Iterable[VariantSummary], warnings: Sequence[str
     return {"schema": SCHEMA, "variants": [asdict(summary) for summary in summaries], "warnings": list(warnings)}
 
 
-def waterfall_document(waterfall: Waterfall) -> Document:
-    """The waterfall, a part of the document of ``ddp-prof compare``."""
-    return asdict(waterfall)
-
-
 def changes_document(changes: Sequence[PartChange]) -> list[Document]:
     """What changed between two runs of one variant, a part of the document of ``ddp-prof compare``."""
     return [
@@ -89,10 +83,14 @@ def info_document(inventory: TraceInventory) -> Document:
 
 
 def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str) -> Document:
+    derived = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
     return {
         "schema": COLLECTIVES_SCHEMA,
         **_run(run),
-        "collectives": [_collective_document(collective) for collective in result.collectives],
+        "collectives": [
+            {**asdict(collective), **{name: getattr(collective, name) for name in derived}}
+            for collective in result.collectives
+        ],
         "alignment": _alignment_document(result.alignment),
         "matched": result.matched,
         "unmatched": result.unmatched,
@@ -100,11 +98,6 @@ def collectives_document(run: RunAnalysis, result: RunCollectives, headline: str
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
     }
-
-
-def _collective_document(collective: Collective) -> Document:
-    derived = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
-    return {**asdict(collective), **{name: getattr(collective, name) for name in derived}}
 
 
 def _alignment_document(alignment: Alignment) -> Document:

@@ -44,12 +44,9 @@ ENDLESS = 10_000
 
 @dataclass(frozen=True)
 class Digest:
-    """How a table of very many rows is shortened.
+    """How a table of very many rows is shortened: those with the largest figure ``by``, and one of sums of the others.
 
-    Attributes:
-        by: Key of the figure by which rows count; those with the largest come first.
-        summed: Keys of the figures of which the sum over all other rows is told.
-        rest: Key under which that row says how many rows it stands for.
+    ``rest`` is the key under which that row says how many rows it stands for.
     """
 
     by: str
@@ -62,9 +59,7 @@ class TableView:
     """A table with what belongs to it.
 
     Attributes:
-        title: Lines above the table.
         rows: Rows with the same keys, each of which is the key of a :class:`.columns.Column`.
-        notes: Lines below the table.
         document: The JSON document, which carries the notes itself.
     """
 
@@ -91,9 +86,7 @@ class TableOptions:
 
     Attributes:
         form: ``table``, ``markdown``, ``csv`` or ``json``.
-        wide: Whether all columns are shown, however wide the table gets.
         columns: Keys of the columns to show, in this order; all where there is none.
-        quiet: Whether notes are left out.
     """
 
     form: str = "table"

@@ -136,13 +136,7 @@ def measure_report(
     measures: tuple[str, ...],
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
-    """Read a report and measure it: a large one in parts, where that can be.
-
-    Args:
-        file: The report.
-        options: How it is read.
-        measures: Names in :data:`MEASURES`.
-        keep: Is given the events, where it was read as a whole.
+    """Read a report and measure it: a large one in parts, where that can be; else ``keep`` is given its events.
 
     Raises:
         TraceError: It cannot be read.

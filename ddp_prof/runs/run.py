@@ -66,10 +66,7 @@ class Run:
     """One run, of one file or of one file per rank.
 
     Attributes:
-        files: Its traces.
-        options: How they are read.
         notes: Why these files are one run, where that was not said; which could not be read.
-        workers: Who reads them.
         measured: What was measured of each file so far.
         folder: Tells it from another run whose files are called the same; else empty.
     """

@@ -104,14 +104,8 @@ def run_tasks(
 ) -> Generator[tuple[int, Any | TraceError]]:
     """Have tasks done by other processes, each as it gets done: its position, and the result or why there is none.
 
-    Its caller closes it, as of :func:`measure_files`.
-
-    Args:
-        work: Does a task, from bytes to bytes of :func:`pickle_with_names`.
-        tasks: As ``work`` takes them.
-        workers: Who does them.
-        processes: How many of this machine, where no scheduler does.
-        here: As ``names`` of :func:`unpickle_with_names`.
+    Its caller closes it, as of :func:`measure_files`. ``work`` goes from bytes to bytes of :func:`pickle_with_names`,
+    of which ``here`` are the names; so many processes of this machine do it, where no scheduler does.
     """
     found = (
         _run_by_scheduler(workers.scheduler, work, tasks)

@@ -63,13 +63,8 @@ def chart_frame(
 ) -> dict[str, Any]:
     """Plotly's layout of a chart, without axes and legend.
 
-    Args:
-        title: What it says; names in it already escaped, as in ``subtitle``.
-        subtitle: Where and on what was measured, and how to read it.
-        height: Pixels of all of it.
-        size: Of the title's letters.
-        pad: Pixels above the title.
-        margins: Pixels round the plot: ``t``, ``b``, ``l``, ``r``.
+    Names in title and subtitle are already escaped; ``size`` is of the title's letters. ``height``, ``pad`` above the
+    title and the margins round the plot (``t``, ``b``, ``l``, ``r``) are pixels.
     """
     return {
         "template": "none", "height": height, "margin": margins,

@@ -57,20 +57,16 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
         found.append(_Row(len(found), f"<b>{shown_name(rank.name)}</b>  compute", rank, None))
         longest = sorted(rank.collectives, key=_exposed_ns, reverse=True)[:each_rank]
         shown = {line.index for line in longest}
-        found += [
-            _Row(len(found) + number, _label(line), rank, line)
-            for number, line in enumerate(line for line in rank.collectives if line.index in shown)
-        ]
+        for line in rank.collectives:
+            if line.index in shown:
+                name = collective_name(line.index, line.bucket)
+                label = name if line.bytes is None else f"{name}, {size(line.bytes)}"
+                found.append(_Row(len(found), label, rank, line))
     return found
 
 
 def _exposed_ns(line: CollectiveView) -> int:
     return sum(stretch.end_ns - stretch.start_ns for stretch in line.exposed)
-
-
-def _label(line: CollectiveView) -> str:
-    name = collective_name(line.index, line.bucket)
-    return name if line.bytes is None else f"{name}, {size(line.bytes)}"
 
 
 def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
@@ -82,12 +78,11 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
                 (row.y, *item, "compute") for item in row.rank.compute
             )
             continue
-        name = row.label
         for under_way, start, end in _covered_stretches(row.line, row.rank.compute):
-            stretches.setdefault((under_way, False), []).append((row.y, start, end, name))
+            stretches.setdefault((under_way, False), []).append((row.y, start, end, row.label))
         for bare in row.line.exposed:
             kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
-            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{name}, {bare.when}"))
+            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{row.label}, {bare.when}"))
     kinds = (theme.COMPUTE, theme.OVERLAPPED, theme.ELSEWHERE, *WHYS)
     return [_bar(*kind, stretches[kind]) for kind in product(kinds, (False, True)) if kind in stretches]
 

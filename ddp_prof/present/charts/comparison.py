@@ -60,7 +60,10 @@ def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]
 
 
 def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
-    """One dot per step of each rank; equal ones are spread in height."""
+    """One dot per step of each rank.
+
+    Equal ones are spread in height, which repeats only after many points: multiples of the golden ratio, modulo 1.
+    """
     dots = []
     for row, result in enumerate(results):
         known = [
@@ -73,7 +76,7 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
             {
                 "type": "scatter", "mode": "markers", "xaxis": "x2", "showlegend": row == 0, "legendgroup": "dots",
                 "name": "overlap of one step of one rank",
-                "x": shares, "y": [row + spread for spread in _spread(len(shares))],
+                "x": shares, "y": [row + 0.44 * ((index * 0.618034) % 1 - 0.5) for index in range(len(shares))],
                 "hovertext": [
                     f"<b>{shown_name(result.label)}</b><br>{name}, {shown_name(rank.name)}<br>"
                     f"{share:.1f} % of {(step.comm_ns or 0) / 1e6:.3f} ms communication overlapped"
@@ -84,11 +87,6 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
             }
         )  # fmt: skip
     return dots
-
-
-def _spread(count: int) -> list[float]:
-    """Heights within the row that repeat only after many points: multiples of the golden ratio, modulo 1."""
-    return [0.44 * ((index * 0.618034) % 1 - 0.5) for index in range(count)]
 
 
 def _totals(summaries: Sequence[VariantSummary]) -> dict[str, Any]:
@@ -126,7 +124,13 @@ def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]
         ),
         "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
         "annotations": [
-            *(_share_label(row, summary) for row, summary in enumerate(summaries)),
+            *(
+                {
+                    "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
+                    "text": f"<b>{percent(summary.overlap_ratio)}</b>", "font": {"size": 16},
+                }
+                for row, summary in enumerate(summaries)
+            ),
             *_thin_labels([parts_ms(summary) for summary in summaries], longest),
         ],
     }  # fmt: skip
@@ -142,13 +146,6 @@ def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterato
                 "y": row, "yshift": 19, "showarrow": False, "text": f"{exposed:.3g}",
                 "font": {"size": theme.FONT_SIZE - 1, "color": theme.LIGHT.colors[theme.EXPOSED]},
             }  # fmt: skip
-
-
-def _share_label(row: int, summary: VariantSummary) -> dict[str, Any]:
-    return {
-        "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
-        "text": f"<b>{percent(summary.overlap_ratio)}</b>", "font": {"size": 16},
-    }  # fmt: skip
 
 
 def _headline(summaries: Sequence[VariantSummary]) -> str:
@@ -189,12 +186,21 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
         results, "Overlap of each step", "step, counted from the first" if come_again else "step", _BAND
     )
     layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
-    layout["shapes"] = [_limit(row + side * _HALF) for row in range(len(results)) for side in (-1, 1)]
+    limits = [(row + side * _HALF, text) for row in range(len(results)) for side, text in ((-1, "100 %"), (1, "0 %"))]
+    layout["shapes"] = [
+        {
+            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
+            "line": {"color": theme.LIGHT.line, "width": 1},
+        }
+        for y, _ in limits
+    ]  # fmt: skip
     layout["annotations"] = [
-        _limit_label(row + side * _HALF, text)
-        for row in range(len(results))
-        for side, text in ((-1, "100 %"), (1, "0 %"))
-    ]
+        {
+            "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
+            "text": text, "font": {"size": 11, "color": theme.LIGHT.quiet},
+        }
+        for y, text in limits
+    ]  # fmt: skip
     return go.Figure(bands, layout)
 
 
@@ -254,20 +260,6 @@ def _box(row: int, result: TraceOverlap) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _limit(y: float) -> dict[str, Any]:
-    return {
-        "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
-        "line": {"color": theme.LIGHT.line, "width": 1},
-    }  # fmt: skip
-
-
-def _limit_label(y: float, text: str) -> dict[str, Any]:
-    return {
-        "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
-        "text": text, "font": {"size": 11, "color": theme.LIGHT.quiet},
-    }  # fmt: skip
-
-
 def _steps_layout(results: Sequence[TraceOverlap], title: str, measure: str, row: int) -> dict[str, Any]:
     """One row per run, from top to bottom."""
     return {
@@ -307,12 +299,9 @@ def draw_waterfall(waterfall: Waterfall) -> go.Figure:
 
 
 class Bar(NamedTuple):
-    """A bar of the waterfall, in ms.
+    """A bar of the waterfall, in ms: the step of a run, or without a run a change.
 
-    Attributes:
-        run: Label of the run whose step it is; empty for a change.
-        name: What it is called.
-        within: For a change that the spread of both runs cannot tell from none, that spread.
+    ``within`` is the spread of both runs, where it cannot tell a change from none.
     """
 
     run: str
@@ -357,15 +346,14 @@ def _waterfall_bars(waterfall: Waterfall) -> list[dict[str, Any]]:
             "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
             "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
             "textposition": "outside", "cliponaxis": False,
-            "hovertext": [_hover(bar) for bar in steps],
+            "hovertext": [
+                f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms"
+                + (f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else "")
+                for bar in steps
+            ],
             "hovertemplate": "%{hovertext}<extra></extra>", "marker": marker,
         }
     ]  # fmt: skip
-
-
-def _hover(bar: Bar) -> str:
-    spread = f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else ""
-    return f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms{spread}"
 
 
 def _waterfall_layout(waterfall: Waterfall) -> dict[str, Any]:

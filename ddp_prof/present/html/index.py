@@ -29,9 +29,7 @@ class ReportRun:
 
     Attributes:
         name: What its files are called; on the pages what theirs are.
-        result: Its figures.
         load_sources: Reads the traces that its timeline shows, of which one may hold all ranks.
-        explanation: Why its communication is exposed.
         summary: Its row in the comparison of all runs.
         load_steps: What each rank communicated, by the key of the step.
         typical_step: The key of one of them; ``None`` where there are none.
@@ -75,13 +73,9 @@ def index_values(
 ) -> dict[str, Any]:
     """The values of ``templates/index.html``.
 
-    Args:
-        runs: The runs, in the order of the page.
-        charts: Names of its figures but the waterfall.
-        is_whole: Whether the pages of the runs are there.
-        missing: Names of runs without pages.
-        pictures: Names of the ``.png`` files of timelines and charts that lie beside the page.
-        most_pictures: Of so many runs each one's timeline has a picture, of more none.
+    ``charts`` are names of its figures but the waterfall, ``missing`` of runs without pages, ``pictures`` of the
+    ``.png`` files beside the page; of ``most_pictures`` runs each one's timeline has a picture, of more none.
+    ``is_whole`` says whether the pages of the runs are there.
     """
     rows = compare_rows(run.summary for run in runs)
     facts = [_facts(run) for run in runs]

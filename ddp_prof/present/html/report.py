@@ -69,14 +69,9 @@ def write_report(
 ) -> list[str]:
     """Write ``index.html`` at once, then the pages of each run, and the index again when all is there.
 
-    Args:
-        runs: The runs in the order of the page.
-        folder: Made where it is missing; files of the same names are replaced.
-        waterfall: The changes from run to run.
-        pictures: Draws them; ``None`` starts a browser.
-        make_pages: Writes the pages of the runs into the folder, in any order; by default this process does.
-        progress: Called with the number of runs that have their pages and the number of all; with 0 when the index is
-            written.
+    ``make_pages`` writes the pages of the runs into the folder, in any order; by default this process does.
+    ``progress`` is called with the number of runs that have their pages and the number of all; with 0 when the
+    index is written.
 
     Returns:
         What could not be made, one line each.

@@ -176,10 +176,8 @@ class Panel:
     """One trace.
 
     Attributes:
-        device: ``cuda`` or ``cpu``.
         gain: As of ``Source``.
         facts: What else is known of the run, a short text each.
-        steps: The steps shown.
         step_names: What all measured steps are called, by ``Steps.keys``.
         start_ns, end_ns: Of what is held, from time 0: the start of the first step shown on any rank.
         home_ns: From when to when the measured steps lie, or all that was captured where there are none.
