@@ -91,15 +91,6 @@ def explain_run(run: RunAnalysis) -> RunExplanation:
     return RunExplanation(run, collectives, skew, find_root_cause(collectives, knows_late=skew.reason is None))
 
 
-def _step_lengths(run: RunAnalysis) -> dict[int, int]:
-    """The length of each step by its key, summed over the ranks; of which it is known on all that have it."""
-    lengths: dict[int, list[int]] = {}
-    for rank in run.ranks:
-        for key, length_ns in zip(rank.keys_of_steps.tolist(), rank.times.length_ns.tolist(), strict=False):
-            lengths.setdefault(key, []).append(length_ns)
-    return {key: sum(of_ranks) for key, of_ranks in lengths.items() if UNKNOWN not in of_ranks}
-
-
 def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCause | None:
     run = found.run
     total = sum(int(exposure.exposed_ns.sum()) for exposure in run.exposures)
@@ -116,7 +107,15 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
             pairs[part.when, part.why] += part.ns
     pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
     cause = _describe(step, are_gradients, pair, pairs[pair], total, max(1, len(found.exposed_by_step)), run.manifest)
-    return replace(cause, knows_late=knows_late, step_ns=None if typical is None else _step_lengths(run).get(typical))
+    # The length of the step summed over the ranks, where it is known on all that have it.
+    lengths = [
+        length_ns
+        for rank in run.ranks
+        for key, length_ns in zip(rank.keys_of_steps.tolist(), rank.times.length_ns.tolist(), strict=False)
+        if key == typical
+    ]
+    is_known = lengths and UNKNOWN not in lengths
+    return replace(cause, knows_late=knows_late, step_ns=sum(lengths) if is_known else None)
 
 
 def _describe(

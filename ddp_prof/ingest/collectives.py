@@ -66,7 +66,17 @@ def name_operations(trace: Trace) -> Trace:
     asked = np.flatnonzero(rows)
     calls = select(trace.calls, trace.launching_calls[asked])
     op_id = np.full(len(asked), UNKNOWN, np.int64)
-    for ranges, name_id in (_torch_ranges(trace), _nccl_ranges(trace)):
+    # Torch's ranges round collectives.
+    ids = [index for index, name in enumerate(trace.names) if name.startswith("nccl:")]
+    torchs = np.flatnonzero(np.isin(trace.spans.name_id, ids)) if ids else np.empty(0, np.int64)
+    # NCCL's launching calls: of a group the operation that all its calls share; send and receive may mix.
+    calls_of, of_groups = find_nccl_calls(trace), []
+    for members in calls_of.values():
+        used = {int(trace.spans.name_id[row]): trace.names[trace.spans.name_id[row]] for row in members}
+        told = [key for key, name in used.items() if name != "ncclSend" or "ncclRecv" not in used.values()]
+        of_groups.append(told[0] if len(told) == 1 else UNKNOWN)
+    nccls = np.array(list(calls_of), np.int64), np.array(of_groups, np.int64)
+    for ranges, name_id in ((torchs, trace.spans.name_id[torchs]), nccls):
         open_range = last_opened(select(trace.spans, ranges), calls)
         op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
     told = op_id != UNKNOWN
@@ -77,28 +87,6 @@ def name_operations(trace: Trace) -> Trace:
     columns = {column.name: np.full(int(is_new.sum()), UNKNOWN, np.int64) for column in fields(CollectiveMetadata)}
     found = CollectiveMetadata(**{**columns, "activity": asked[is_new], "op_id": op_id[is_new]})
     return replace(trace, collective_metadata=concatenate(replace(noted, op_id=noted_ops), found))
-
-
-def _torch_ranges(trace: Trace) -> tuple[Ints, Ints]:
-    """Rows of torch's ranges round collectives, and the index of each one's name."""
-    ids = [index for index, name in enumerate(trace.names) if name.startswith("nccl:")]
-    rows = np.flatnonzero(np.isin(trace.spans.name_id, ids)) if ids else np.empty(0, np.int64)
-    return rows, trace.spans.name_id[rows]
-
-
-def _nccl_ranges(trace: Trace) -> tuple[Ints, Ints]:
-    """Rows and operations of NCCL's launching calls; ``UNKNOWN`` for a group of several operations."""
-    calls = find_nccl_calls(trace)
-    ids = {name: index for index, name in enumerate(trace.names)}
-    operations = [operation_of_group({trace.names[trace.spans.name_id[row]] for row in of}) for of in calls.values()]
-    name_id = [UNKNOWN if operation is None else ids[operation] for operation in operations]
-    return np.array(list(calls), np.int64), np.array(name_id, np.int64)
-
-
-def operation_of_group(names: set[str]) -> str | None:
-    """The operation that all NCCL calls of a group share, ``None`` if they differ; send and receive may mix."""
-    names = names - {"ncclSend"} if "ncclRecv" in names else names
-    return next(iter(names)) if len(names) == 1 else None
 
 
 def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:

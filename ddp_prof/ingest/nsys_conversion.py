@@ -17,7 +17,6 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.enrich import ALL_SHAPES
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
-from ddp_prof.ingest.nsys_program import Nsys, find_nsys
+from ddp_prof.ingest.nsys_program import find_nsys
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
 from ddp_prof.trace import Trace
 
@@ -40,7 +39,14 @@ def load_nsys_report(
 ) -> Trace:
     """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
-    load = partial(_load, path, extra_patterns=extra_patterns, with_launches=with_launches, with_shapes=with_shapes)
+
+    def load(export: Path) -> Trace:
+        shapes = with_shapes and ALL_SHAPES  # the export may be gone when those of others are asked for
+        trace = load_nsys_sqlite(
+            export, extra_patterns=extra_patterns, run=path, with_launches=with_launches, with_shapes=shapes
+        )
+        return replace(trace, path=path, source="nsys-report")
+
     if is_exported(path):
         return load(beside)
     if os.access(path.parent, os.W_OK):
@@ -59,17 +65,6 @@ def is_exported(report: Path) -> bool:
     return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
 
 
-def _load(report: Path, export: Path, *, extra_patterns: Sequence[str], with_launches: bool, with_shapes: int) -> Trace:
-    trace = load_nsys_sqlite(
-        export,
-        extra_patterns=extra_patterns,
-        run=report,
-        with_launches=with_launches,
-        with_shapes=with_shapes and ALL_SHAPES,  # the export may be gone when those of others are asked for
-    )
-    return replace(trace, path=report, source="nsys-report")
-
-
 def _export(report: Path, target: Path) -> None:
     """Export to ``target``; after a failure there is no file."""
     nsys = find_nsys()
@@ -80,31 +75,24 @@ def _export(report: Path, target: Path) -> None:
     require_disk_space(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
     with tempfile.TemporaryDirectory(prefix=".ddp_prof.", dir=target.parent) as folder:
         unfinished = Path(folder) / target.name
-        output = nsys.export(report, unfinished)
-        if not unfinished.is_file():
-            raise _failure(report, nsys, output)
-        unfinished.replace(target)
-
-
-def _failure(report: Path, nsys: Nsys, output: str) -> TraceError:
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
+        lines = [line.strip() for line in nsys.export(report, unfinished).splitlines() if line.strip()]
+        if unfinished.is_file():
+            unfinished.replace(target)
+            return
     reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
     with report.open("rb") as file:
         version = _VERSION.search(file.read(4_000_000))
-    made_by = version.group(1).decode().replace("@", ".") if version else None
-    if made_by and _numbers(made_by) > _numbers(nsys.version):
-        return TraceError(
+    made_by = version.group(1).decode().replace("@", ".") if version else "0"
+    made_by_numbers, own_numbers = ([int(part) for part in one.split(".")] for one in (made_by, nsys.version))
+    if made_by_numbers > own_numbers:
+        raise TraceError(
             report,
             f"made by nsys {made_by}, and the nsys found here is {nsys.version} ({nsys.path})",
             f"export it with nsys {made_by} or newer, or set NSYS=PATH",
         )
-    return TraceError(
+    raise TraceError(
         report, f"nsys {nsys.version} cannot export it ({reason[:200]})", "record it again, or set NSYS=PATH"
     )
-
-
-def _numbers(version: str) -> list[int]:
-    return [int(part) for part in version.split(".")]
 
 
 FOLDER_TO_EXPORT = 6

@@ -7,10 +7,9 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -256,14 +255,6 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
     columns, texts = (*_RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
     grown = {column: GrowingColumn() for column in (*columns, "text")}
-    for batch in _range_batches(file) if file.has_columns(NVTX) else ():
-        for column in columns:
-            grown[column].add(file.batch_integers(batch, column))
-        grown["text"].add(intern_texts(batch.column("text"), texts))
-    return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
-
-
-def _range_batches(file: SqliteFile) -> Iterator[Any]:
     file.require(NVTX, *_RANGE_COLUMNS)
     text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
     wanted = (
@@ -272,7 +263,12 @@ def _range_batches(file: SqliteFile) -> Iterator[Any]:
         f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
         f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
     )
-    return file.query(wanted, NVTX, f"eventType IN ({_PUSH_POP}, {_START_END})")
+    of_ranges = f"eventType IN ({_PUSH_POP}, {_START_END})"
+    for batch in file.query(wanted, NVTX, of_ranges) if file.has_columns(NVTX) else ():
+        for column in columns:
+            grown[column].add(file.batch_integers(batch, column))
+        grown["text"].add(intern_texts(batch.column("text"), texts))
+    return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds, names: NameTable) -> Spans:

@@ -269,24 +269,21 @@ def device_events(
     return events, backward
 
 
-def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    parts = [host_communication(ranges, steps, phases)]
-    for kind in set(range(len(PHASES))) - {SYNCHRONIZE_PHASE}:
-        busy = phases.innermost_of(kind)
-        parts.append(_make_host_events(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
-    return concatenate(*parts)
+def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operators: Operators | None = None) -> Events:
+    """Compute and communication of a CPU run.
 
-
-def operator_events(operators: Operators, ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    """The same of a run that marks no waiting: what computes are its operators, not the phases that they are in.
-
-    An operator of autograd's engine is backward's also where no range says so.
+    Of one that marks no waiting, what computes is its operators, not the phases that they are in. One of autograd's
+    engine is backward's also where no range says so.
     """
-    computing, backward = union(operators.start_ns, operators.end_ns), select(operators, operators.is_backward == 1)
-    told = union(phases.start_ns, phases.end_ns)
-    within = {kind: phases.innermost_of(kind) & computing for kind in range(len(PHASES))}
-    within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - told
-    within[UNKNOWN] = computing - told - within[BACKWARD_PHASE]
+    within = {kind: phases.innermost_of(kind) for kind in range(len(PHASES))}
+    if operators is None:
+        del within[SYNCHRONIZE_PHASE]
+    else:
+        computing, backward = union(operators.start_ns, operators.end_ns), select(operators, operators.is_backward == 1)
+        told = union(phases.start_ns, phases.end_ns)
+        within = {kind: instants & computing for kind, instants in within.items()}
+        within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - told
+        within[UNKNOWN] = computing - told - within[BACKWARD_PHASE]
     parts = [host_communication(ranges, steps, phases)]
     for kind, busy in within.items():
         parts.append(_make_host_events(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))

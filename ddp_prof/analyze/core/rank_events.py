@@ -21,7 +21,6 @@ from ddp_prof.analyze.core.attribution import (
     host_events,
     last_by_step,
     operation_of,
-    operator_events,
 )
 from ddp_prof.analyze.core.blocking import (
     NO_HOST_WAITS,
@@ -394,7 +393,7 @@ class _Builder:
         is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
         # Fewer operators than collectives were recorded in part: what else computed is not known.
         if 0 < len(self.ranges) <= len(operators) and not (is_ours and SYNCHRONIZE_PHASE in self.phases.kind):
-            events = operator_events(operators, self.ranges, self.steps, self.phases)
+            events = host_events(self.ranges, self.steps, self.phases, operators)
             if BACKWARD_PHASE not in self.phases.kind:
                 backward = "inferred" if operators.is_backward.any() else "none"
             told = self._describe_gloo() or "the ranges of collectives"

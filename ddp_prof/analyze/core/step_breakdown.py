@@ -95,7 +95,15 @@ def measure_breakdown(
     hidden_memory = memory & compute
     accompanied = (communication & compute) | (communication & memory)
 
-    start, end = _windows(events, steps, on_host=on_host)
+    # From the first start to the last end of what each step launched.
+    start, end = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
+    if on_host:
+        start, end = steps.start_ns.copy(), steps.end_ns.copy()
+    rows = events.step >= 0
+    np.minimum.at(start, events.step[rows], events.start_ns[rows])
+    np.maximum.at(end, events.step[rows], events.end_ns[rows])
+    launched = end >= start
+    start, end = np.where(launched, start, 0), np.where(launched, end, 0)
     rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
@@ -127,19 +135,6 @@ def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total
-
-
-def _windows(events: Events, steps: Steps, *, on_host: bool) -> tuple[Ints, Ints]:
-    """From the first start to the last end of what each step launched; on a CPU the host's range counts too."""
-    start = np.full(len(steps), np.iinfo(np.int64).max)
-    end = np.full(len(steps), np.iinfo(np.int64).min)
-    if on_host:
-        start, end = steps.start_ns.copy(), steps.end_ns.copy()
-    rows = events.step >= 0
-    np.minimum.at(start, events.step[rows], events.start_ns[rows])
-    np.maximum.at(end, events.step[rows], events.end_ns[rows])
-    launched = end >= start
-    return np.where(launched, start, 0), np.where(launched, end, 0)
 
 
 HOST, DEVICE = "host", "device"

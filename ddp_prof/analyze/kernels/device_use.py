@@ -22,7 +22,7 @@ On a CPU nothing is launched: all is by the host's phase.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -116,15 +116,7 @@ def measure_idle(rank: RankEvents) -> IdleTime:
     if not len(parts):
         return IdleTime(None, (), "no step was measured")
     totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
-    for cause, instants in _divide_idle_time(rank):
-        # Windows of steps may overlap: what is idle in both counts in both, as in their figures.
-        totals[cause] += int(instants.covered_ns(parts.start_ns, parts.end_ns).sum())
-    causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
-    return IdleTime(int(parts.idle_ns.sum()), causes, None)
-
-
-def _divide_idle_time(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
-    """All time in which the rank's device does nothing, cause by cause, none of it twice."""
+    # All time in which the device does nothing, cause by cause, none of it twice.
     gaps, pending, undecided = _find_gaps(rank)
     for cause, instants in (
         (PROFILER, union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)),
@@ -132,11 +124,14 @@ def _divide_idle_time(rank: RankEvents) -> Iterator[tuple[str, Intervals]]:
         (UNKNOWN_CAUSE, undecided),
         *((name, rank.phases.innermost_of(PHASES.index(phase))) for phase, name in HOST_IN.items()),
         (HOST_IN[BACKWARD], rank.inferred_backward.innermost_of(BACKWARD_PHASE)),
+        (HOST_OUTSIDE, gaps),
     ):
         part = gaps & instants
-        yield cause, part
         gaps = gaps - part
-    yield HOST_OUTSIDE, gaps
+        # Windows of steps may overlap: what is idle in both counts in both, as in their figures.
+        totals[cause] += int(part.covered_ns(parts.start_ns, parts.end_ns).sum())
+    causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
+    return IdleTime(int(parts.idle_ns.sum()), causes, None)
 
 
 def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
