@@ -28,22 +28,20 @@ _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.in
 def analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, to_draw: bool) -> RunAnalysis:
     """The collectives of the steps that start in a span, and of those outside of steps that start in it."""
     found = analyze_trace(trace, ranks, to_draw=to_draw, warnings=())
-    limited = tuple(_limit_to_span(one, rank, span) for one, rank in zip(found.ranks, ranks, strict=True))
-    return replace(found, ranks=limited)
-
-
-def _limit_to_span(found: RankCollectives, rank: RankEvents, span: Intervals) -> RankCollectives:
-    own_step: Mask = np.append(span.holds(rank.steps.start_ns), False)
-    timings = found.timings
-    own = np.where(timings.step == UNKNOWN, span.holds(timings.start_ns), own_step[timings.step])
-    phases = found.device_phases
-    return replace(
-        found,
-        timings=select(timings, own),
-        device_phases=select(phases, own_step[phases.step]),
-        backward_end_ns=np.where(own_step[:-1], found.backward_end_ns, NO_TIME),
-        times=select(found.times, own_step[:-1]) if len(found.times) else found.times,
-    )
+    limited = []
+    for one, rank in zip(found.ranks, ranks, strict=True):
+        own_step: Mask = np.append(span.holds(rank.steps.start_ns), False)
+        timings, phases = one.timings, one.device_phases
+        own = np.where(timings.step == UNKNOWN, span.holds(timings.start_ns), own_step[timings.step])
+        of_span = replace(
+            one,
+            timings=select(timings, own),
+            device_phases=select(phases, own_step[phases.step]),
+            backward_end_ns=np.where(own_step[:-1], one.backward_end_ns, NO_TIME),
+            times=select(one.times, own_step[:-1]) if len(one.times) else one.times,
+        )
+        limited.append(of_span)
+    return replace(found, ranks=tuple(limited))
 
 
 def merge_part_analyses(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import median
 
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
@@ -106,27 +105,6 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         for part in collective.exposed_by:
             pairs[part.when, part.why] += part.ns
     pair = max(pairs, key=pairs.__getitem__, default=("unknown", "transfer"))
-    cause = _describe(step, are_gradients, pair, pairs[pair], total, max(1, len(found.exposed_by_step)), run.manifest)
-    # The length of the step summed over the ranks, where it is known on all that have it.
-    lengths = [
-        length_ns
-        for rank in run.ranks
-        for key, length_ns in zip(rank.keys_of_steps.tolist(), rank.times.length_ns.tolist(), strict=False)
-        if key == typical
-    ]
-    is_known = lengths and UNKNOWN not in lengths
-    return replace(cause, knows_late=knows_late, step_ns=sum(lengths) if is_known else None)
-
-
-def _describe(
-    step: Sequence[Collective],
-    are_gradients: Sequence[bool],
-    pair: tuple[str, str],
-    pair_ns: int,
-    total_ns: int,
-    steps: int,
-    manifest: Manifest | None,
-) -> RootCause:
     parts: Counter[tuple[int | None, str | None, int]] = Counter()
     for collective in step:
         parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
@@ -141,14 +119,21 @@ def _describe(
     same = [collective for collective in step if collective.op == own[0].op]
     last = {collective.step_identity: collective.index for collective in sorted(same, key=lambda one: one.index)}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
+    # The length of the step summed over the ranks, where it is known on all that have it.
+    lengths = [
+        length_ns
+        for rank in run.ranks
+        for key, length_ns in zip(rank.keys_of_steps.tolist(), rank.times.length_ns.tolist(), strict=False)
+        if key == typical
+    ]
     return RootCause(
         step=own[0].step,
-        steps=steps,
+        steps=max(1, len(found.exposed_by_step)),
         exposed_ns=sum(collective.exposed_ns for collective in step),
-        total_exposed_ns=total_ns,
+        total_exposed_ns=total,
         when=pair[0],
         why=pair[1],
-        pair_ns=pair_ns,
+        pair_ns=pairs[pair],
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
         knows_wait=any(collective.exposed_wait_ns is not None for collective in step),
         collectives_per_step=len(mine),
@@ -163,10 +148,12 @@ def _describe(
         is_last=all(collective.index == last[collective.step_identity] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,
-        parameters=_parameter_names(manifest, culprit[0]),
+        parameters=_parameter_names(run.manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
         carries_gradients=are_gradients[step.index(own[0])],
         has_launch=own[0].launch_ns is not None,
+        knows_late=knows_late,
+        step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
 
 

@@ -28,16 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.errors import DdpProfError, TraceError
-from ddp_prof.ingest.nsys_export import (
-    CALLS,
-    COPIES,
-    GRAPHS,
-    KERNELS,
-    MEMORY_SETS,
-    NVTX,
-    OVERHEADS,
-    load_nsys_sqlite,
-)
+from ddp_prof.ingest.nsys_export import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
 

@@ -22,13 +22,7 @@ from ddp_prof.analyze.core.attribution import (
     last_by_step,
     operation_of,
 )
-from ddp_prof.analyze.core.blocking import (
-    NO_HOST_WAITS,
-    RankBlocking,
-    device_blocking,
-    host_blocking,
-    unknown_blocking,
-)
+from ddp_prof.analyze.core.blocking import NO_HOST_WAITS, RankBlocking, device_blocking, host_blocking, unknown_blocking
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.step_breakdown import (
     StepBreakdown,

@@ -28,16 +28,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.critical.chains import Work
-from ddp_prof.table import (
-    NO_TIME,
-    UNKNOWN,
-    Ints,
-    Table,
-    concatenate,
-    distinct_rows,
-    select,
-    take_or_unknown,
-)
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, concatenate, distinct_rows, select, take_or_unknown
 from ddp_prof.trace import Trace
 
 _NEVER = -(2**60)

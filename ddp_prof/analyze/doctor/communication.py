@@ -9,12 +9,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.doctor.evidence import (
-    Abstained,
-    Finding,
-    RunEvidence,
-    median_or_zero,
-)
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.table import NO_TIME, UNKNOWN, select
 
 _COMPUTE_STREAM = BLOCKING.index("compute_stream")
