@@ -43,7 +43,11 @@ def refuse_protected(path: Path) -> None:
             if found := next((keys[key] for keys in _PROTECTED if key in keys), None):
                 relation = "is" if place == real else "would lie in"
                 raise TraceError(path, f"it {relation} {found}, which is only read", "write to another place")
-    if real.is_file() and _is_capture(real):
+    if not real.is_file():
+        return
+    with real.open("rb") as file:
+        head = file.read(4096)
+    if head.startswith(b"SQLite format 3\0") or b"Profiler Report" in head:
         raise TraceError(path, "a capture or a database is there", "write to another place, or move it away first")
 
 
@@ -52,12 +56,6 @@ def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
     with suppress(OSError):
         status = path.stat()
         yield status.st_dev, status.st_ino
-
-
-def _is_capture(path: Path) -> bool:
-    with path.open("rb") as file:
-        head = file.read(4096)
-    return head.startswith(b"SQLite format 3\0") or b"Profiler Report" in head
 
 
 @contextmanager

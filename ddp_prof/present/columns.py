@@ -67,11 +67,7 @@ def percent(ratio: float | None) -> float | None:
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """The columns of rows with the same keys.
-
-    Raises:
-        KeyError: A key is not in the catalogue.
-    """
+    """The columns of rows with the same keys."""
     return tuple(CATALOGUE[key] for key in rows[0]) if rows else ()
 
 

@@ -151,13 +151,13 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
     """Shorten long names in the middle; names of files differ at their ends."""
-    return [{key: _shorten_name(value) if key in NAMES else value for key, value in row.items()} for row in rows]
-
-
-def _shorten_name(name: Value) -> Value:
-    if not isinstance(name, str) or len(name) <= LONGEST_NAME:
-        return name
-    return f"{name[: WORDS - 1]}…{name[-WORDS:]}"
+    shown = [dict(row) for row in rows]
+    for row in shown:
+        for key in NAMES & row.keys():
+            name = row[key]
+            if isinstance(name, str) and len(name) > LONGEST_NAME:
+                row[key] = f"{name[: WORDS - 1]}…{name[-WORDS:]}"
+    return shown
 
 
 def _sort_value(value: Value) -> float:
@@ -180,11 +180,8 @@ def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
     constant = [column for column in left if len(rows) > 1 and _is_constant(column, rows)]
 
     def worth(column: Column) -> tuple[bool, bool, int, float, int]:
-        total = (
-            sum(_sort_value(row[column.key]) for row in rows if row[column.key] is not None)
-            if column.unit == "ms"
-            else 0
-        )
+        times = [row[column.key] for row in rows if column.unit == "ms"]
+        total = sum(_sort_value(time) for time in times if time is not None)
         return column not in zeros, column not in constant, -column.stays, total, -columns.index(column)
 
     dropped: list[Column] = []

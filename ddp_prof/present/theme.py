@@ -106,13 +106,8 @@ FONT_SIZE = 12
 class Palette:
     """The colours of one theme.
 
-    Attributes:
-        paper: Background.
-        text: Text and titles.
-        quiet: Secondary text.
-        line: Grid lines and separators.
-        notice: What must not be overlooked, such as ``device: cpu``.
-        colors: Fill colour of each category, and of each reason why communication is exposed.
+    ``quiet`` is secondary text, ``line`` separates, ``notice`` must not be overlooked, such as ``device: cpu``;
+    ``colors`` fill each category, and each reason why communication is exposed.
     """
 
     paper: str
@@ -191,12 +186,7 @@ def recoloring() -> dict[str, str]:
 
 
 def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
-    """Device label of the runs, and whether to highlight it (anything but one GPU per rank).
-
-    Args:
-        devices: Of the runs.
-        caveats: Of the runs.
-    """
+    """Device label of the runs, and whether to highlight it (anything but one GPU per rank)."""
     names, is_shared = sorted(set(devices)), Caveat.SHARED_GPU in caveats
     words = [f"device: {', '.join(names)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
     return words, is_shared or "cpu" in names

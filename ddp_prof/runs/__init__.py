@@ -129,22 +129,14 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         joined |= _join_runs([alone.pop(file) for file in group], "their names differ in a rank number only")
     by_world: dict[int, list[Run]] = {}
     for run in alone.values():
-        if world := _world_size(run):
+        (rank, world, _), *others = run.identities() or [(None, None, ())]
+        if rank is not None and world and world > 1 and not others:
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
         joined |= _join_runs(group_of_runs, "the traces say which rank of a job each is")
     for whole in set(joined.values()):
         whole.notes = (*whole.notes, *left_out)
     return list(dict.fromkeys(joined.get(run, run) for run in runs))
-
-
-def _world_size(run: Run) -> int | None:
-    """The number of ranks of the job, where a file says that it is one of several."""
-    identities = run.identities()
-    if len(identities) != 1:
-        return None
-    rank, world, _ = identities[0]
-    return world if rank is not None and (world or 1) > 1 else None
 
 
 def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,27 +47,17 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
         explanation = run.explanation()
-        step, ranks = explanation.collectives.typical_step, _ranks_to_show(explanation.run)
-        keys = _steps_to_view(explanation.collectives.exposed_by_step, step)
-        views = partial(_views, explanation.run, keys, ranks)
+        # Event by event, of many ranks those with the most exposed time, of many steps those around the typical one.
+        exposed = [int(exposure.exposed_ns.sum()) for exposure in explanation.run.exposures]
+        ranks = sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
+        step = explanation.collectives.typical_step
+        keys = [] if step is None else sorted(explanation.collectives.exposed_by_step, key=lambda key: abs(key - step))
+        views = partial(_views, explanation.run, sorted(keys[:MOST_STEPS]), ranks)
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
         found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, use))
     return found
-
-
-def _ranks_to_show(run: RunAnalysis) -> list[int]:
-    """Indices of the ranks that are shown event by event: of many those with the most exposed time."""
-    exposed = [int(exposure.exposed_ns.sum()) for exposure in run.exposures]
-    return sorted(sorted(range(len(exposed)), key=lambda index: -exposed[index])[:MOST_RANKS])
-
-
-def _steps_to_view(keys: Iterable[int], typical: int | None) -> list[int]:
-    """Of the keys of the steps that communicate at most some around the typical one."""
-    if typical is None:
-        return []
-    return sorted(sorted(keys, key=lambda key: abs(key - typical))[:MOST_STEPS])
 
 
 def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[int, Sequence[RankStepView]]:

@@ -47,7 +47,6 @@ class ReportRun:
 
     @property
     def manifest(self) -> Manifest | None:
-        """How it was made, where its traces say it."""
         return self.explanation.run.manifest
 
     @property
@@ -111,28 +110,20 @@ def _story(runs: Sequence[ReportRun]) -> list[str]:
 def _run_values(
     run: ReportRun, facts: Mapping[str, str], shared: set[tuple[str, str]], missing: Collection[str]
 ) -> dict[str, Any]:
+    pages = {"timeline": f"{run.name}.html", "why": f"{run.name}{WHY}.html", "kernels": f"{run.name}{KERNELS}.html"}
     return {
         "name": run.name,
         "has_pages": run.name not in missing,
         "label": run.result.label,
         "device": run.result.device,
         "share": percent(run.summary.overlap_ratio),
-        "timeline": f"{run.name}.html",
-        "why": f"{run.name}{WHY}.html",
+        **pages,
         "gain": gain_headline(run.summary),
         "finding": run.cause.text,
         "skew": skew_headline(run.explanation.skew).text,
-        "kernels": f"{run.name}{KERNELS}.html",
         "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],
-        "pages": {}
-        if run.name in missing
-        else {
-            "show me": f"{run.name}.html#worst",
-            "timeline": f"{run.name}.html",
-            "why": f"{run.name}{WHY}.html",
-            "kernels": f"{run.name}{KERNELS}.html",
-        },
+        "pages": {} if run.name in missing else {"show me": f"{run.name}.html#worst", **pages},
     }
 
 

@@ -37,12 +37,7 @@ _ASSETS = files("ddp_prof.present.html") / "assets"
 
 @dataclass(frozen=True)
 class Link:
-    """A link to another page.
-
-    Attributes:
-        relation: ``prev`` or ``next`` where it has that place.
-        page: Which page of the same run it is: ``timeline``, ``why`` or ``kernels``.
-    """
+    """A link to a page, which is ``prev`` or ``next``, or ``timeline``, ``why`` or ``kernels`` of the same run."""
 
     title: str
     href: str
@@ -162,21 +157,13 @@ def json_in_page(data: Any) -> Markup:
     return trusted_markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-@dataclass(frozen=True)
-class FigureHtml:
-    """A figure as its page has it: JSON for plotly.js, and what it shows in words."""
-
-    json: Markup
-    label: str
-
-
-def _figure_html(figure: go.Figure) -> FigureHtml:
+def _figure_html(figure: go.Figure) -> dict[str, str]:
+    """JSON for plotly.js, and what the figure shows in words."""
     title = figure.layout.title
-    words = [part.text for part in (title, title.subtitle) if part.text]
+    words = " · ".join(part.text for part in (title, title.subtitle) if part.text)
     # Plotly's JSON writes <, > and / as escapes, so that nothing in it can end the element.
-    return FigureHtml(
-        trusted_markup(figure.to_json()), " ".join(unescape(re.sub(r"<[^>]*>", " ", " · ".join(words))).split())
-    )
+    json_text = trusted_markup(figure.to_json())
+    return {"json": json_text, "label": " ".join(unescape(re.sub(r"<[^>]*>", " ", words)).split())}
 
 
 @cache

@@ -101,19 +101,14 @@ def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
 
 
 def _collective_row(collective: Collective, origin_ns: int) -> Row:
-    def since(time_ns: int | None) -> float | None:
-        return None if time_ns is None else (time_ns - origin_ns) / 1e6
-
+    times = {name: getattr(collective, f"{name}_ns") for name in ("ready", "launch", "start", "end")}
     return {
         "rank": _rank(collective),
         **{name: getattr(collective, name) for name in ("step", "index", "bucket", "op", "bytes")},
-        "ready_ms": since(collective.ready_ns),
-        "launch_ms": since(collective.launch_ns),
-        "start_ms": since(collective.start_ns),
-        "end_ms": since(collective.end_ns),
+        **{f"{name}_ms": None if ns is None else ms(ns - origin_ns) for name, ns in times.items()},
         **times_of(collective, "queueing", "duration", "wait", "transfer"),
-        "algbw_GB/s": _gigabytes(collective.algbw_bytes_per_s),
-        "busbw_GB/s": _gigabytes(collective.busbw_bytes_per_s),
+        "algbw_GB/s": None if (speed := collective.algbw_bytes_per_s) is None else speed / 1e9,
+        "busbw_GB/s": None if (speed := collective.busbw_bytes_per_s) is None else speed / 1e9,
         **times_of(collective, "overlapped", "exposed", "blocking", "slack", "exposed_wait"),
         "consumer": collective.consumer and collective.consumer.name,
         "held_by": collective.consumer and collective.consumer.held_by,
@@ -143,12 +138,11 @@ def _summed_rows(collectives: Sequence[Collective], by: str) -> Iterable[Row]:
         step = collective.step_key if by == "step" else None
         groups.setdefault((*_key(collective, by).values(), step), []).append(collective)
     for members in groups.values():
-        yield {
-            **_key(members[0], by),
-            "collectives": len(members),
-            **{f"{name}_ms": ms(_sum_known(getattr(member, f"{name}_ns") for member in members)) for name in SUMMED},
-            **_exposed_columns(members),
-        }
+        sums: Row = {}
+        for name in SUMMED:
+            known = [ns for member in members if (ns := getattr(member, f"{name}_ns")) is not None]
+            sums[f"{name}_ms"] = ms(sum(known)) if known else None
+        yield {**_key(members[0], by), "collectives": len(members), **sums, **_exposed_columns(members)}
 
 
 def _exposed_columns(members: Sequence[Collective]) -> Row:
@@ -174,15 +168,6 @@ def _key(collective: Collective, by: str) -> Row:
 
 def _rank(collective: Collective) -> str | int:
     return collective.name if collective.rank is None or collective.of_several else collective.rank
-
-
-def _sum_known(values: Iterable[int | None]) -> int | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _gigabytes(bytes_per_s: float | None) -> float | None:
-    return None if bytes_per_s is None else bytes_per_s / 1e9
 
 
 SKEW_DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_steps", "last_%", "costs_others_ms"))

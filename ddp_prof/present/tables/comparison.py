@@ -37,7 +37,11 @@ def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSum
     """The summaries of some runs, with what is noted of their results."""
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
-    notes = [how_to_read(summaries), f"recorded by {recorders}", *_other_devices(summaries), *warnings]
+    notes = [how_to_read(summaries), f"recorded by {recorders}"]
+    base = next((summary for summary in summaries if summary.label == BASELINE), None)
+    if other := [summary.label for summary in summaries if base and summary.device != base.device]:
+        notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
+    notes += warnings
     return TableView("", compare_rows(summaries), notes, compare_document(summaries, warnings))
 
 
@@ -45,12 +49,6 @@ def how_to_read(summaries: Iterable[VariantSummary]) -> str:
     """What the columns hold; speed-ups are there only where a run is the baseline."""
     is_sped_up = any(summary.speedup is not None for summary in summaries)
     return f"{HOW_TO_READ}; speedup: over {BASELINE}" if is_sped_up else HOW_TO_READ
-
-
-def _other_devices(summaries: Sequence[VariantSummary]) -> list[str]:
-    base = next((summary for summary in summaries if summary.label == BASELINE), None)
-    other = [summary.label for summary in summaries if base and summary.device != base.device]
-    return [f"no speedup of {', '.join(other)}: {BASELINE} ran on another device"] if other else []
 
 
 def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
@@ -232,17 +230,13 @@ def verdict_line(checks: Sequence[GateReport]) -> str:
 
 def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
     scale, unit = UNITS[verdict.unit]
-
-    def scaled(value: float | None) -> float | None:
-        return None if value is None else value * scale
-
+    figures = ("measured", "limit", "baseline", "spread") if compared else ("measured", "limit")
+    values = {name: getattr(verdict, name) for name in figures}
     return {
         "run": check.run.label,
         "device": check.run.device,
         "requirement": verdict.requirement,
-        "measured": scaled(verdict.measured),
-        "limit": scaled(verdict.limit),
-        **({"baseline": scaled(verdict.baseline), "spread": scaled(verdict.spread)} if compared else {}),
+        **{name: None if value is None else value * scale for name, value in values.items()},
         "unit": unit,
         "verdict": verdict.status,
         "decided_by": verdict.rank.name if verdict.rank else "all ranks",

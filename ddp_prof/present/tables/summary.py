@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from shlex import quote
 from string import digits
@@ -13,7 +13,7 @@ from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import cause_headline, gain_headline
 from ddp_prof.present.json_documents import SCHEMA, Document, doctor_document
 from ddp_prof.present.table import TableView
@@ -36,12 +36,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class SummarizedRun:
-    """What a summary says of one run.
-
-    Attributes:
-        summary: Its row in the comparison of all runs.
-        diagnosis: What the doctor found; ``None`` where the traces are too large to ask for it here.
-    """
+    """What a summary says of one run; without a diagnosis where the traces are too large to ask for it here."""
 
     result: TraceOverlap
     summary: VariantSummary
@@ -50,7 +45,6 @@ class SummarizedRun:
 
     @property
     def headline(self) -> str:
-        """What hiding all communication would gain at most."""
         return gain_headline(self.summary)
 
     @property
@@ -97,12 +91,9 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
 
 
 def _document(run: SummarizedRun) -> Document:
-    summary = run.summary
+    known = ("label", "device", "ranks", "steps", "step_ns", "parts_ns", "comm_ns", "overlapped_ns", "exposed_ns")
     return {
-        **{name: getattr(summary, name) for name in ("label", "device", "ranks", "steps", "step_ns")},
-        "parts_ns": summary.parts_ns,
-        **{name: getattr(summary, name) for name in ("comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns")},
-        "gain_at_most": summary.gain_at_most,
+        **{name: getattr(run.summary, name) for name in (*known, "blocking_ns", "gain_at_most")},
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,
@@ -114,19 +105,12 @@ def _document(run: SummarizedRun) -> Document:
 
 def _row(run: SummarizedRun) -> Row:
     summary = run.summary
-    times: Mapping[str, int | None] = {
-        "step_ms": summary.step_ns,
-        "comm_ms": summary.comm_ns,
-        "overlapped_ms": summary.overlapped_ns,
-        "exposed_ms": summary.exposed_ns,
-        "blocking_ms": summary.blocking_ns,
-    }
     return {
         "run": summary.label,
         "device": summary.device,
         "ranks": summary.ranks,
         "steps": summary.steps,
-        **{name: ms(time) for name, time in times.items()},
+        **times_of(summary, "step", "comm", "overlapped", "exposed", "blocking"),
         "overlap_%": percent(summary.overlap_ratio),
         "gain_at_most_%": percent(summary.gain_at_most),
     }

@@ -22,7 +22,6 @@ from ddp_prof.present.timeline.model import (
     WAITING,
     Boxes,
     Lane,
-    Panel,
     RankLanes,
     Timeline,
 )
@@ -132,7 +131,6 @@ LEFT, RIGHT, BOTTOM = 300, 28, 62
 MARGIN = 0.005
 """Share of the time shown that is added on either side."""
 
-
 TOP, PANEL_HEADER, PANEL_GAP, RANK_GAP, LANE_GAP = 124, 40, 26, 22, 5
 """Pixels above the lanes, of the title of a panel, and between panels, ranks and lanes."""
 
@@ -196,21 +194,16 @@ def compute_layout(model: Timeline) -> Layout:
         for rank in panel.ranks:
             rows, start = [], top
             for lane in (lane for lane in rank.lanes if not lane.is_folded):
-                rows.append(Row(lane, top, _level_height(lane)))
+                level: float = ROWS.get(lane.kind, OTHER_ROW)
+                if lane.kind not in (HOST, STRIP) and lane.levels > 1:  # a high stack has lower rows
+                    level = max(LOWEST_ROW, min(level, TALLEST_STACK / lane.levels))
+                rows.append(Row(lane, top, level))
                 top += rows[-1].height + LANE_GAP
             top = max(top - LANE_GAP, start + LOWEST_RANK)
             blocks.append(Block(rank, tuple(rows), start, top))
             top += RANK_GAP
         panels.append(tuple(blocks))
     return Layout(tuple(headers), tuple(panels), top)
-
-
-def _level_height(lane: Lane) -> float:
-    """Full rows while there are few, lower ones in a high stack."""
-    full = ROWS.get(lane.kind, OTHER_ROW)
-    if lane.kind in (HOST, STRIP) or lane.levels == 1:
-        return full
-    return max(LOWEST_ROW, min(full, TALLEST_STACK / lane.levels))
 
 
 def figure_layout(model: Timeline, layout: Layout) -> dict[str, Any]:
@@ -257,16 +250,14 @@ def base_layout(model: Timeline) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel_headers(model: Timeline, layout: Layout) -> list[dict[str, Any]]:
-    return [
-        {
-            **_left_aligned_text(top + 16),
-            "text": _panel_header(panel),
-            "font": {"size": 13},
-            "bgcolor": theme.LIGHT.paper,
-        }
-        for panel, top in zip(model.panels, layout.headers, strict=True)
-    ]
+def _panel_headers(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
+    for panel, top in zip(model.panels, layout.headers, strict=True):
+        device = f"device: {panel.device}"
+        if panel.device == "cpu":
+            device = f'<b><span style="color:{theme.LIGHT.notice}">{device}</span></b>'
+        facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
+        text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
+        yield {**_left_aligned_text(top + 16), "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
 
 
 def _left_aligned_text(y: float) -> dict[str, Any]:
@@ -275,13 +266,6 @@ def _left_aligned_text(y: float) -> dict[str, Any]:
         "x": 0, "xref": "paper", "xanchor": "left", "xshift": EDGE - LEFT, "yref": "y", "y": y,
         "showarrow": False, "align": "left", "borderpad": 0,
     }  # fmt: skip
-
-
-def _panel_header(panel: Panel) -> str:
-    device = f"device: {panel.device}"
-    device = f'<b><span style="color:{theme.LIGHT.notice}">{device}</span></b>' if panel.device == "cpu" else device
-    facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
-    return f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
 
 
 def _rank_titles(layout: Layout) -> Iterator[dict[str, Any]]:
