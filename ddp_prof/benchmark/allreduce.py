@@ -22,7 +22,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import ALL_REDUCE, bus_factor
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, Unknown, fit_link
+from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, fit_link
 from ddp_prof.benchmark.measure import probe_machine
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.present.columns import Row, ms
@@ -96,11 +96,11 @@ def message_bytes(sizes_mb: Sequence[float]) -> list[int]:
 
 
 def _benchmark(arguments: argparse.Namespace) -> None:
-    environment = probe_machine().environment
+    where = probe_machine().environment.title
     views = []
     for world in dict.fromkeys(arguments.world_size):
         answer = _measure(world, arguments)
-        title = f"all-reduce · {world} ranks · {answer['backend']} · device: {answer['device']} · {environment.title}"
+        title = f"all-reduce · {world} ranks · {answer['backend']} · device: {answer['device']} · {where}"
         rows = [summarize_times(int(number), times) for number, times in answer["times_ns"].items()]
         views.append(timings_view(rows, world, title, arguments.model_size, arguments.over_ranks))
     if arguments.format == "json":
@@ -147,7 +147,7 @@ def run_rank(asked: dict[str, Any]) -> int:
 def time_calls(
     sizes: Sequence[int], calls: int, warmup: int, device: torch.device, over_ranks: str
 ) -> dict[int, list[int]]:
-    """By size of a message, the nanoseconds of each call: the shortest or longest over the ranks."""
+    """Nanoseconds of each call, by size: the shortest or longest over the ranks."""
     import torch
     import torch.distributed as dist
 
@@ -188,28 +188,18 @@ def summarize_times(message: int, times_ns: Sequence[int]) -> MessageCost:
 def timings_view(
     rows: Sequence[MessageCost], world: int, title: str, model_size: str, over_ranks: str = "min"
 ) -> TableView:
-    """The table of rows with one number of ranks, and what follows for the size of buckets."""
     link = fit_link(rows)
-    model = None if isinstance(link, Unknown) else BucketModel(link, MODEL_SIZES[model_size].gradient_bytes())
+    model = None if isinstance(link, str) else BucketModel(link, MODEL_SIZES[model_size].gradient_bytes())
     notes = [HOW_TO_READ.format({"min": "shortest", "max": "longest"}[over_ranks]), *_link_notes(rows, link)]
     if model:
         gradients, best = size(model.gradient_bytes), size(round(model.best_bytes))
         notes.append(f"best bucket size for {gradients} of gradients ({model_size} model): {best}")
+    shown = ("bytes", "calls", "median_ns", "low_ns", "high_ns")
     document = {
         "schema": SCHEMA,
         "world_size": world,
         "over_ranks": over_ranks,
-        "messages": [
-            {
-                "bytes": row.bytes,
-                "calls": row.calls,
-                "median_ns": row.median_ns,
-                "low_ns": row.low_ns,
-                "high_ns": row.high_ns,
-                **_bandwidths(row, world),
-            }
-            for row in rows
-        ],
+        "messages": [{**{key: getattr(row, key) for key in shown}, **_bandwidths(row, world)} for row in rows],
         "link": model and asdict(model.link),
         "best_bucket_bytes": model and model.best_bytes,
         "warnings": notes,
@@ -217,7 +207,7 @@ def timings_view(
     return TableView(title, [_row(row, world, link) for row in rows], notes, document)
 
 
-def _row(row: MessageCost, world: int, link: LinkModel | Unknown) -> Row:
+def _row(row: MessageCost, world: int, link: LinkModel | str) -> Row:
     return {
         "ranks": world,
         "size": size(row.bytes),
@@ -226,13 +216,12 @@ def _row(row: MessageCost, world: int, link: LinkModel | Unknown) -> Row:
         "latency_ms": ms(row.median_ns),
         "low_ms": ms(row.low_ns),
         "high_ms": ms(row.high_ns),
-        "fitted_ms": None if isinstance(link, Unknown) else ms(link.time_ns(row.bytes)),
+        "fitted_ms": None if isinstance(link, str) else ms(link.time_ns(row.bytes)),
         **{f"{name.removesuffix('_bytes_per_s')}_GB/s": rate / 1e9 for name, rate in _bandwidths(row, world).items()},
     }
 
 
 def _bandwidths(row: MessageCost, world: int) -> dict[str, float]:
-    """Bytes per second; the interval is that of the latency."""
     factor = bus_factor(ALL_REDUCE, world) or 0.0
     found = {"algbw_median_bytes_per_s": row.bytes / row.median_ns * 1e9}
     if row.low_ns and row.high_ns:
@@ -241,9 +230,9 @@ def _bandwidths(row: MessageCost, world: int) -> dict[str, float]:
     return found | {name.replace("algbw", "busbw"): factor * value for name, value in found.items()}
 
 
-def _link_notes(rows: Sequence[MessageCost], link: LinkModel | Unknown) -> list[str]:
-    if isinstance(link, Unknown):
-        return [f"no cost model: {link.reason}"]
+def _link_notes(rows: Sequence[MessageCost], link: LinkModel | str) -> list[str]:
+    if isinstance(link, str):
+        return [f"no cost model: {link}"]
     overhead, error = milliseconds(round(link.overhead_ns)), percent(link.relative_error)
     notes = [f"fitted: {overhead} per call plus the bytes at {link.bytes_per_ns:.3g} GB/s, median error {error}"]
     half = link.overhead_ns * link.bytes_per_ns

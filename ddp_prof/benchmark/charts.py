@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ddp_prof.benchmark.findings import BucketModel, TestbedResults, Unknown, bucket_sizes
+from ddp_prof.benchmark.findings import BucketModel, TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 _TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560
-_ASIDE = 1.025
-"""Factor between the x values of curves, so that their error bars do not cover each other."""
+_ASIDE = 1.025  # factor between the x values of curves, so that their error bars do not cover each other
 
 
 def draw_figures(results: TestbedResults) -> dict[str, tuple[str, go.Figure]]:
@@ -45,11 +44,11 @@ def draw_variants(results: TestbedResults) -> go.Figure:
             rows.append(title)
         rows.append(summary)
     settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
-    drawn = [(row, summary) for row, summary in settings if summary.step_ns]
-    steps = [value_ms(summary.step_ns) or 0.0 for _, summary in drawn]
-    waits = [value_ms(summary.communication_ns) or 0.0 for _, summary in drawn]
-    bar = {"type": "bar", "orientation": "h", "width": 0.7, "y": [row for row, _ in drawn]}
-    shares = [(share, summary) for _, summary in drawn if (share := summary.communication_share) is not None]
+    drawn = [summary for _, summary in settings if summary.step_ns]
+    steps = [value_ms(summary.step_ns) or 0.0 for summary in drawn]
+    waits = [value_ms(summary.communication_ns) or 0.0 for summary in drawn]
+    bar = {"type": "bar", "orientation": "h", "width": 0.7, "y": [row for row, one in settings if one.step_ns]}
+    shares = [(share, summary) for summary in drawn if (share := summary.communication_share) is not None]
     title = "No setting was measured"
     if shares:
         (most, first), (least, last) = (pick(shares, key=lambda share: share[0]) for pick in (max, min))
@@ -66,11 +65,11 @@ def draw_variants(results: TestbedResults) -> go.Figure:
         {
             **bar, "name": "communication by the host timer (without synchronizing)", "x": waits,
             "marker": {"color": theme.LIGHT.colors[theme.COMMUNICATION]},
-            "error_x": _error([summary for _, summary in drawn], theme.LIGHT.notice),
+            "error_x": _error(drawn, theme.LIGHT.notice),
             "hovertext": [
                 f"<b>{shown_name(summary.setting.label)}</b><br>step {step:.2f} ms, of that {wait:.2f} ms "
                 f"communication, {summary.runs} runs"
-                for (_, summary), step, wait in zip(drawn, steps, waits, strict=True)
+                for summary, step, wait in zip(drawn, steps, waits, strict=True)
             ],
             "hovertemplate": "%{hovertext}<extra></extra>",
         },
@@ -131,7 +130,7 @@ def draw_buckets(results: TestbedResults) -> go.Figure:
 
 
 def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
-    """What the model predicts to be left of communication when backward ends, and what was: by trace, else by timer."""
+    """What is left of communication when backward ends: by the model, and by trace, else by timer."""
     sizes = bucket_sizes(results.summaries)
     predicted = np.geomspace(min(sizes) / 2, max(sizes) * 2, 100).tolist()
     traces: list[dict[str, Any]] = [
@@ -190,7 +189,7 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
         }
     ]  # fmt: skip
     title = "What an all-reduce costs by its size"
-    if not isinstance(model, Unknown):
+    if not isinstance(model, str):
         link = model.link
         overhead = milliseconds(round(link.overhead_ns))
         title = f"An all-reduce takes {overhead} per call plus its bytes at {link.bytes_per_ns:.3g} GB/s"
@@ -217,7 +216,7 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
 
 
 def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingSummary]]]:
-    """The bucketed settings of each workload, with their colour and how far they stand aside."""
+    """The bucketed settings of each workload, with their colour and factor aside."""
     found: dict[tuple[int, int], list[SettingSummary]] = {}
     for summary in results.summaries:
         if summary.step_ns and summary.setting.swept_mb is not None:

@@ -34,42 +34,28 @@ from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
 MAD_TO_SIGMA = 1.4826
-ROUNDS = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """In place of a model: why there is none, as part of a sentence."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class MessageCost:
-    """All-reduces of one size: the median over runs of each run's median, of a single run over its calls.
-
-    ``low_ns`` to ``high_ns`` is its 95 % interval; ``None`` for fewer than three values.
-    """
+    """All-reduces of one size: the median over runs of each run's median, of a single run over its calls."""
 
     bytes: int
     calls: int
     median_ns: float
-    low_ns: float | None = None
+    low_ns: float | None = None  # to high_ns: the 95 % interval, of three values or more
     high_ns: float | None = None
     runs: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``, fitted to so many sizes; the bandwidth is in GB/s.
-
-    ``relative_error`` is the median over the sizes of how far the model is off, as a share of the measured time.
-    """
+    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``, fitted to so many sizes; 1 byte per ns is 1 GB/s."""
 
     overhead_ns: float
     bytes_per_ns: float
     sizes: int
-    relative_error: float
+    relative_error: float  # median over the sizes, as a share of the measured time
 
     def time_ns(self, size: float) -> float:
         return self.overhead_ns + size / self.bytes_per_ns
@@ -84,7 +70,7 @@ class BucketModel:
 
     @property
     def best_bytes(self) -> float:
-        """The bucket size b*; all gradients at most."""
+        """b*; all gradients at most."""
         best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
         return min(best, float(self.gradient_bytes))
 
@@ -111,14 +97,14 @@ def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
     return costs
 
 
-def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
-    """Fit the model to messages of one testbed, each size counting once.
+def fit_link(messages: Sequence[MessageCost]) -> LinkModel | str:
+    """Fit the model to messages of one testbed, each size counting once; else says why it cannot.
 
     Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
     was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
     """
     if len(messages) < 2:
-        return Unknown("messages of fewer than two sizes were timed")
+        return "messages of fewer than two sizes were timed"
     sizes = np.array([message.bytes for message in messages], float)
     times = np.array([message.median_ns for message in messages])
     # A line through (0, 0) of relative units: 1 = (o + s / w) / t.
@@ -127,7 +113,7 @@ def fit_link(messages: Sequence[MessageCost]) -> LinkModel | Unknown:
     if overhead < 0:
         overhead, (slope,) = 0.0, _robust_line(columns[:, 1:])
     if slope <= 0:
-        return Unknown("larger messages did not take longer")
+        return "larger messages did not take longer"
     residuals = columns @ np.array([overhead, slope]) - 1
     return LinkModel(float(overhead), float(1 / slope), len(messages), float(np.median(np.abs(residuals))))
 
@@ -137,7 +123,7 @@ def _robust_line(columns: np.ndarray) -> np.ndarray:
     weights = np.ones(len(columns))
     found = np.zeros(columns.shape[1])
     scaling = np.linalg.norm(columns, axis=0)  # the columns differ by orders of magnitude
-    for _ in range(ROUNDS):
+    for _ in range(50):
         root = np.sqrt(weights)
         found = np.linalg.lstsq(columns / scaling * root[:, None], root, rcond=None)[0] / scaling
         residuals = np.abs(columns @ found - 1)
@@ -151,19 +137,13 @@ def _robust_line(columns: np.ndarray) -> np.ndarray:
 LEAST_PAIRS = 6
 """Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
 
-Kind = tuple[str, "float | None"]
-"""A variant and its bucket size in MiB."""
+Kind = tuple[str, "float | None"]  # a variant and its bucket size in MiB
 NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overlap", "torch"))
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An effect found in the timings of one testbed, a share from 0 to 1 with its interval.
-
-    Attributes:
-        low: ``None``, as ``high``, for too few pairs.
-        text: The sentence; ``None`` where the interval does not support one.
-    """
+    """An effect in the timings of one testbed, a share from 0 to 1 with its interval, unless pairs are too few."""
 
     name: str
     before: str
@@ -172,11 +152,10 @@ class Observation:
     low: float | None
     high: float | None
     pairs: int
-    text: str | None = None
+    text: str | None = None  # where the interval supports a sentence
 
 
-def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> tuple[Observation, ...]:
-    """In the order of their sentences."""
+def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | str) -> tuple[Observation, ...]:
     found = [
         _change(summaries, "step", NAIVE, FLAT),
         _change(summaries, "communication", NAIVE, FLAT),
@@ -190,11 +169,11 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
 
 
 def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
-    """The bucket sizes measured, in MiB, ascending."""
+    """Those measured, in MiB, ascending."""
     return sorted({mb for one in summaries if one.step_ns and (mb := one.setting.swept_mb) is not None})
 
 
-def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unknown) -> Iterator[Observation | None]:
+def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) -> Iterator[Observation | None]:
     """The fastest size against the slowest and against other variants; whether the model chooses it."""
     sizes = bucket_sizes(summaries)
     if len(sizes) < 2:
@@ -209,7 +188,7 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unkno
     yield _change(summaries, "step", (BUCKETED, slowest), (BUCKETED, fastest))
     yield _change(summaries, "step", OVERLAP, (BUCKETED, fastest))
     yield _change(summaries, "step", TORCH, (BUCKETED, fastest))
-    if isinstance(model, Unknown):
+    if isinstance(model, str):
         return
     chosen = min(sizes, key=lambda mb: model.overhead_ns(mb * BYTES_PER_MB))
     choice = (
@@ -228,7 +207,6 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | Unkno
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
-    """What the host's timer misses of communication that compute hides, where settings were captured."""
     missed = [
         1 - timer.value / summary.trace.comm_ns
         for summary in summaries
@@ -242,7 +220,6 @@ def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
 
 
 def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after: Kind) -> Observation | None:
-    """What one variant takes off the other's step or communication."""
     old, new = label_of(*before), label_of(*after)
     subject, what = new[:1].upper() + new[1:], "step" if name == "step" else "communication (host timer)"
     takes = f"{subject} takes {{effect}} off the {what} of {old}."
@@ -284,12 +261,12 @@ class TestbedResults:
     environment: Environment | None
     summaries: tuple[SettingSummary, ...]
     messages: Sequence[MessageCost]
-    model: BucketModel | Unknown
+    model: BucketModel | str
     observations: tuple[Observation, ...]
 
     @property
     def contradicts_model(self) -> bool:
-        """Whether the measured steps contradict the bucket size that the model chooses, beyond the spread."""
+        """Whether the measured steps contradict the model's bucket size, beyond the spread."""
         return any(found.name == "model_disagrees" and found.text for found in self.observations)
 
     @property
@@ -298,14 +275,12 @@ class TestbedResults:
 
     @property
     def title(self) -> str:
-        """Where and on what was measured, in a line; and by which definitions, where they are others than today's."""
         testbed = self.testbed
         ranks = f"{testbed.world_size} rank{'' if testbed.world_size == 1 else 's'}"
         parts = [f"{testbed.model_size} model", ranks, f"device: {testbed.device or 'n/a'}"]
         if testbed.definitions != DEFINITIONS:
-            parts.append(
-                f"by definitions {testbed.definitions or 'of before 2'}, today's are {DEFINITIONS}: measure again"
-            )
+            other = testbed.definitions or "of before 2"
+            parts.append(f"by definitions {other}, today's are {DEFINITIONS}: measure again")
         if self.environment:
             parts += [self.environment.title, f"environment {testbed.environment[:8]}"]
         return " · ".join(parts)
@@ -320,7 +295,7 @@ def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> li
     for testbed, of_testbed in own.items():
         first, costs = of_testbed[0], messages.get(testbed, ())
         link = fit_link(costs)
-        model = link if isinstance(link, Unknown) else BucketModel(link, first.first.gradient_bytes)
+        model = link if isinstance(link, str) else BucketModel(link, first.first.gradient_bytes)
         observations = find_observations(of_testbed, model)
         found.append(TestbedResults(testbed, first.environment, tuple(of_testbed), costs, model, observations))
     return found

@@ -36,10 +36,10 @@ class Job:
     repeat: int
 
     def run_id(self, environment: str) -> str:
-        """Id of the run: a digest of its settings, its repeat and the environment.
+        """Digest of settings, repeat and environment.
 
-        The code that is measured is not part of it. When that changes, the new run replaces the old one, so a database
-        never holds runs of two versions under one setting.
+        Not of the code that is measured: when that changes, the new run replaces the old one, so that a database never
+        holds runs of two versions under one setting.
         """
         config = self.config
         cap = config.bucket_size_mb
@@ -57,12 +57,10 @@ def digest(value: Any) -> str:  # whatever JSON can hold
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where the sweep runs: ``gpus`` that torch can use, ``code`` a digest of the code that is measured."""
-
     environment: Environment
-    gpus: int
+    gpus: int  # that torch can use
     git_commit: str | None
-    code: str
+    code: str  # digest of the code that is measured
 
 
 def probe_machine() -> Machine:
@@ -108,7 +106,6 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
 def rows_of(
     job: Job, machine: Machine, outcome: Manifest | WorkloadError
 ) -> tuple[StoredRun, list[StoredStep], list[StoredMessages]]:
-    """The rows of a run that ended, well or not."""
     config, size = job.config, MODEL_SIZES[job.config.model_size]
     manifest = None if isinstance(outcome, Exception) else outcome
     measured = ("backend", "device", "collectives", "communicated_bytes", "peak_memory_bytes")
@@ -142,17 +139,10 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
     """Capture a run, or only read the capture of the same code that is there; its first file and its figures."""
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(config, synchronized_steps=0)  # no capture shows them
-    environment = {
-        **os.environ,
-        **config.script_environment(),
-        "TRACES_DIR": str(folder.absolute()),
-        "VENV": sys.prefix,
-        "FORCE": str(int(force)),
-        "VERBOSE": "0",
-    }
+    settings = {"TRACES_DIR": str(folder.absolute()), "VENV": sys.prefix, "FORCE": str(int(force)), "VERBOSE": "0"}
     try:
         with redirect_stderr(io.StringIO()):  # a sweep says one line per capture
-            said = capture_variant(config.script_argv(), environment)
+            said = capture_variant(config.script_argv(), {**os.environ, **config.script_environment(), **settings})
     except (DdpProfError, OSError) as error:
         raise WorkloadError(str(error)) from error
     name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"

@@ -10,7 +10,7 @@ from typing import Any
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.benchmark.charts import draw_figures
-from ddp_prof.benchmark.findings import BucketModel, TestbedResults, Unknown
+from ddp_prof.benchmark.findings import BucketModel, TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.static_images import Pictures
@@ -65,7 +65,7 @@ def settings_view(results: TestbedResults) -> TableView:
     return TableView(results.title, rows, testbed_notes(results), {})
 
 
-def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_traces: bool) -> Row:
+def _setting_row(summary: SettingSummary, model: BucketModel | str, *, has_traces: bool) -> Row:
     return {
         "variant": summary.setting.label,
         "batch": summary.setting.local_batch_size,
@@ -79,7 +79,7 @@ def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_t
         "comm_%": in_percent(summary.communication_share),
         "synchronized_comm_ms": value_ms(summary.synchronized_ns),
         **({f"trace_{part}_ms": _trace_ms(summary, part) for part in ("exposed", "tail")} if has_traces else {}),
-        **({} if isinstance(model, Unknown) else {"predicted_ms": ms(predicted_ns(summary, model))}),
+        **({} if isinstance(model, str) else {"predicted_ms": ms(predicted_ns(summary, model))}),
         "collectives": summary.first.collectives,
         "speedup": summary.speedup.value if summary.speedup else None,
         "speedup_±": summary.speedup.half_width if summary.speedup else None,
@@ -87,7 +87,7 @@ def _setting_row(summary: SettingSummary, model: BucketModel | Unknown, *, has_t
 
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
-    """What the model leaves of communication after backward, by the mean bucket as it was."""
+    """By the mean bucket as it was."""
     mb, collectives = summary.setting.swept_mb, summary.first.collectives
     if mb is None or summary.status != OK:
         return None
@@ -95,14 +95,13 @@ def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
 
 
 def testbed_notes(results: TestbedResults) -> list[str]:
-    caveats = dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)
     steps = [step for summary in results.summaries if (step := summary.step_ns)]
     notes = [HOW_TO_READ]
     if steps:
         notes.append(SPREAD if any(step.half_width is not None for step in steps) else NO_SPREAD)
     if len({code for summary in results.summaries for code in summary.codes}) > 1:
         notes.append(OTHER_CODE)
-    notes += caveats
+    notes += dict.fromkeys(caveat for summary in results.summaries for caveat in summary.caveats)
     stopped: dict[str, list[Setting]] = {}  # by the reason why runs are missing
     for summary in results.summaries:
         if summary.reason:
@@ -110,8 +109,8 @@ def testbed_notes(results: TestbedResults) -> list[str]:
     for reason, (first, *others) in stopped.items():
         more = f", and {len(others)} more" if others else ""
         notes.append(f"{first.label}, batch {first.local_batch_size} x {first.seq_len}{more}: {reason}")
-    if isinstance(results.model, Unknown):
-        return [*notes, f"no model of bucketing: {results.model.reason}"]
+    if isinstance(results.model, str):
+        return [*notes, f"no model of bucketing: {results.model}"]
     return [*notes, PREDICTED, _link_note(results.model, contradicted=results.contradicts_model)]
 
 
@@ -130,9 +129,8 @@ def _link_note(model: BucketModel, *, contradicted: bool) -> str:
 def csv_row(summary: SettingSummary) -> Row:
     """One row of ``results.csv``: the columns that the course's study asks for, then all others.
 
-    ``avg_comm_time_ms`` is the host time between the end of backward and the last gradient, *without* synchronizing
-    first, as the study measured; on a GPU it includes device work of backward that is still pending. The times are
-    medians over runs of medians over steps, although the study's column names say average.
+    ``avg_comm_time_ms`` is without synchronizing first, as the study measured: on a GPU it includes device work of
+    backward that is still pending. All times are medians, although the study's column names say average.
     """
     run, setting, step = summary.first, summary.setting, summary.step_ns
     row: Row = {
@@ -144,13 +142,8 @@ def csv_row(summary: SettingSummary) -> Row:
         "num_comm_ops": run.collectives,
         "speedup_vs_naive": summary.speedup.value if summary.speedup else None,
         "comm_speedup_vs_naive": summary.communication_speedup.value if summary.communication_speedup else None,
-        "bucket_size_mb": setting.bucket_size_mb,
-        "local_batch_size": setting.local_batch_size,
-        "seq_len": setting.seq_len,
-        "status": summary.status,
-        "reason": summary.reason,
-        "runs": summary.runs,
-        "failed_runs": summary.failed_runs,
+        **{name: getattr(setting, name) for name in ("bucket_size_mb", "local_batch_size", "seq_len")},
+        **{name: getattr(summary, name) for name in ("status", "reason", "runs", "failed_runs")},
         "steps_per_run": run.steps,
         "step_time_spread_ms": half_ms(step),
         "comm_time_spread_ms": half_ms(summary.communication_ns),
@@ -194,7 +187,7 @@ def results_document(database: Path, testbeds: Sequence[TestbedResults]) -> dict
 
 
 def _testbed_document(results: TestbedResults) -> dict[str, Any]:
-    model = None if isinstance(results.model, Unknown) else results.model
+    model = None if isinstance(results.model, str) else results.model
     return {
         **asdict(results.testbed),
         "environment": asdict(results.environment) if results.environment else {"id": results.testbed.environment},

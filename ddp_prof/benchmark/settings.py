@@ -27,18 +27,13 @@ def label_of(variant: str, bucket_size_mb: float | None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Testbed:
-    """Where and on what was measured: only figures of one testbed are compared.
-
-    Attributes:
-        device: ``None`` where no run of the testbed got far enough to report it.
-        definitions: Version of the definitions that the figures follow; ``None`` of databases from before.
-    """
+    """Where and on what was measured: only figures of one testbed are compared."""
 
     environment: str
     model_size: str
     world_size: int
-    device: str | None
-    definitions: int | None = None
+    device: str | None  # not known where no run got far enough to report it
+    definitions: int | None = None  # not known of databases from before
 
     @classmethod
     def from_run(cls, run: StoredRun) -> Testbed:
@@ -64,7 +59,7 @@ class Setting:
 
     @property
     def swept_mb(self) -> float | None:
-        """The bucket size, where the variant is the one whose sizes are compared."""
+        """The bucket size of the variant whose sizes are compared."""
         return self.bucket_size_mb if self.variant == BUCKETED else None
 
     @property
@@ -73,21 +68,16 @@ class Setting:
         return self.local_batch_size, self.seq_len
 
     @property
-    def order(self) -> tuple[int, int, int, str, float]:
-        return *self.workload, *variant_order(self.variant, self.bucket_size_mb)
+    def order(self) -> tuple[int, str, float]:
+        return variant_order(self.variant, self.bucket_size_mb)
 
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The median over runs, in the unit of the field that holds it.
-
-    Attributes:
-        half_width: Half of its 95 % interval; ``None`` for fewer than three runs.
-        medians: Of each run, by its repeat.
-    """
+    """The median over runs, in the unit of the field that holds it; ``medians`` are each run's, by its repeat."""
 
     value: float
-    half_width: float | None = None
+    half_width: float | None = None  # of the 95 % interval, for three runs or more
     medians: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -108,8 +98,6 @@ def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
 
 @dataclass(frozen=True, slots=True)
 class TraceFigures:
-    """Medians over the captures of a setting, in nanoseconds a step."""
-
     captures: int
     comm_ns: float
     overlapped_ns: float
@@ -123,12 +111,10 @@ class SettingSummary:
 
     Attributes:
         first: One of the runs, for what all of them share.
-        failed_runs: Runs that ran out of memory or failed; ``reason`` says why the first of them did.
+        reason: Why the first of ``failed_runs`` failed, or ran out of memory.
         communication_ns: From the end of backward until all gradients are there, without synchronizing, as ``step_ns``.
-        synchronized_ns: Communication where the host waited for the device at each change of phase, as it did for
-            forward, backward and optimizer.
-        speedup: Step of the naive run of the same work in the same testbed over this one's; the other is that of
-            communication.
+        synchronized_ns: The same where the host waited for the device at each change of phase, as for the phases.
+        speedup: Step of the naive run of the same work in the same testbed over this one's.
     """
 
     testbed: Testbed
@@ -164,10 +150,7 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
     steps: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in results.steps:
         steps.setdefault((step.run, step.is_synchronized), []).append(step)
-    devices: dict[str, str] = {}
-    for run in results.runs:
-        if run.device is not None:
-            devices.setdefault(run.environment, run.device)
+    devices = {run.environment: run.device for run in reversed(results.runs) if run.device is not None}
     runs: dict[tuple[Testbed, Setting], list[StoredRun]] = {}
     for run in results.runs:
         # A run that failed before it could report its device gets that of its environment.
@@ -176,7 +159,7 @@ def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
         runs.setdefault((testbed, setting), []).append(run)
     testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
     summaries = [_summarize(*key, environments.get(key[0].environment), own, steps) for key, own in runs.items()]
-    summaries.sort(key=lambda one: (testbeds.index(one.testbed), *one.setting.order))
+    summaries.sort(key=lambda one: (testbeds.index(one.testbed), *one.setting.workload, *one.setting.order))
     naive = {(one.testbed, one.setting.workload): one for one in summaries if one.setting.variant == BASELINE}
 
     def speedup(one: SettingSummary, column: str) -> Estimate | None:
@@ -243,7 +226,6 @@ def _trace_figures(captures: Sequence[StoredRun]) -> TraceFigures | None:
 
 
 def status_text(summary: SettingSummary) -> str:
-    """The status; where runs ended differently, how many did."""
     if summary.status == OK and summary.failed_runs:
         return f"{OK}, {summary.failed_runs} of {summary.runs + summary.failed_runs} runs not"
     return summary.status

@@ -25,14 +25,11 @@ if TYPE_CHECKING:
 
 OK, OUT_OF_MEMORY, FAILED = "ok", "out_of_memory", "failed"
 
-Divisor = Annotated[int, Meta(gt=0)]
-"""A number that others are divided by."""
+Divisor = Annotated[int, Meta(gt=0)]  # others are divided by it
 
 
 @dataclass(frozen=True, slots=True)
 class Environment:
-    """A machine with the versions on it."""
-
     id: str
     cpu: str
     cores: int
@@ -52,16 +49,13 @@ class Environment:
 
 @dataclass(frozen=True, slots=True)
 class StoredRun:
-    """One run of one setting, in processes of its own.
+    """One run of one setting, in processes of its own; fields of a ``Manifest`` mean what they mean there.
 
     Attributes:
         id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
-        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
-        steps: Measured steps of each kind, see :attr:`StoredStep.is_synchronized`.
+        steps: Measured steps, and as many synchronized ones.
         reason: Why ``status`` is not ``ok``; then there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
-        collectives: A step's, of one rank, and so are ``communicated_bytes``.
-        peak_memory_bytes: Of the rank that needed most: allocated on the GPU, on a CPU resident.
         trace: File of the capture of the same setting; the figures from it are medians of a step over all ranks.
         code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
         definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze`, likewise; ``None`` of databases from before.
@@ -105,11 +99,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep(HostTimes):
-    """What one step took on rank 0, by the host's clock.
-
-    Where the host waited for the device at each change of phase, nothing of one hides under another but what the
-    variant launched earlier. Where it did not, communication is only what the host waited for.
-    """
+    """What one step took on rank 0 by the host's clock; communication is what the host waited for."""
 
     run: str = field(kw_only=True)
     step_ns: Divisor
@@ -117,8 +107,6 @@ class StoredStep(HostTimes):
 
 @dataclass(frozen=True, slots=True)
 class StoredMessages(MessageTimes):
-    """All-reduces of one size in a run, timed one by one by the host: only of variants that block in each."""
-
     run: str = field(kw_only=True)
 
 
@@ -130,20 +118,15 @@ class Results:
     messages: tuple[StoredMessages, ...]
 
 
-TABLES: dict[str, tuple[type, tuple[str, ...]]] = {
-    "environments": (Environment, ("id",)),
-    "runs": (StoredRun, ("id",)),
-    "measurements": (StoredStep, ("run", "is_synchronized", "step")),
-    "messages": (StoredMessages, ("run", "bytes")),
+TABLES: dict[str, tuple[type, tuple[str, ...], str | None]] = {
+    "environments": (Environment, ("id",), None),
+    "runs": (StoredRun, ("id",), "environment"),
+    "measurements": (StoredStep, ("run", "is_synchronized", "step"), "run"),
+    "messages": (StoredMessages, ("run", "bytes"), "run"),
 }
-"""Name of each table, what a row of it is, its primary key."""
+"""Name of each table, what a row of it is, its primary key, and the column with the id of a row of another table."""
 MOST_S, OPERATIONS_PER_CHECK, LEAST_BYTES_PER_ROW = 60, 1_000_000, 6
 """Reading takes no longer; how often that is looked at; a row of SQLite has no less."""
-FOREIGN_KEYS = {
-    "runs": [("environment", "environments", "id")],
-    "measurements": [("run", "runs", "id")],
-    "messages": [("run", "runs", "id")],
-}
 
 
 def open_database(path: Path) -> Database:
@@ -155,14 +138,14 @@ def open_database(path: Path) -> Database:
         database = Database(path)
         if (tables := database.table_names()) and not TABLES.keys() & {*tables}:
             raise sqlite3.DatabaseError(f"it holds {', '.join(tables[:3])}")
-        for name, (row, key) in TABLES.items():
+        for name, (row, key, owner) in TABLES.items():
             types = {column: get_args(hint) or (hint,) for column, hint in get_type_hints(row).items()}
             table = database.table(name)
             table.create(
                 {column: options[0] for column, options in types.items()},
                 pk=key if len(key) > 1 else key[0],
                 not_null={column for column, options in types.items() if type(None) not in options},
-                foreign_keys=FOREIGN_KEYS.get(name, []),
+                foreign_keys=[(owner, f"{owner}s", "id")] if owner else [],
                 if_not_exists=True,
             )
             for added in types.keys() - {column.name for column in table.columns}:  # since an earlier version
@@ -205,26 +188,24 @@ def load_results(path: Path) -> Results:
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     # sqlite-utils would load pandas, which takes longer than all of the reading
-    with (
-        _translate_errors(path),
-        closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection,
-    ):
+    address = f"{path.absolute().as_uri()}?mode=ro"
+    with _translate_errors(path), closing(sqlite3.connect(address, uri=True)) as connection:
         until = monotonic() + MOST_S
         connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_PER_CHECK)
         connection.row_factory = sqlite3.Row
         log = path.with_name(path.name + "-wal")
         room = path.stat().st_size + (log.stat().st_size if is_file(log) else 0)
-        return Results(*(_load(connection, name, row, room) for name, (row, _) in TABLES.items()))
+        return Results(*(_load(connection, name, row, room) for name, (row, *_) in TABLES.items()))
 
 
 def _upsert(database: Database, **rows: Sequence[Any]) -> None:
     """Write rows, in place of those of the same key.
 
-    Not by ``upsert_all``: it tries out what SQLite can and hides that this failed on a full disk. SQLite then undoes
-    all that follows in the transaction, without an error at its end.
+    Not by ``upsert_all``, which hides that its trial failed on a full disk: SQLite then undoes all that follows in the
+    transaction, without an error at its end.
     """
     for name, of_table in rows.items():
-        row, key = TABLES[name]
+        row, key, _ = TABLES[name]
         columns = [column.name for column in fields(row)]
         changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
         database.conn.executemany(
@@ -239,8 +220,8 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
 
     Where a table holds more than the file has ``room`` for, pages are shared: it may have no end.
     """
-    tables = "select count(*) from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
-    if not connection.execute(tables, (name,)).fetchone()[0]:
+    tables = "select 1 from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
+    if not connection.execute(tables, (name,)).fetchone():
         raise sqlite3.DatabaseError(f"no table {name}")
     found, held = [], 0
     for values in connection.execute(f"select * from {name} order by rowid"):

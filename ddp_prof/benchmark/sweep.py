@@ -19,18 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.analyze import DEFINITIONS
+from ddp_prof.benchmark import store
 from ddp_prof.benchmark.measure import Job, Machine, capture, measure, probe_machine, rows_of
-from ddp_prof.benchmark.store import (
-    FAILED,
-    OK,
-    OUT_OF_MEMORY,
-    StoredRun,
-    StoredStep,
-    load_results,
-    open_database,
-    update_run,
-    write_run,
-)
 from ddp_prof.capture.processes import hold_folder
 from ddp_prof.errors import WorkloadError
 from ddp_prof.run_config import RunConfig
@@ -43,16 +33,16 @@ from ddp_prof.variants import BUCKETED, VARIANT_NAMES, VARIANTS
 def main() -> int:
     die_with_launcher()
     arguments = make_parser().parse_args()
+
+    def run() -> int:
+        machine = probe_machine()
+        grid = choose_grid(arguments, default_grid(machine.gpus))
+        outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
+        sys.stdout.write(f"{outcome}: {arguments.database}\n")
+        return 0 if outcome.is_good else 1
+
     on_stop = f"stopped: {arguments.database} has the finished runs; the same command continues\n"
-    return run_program("ddp_prof.benchmark.sweep", lambda: _sweep(arguments), on_stop=on_stop)
-
-
-def _sweep(arguments: argparse.Namespace) -> int:
-    machine = probe_machine()
-    grid = choose_grid(arguments, default_grid(machine.gpus))
-    outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
-    sys.stdout.write(f"{outcome}: {arguments.database}\n")
-    return 0 if outcome.is_good else 1
+    return run_program("ddp_prof.benchmark.sweep", run, on_stop=on_stop)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -116,15 +106,10 @@ def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """All values of each dimension, and what all runs have in common.
-
-    Attributes:
-        bucket_sizes_mb: Of ``bucketed``; ``None`` is no cap.
-        steps: Measured steps, and as many synchronized ones.
-    """
+    """All values of each dimension, and what all runs have in common."""
 
     variants: tuple[str, ...] = VARIANT_NAMES
-    bucket_sizes_mb: tuple[float | None, ...]
+    bucket_sizes_mb: tuple[float | None, ...]  # of bucketed; None is no cap
     model_sizes: tuple[str, ...]
     world_sizes: tuple[int, ...] = (2,)
     local_batch_sizes: tuple[int, ...]
@@ -206,72 +191,56 @@ class Outcome(Counter[str]):
 
     @property
     def is_good(self) -> bool:
-        """Whether nothing failed; for want of memory a run may be missing."""
-        return not self[FAILED] and not self[NOT_CAPTURED]
+        return not self[store.FAILED] and not self[NOT_CAPTURED]  # for want of memory a run may be missing
 
     def __str__(self) -> str:
-        words = (KNOWN, OUT_OF_MEMORY, FAILED, CAPTURED, NOT_CAPTURED)
+        words = (KNOWN, store.OUT_OF_MEMORY, store.FAILED, CAPTURED, NOT_CAPTURED)
         counts = [f"{self[word]} {word.replace('_', ' ')}" for word in words if self[word]]
-        return ", ".join([f"{self[OK]} runs measured", *counts])
+        return ", ".join([f"{self[store.OK]} runs measured", *counts])
 
 
 def sweep(plan: Plan) -> Outcome:
-    """Make the runs that are missing, then the captures, which would disturb them.
-
-    Raises WorkloadError where another sweep is at work there. After a signal the database has what had ended.
-    """
+    """Make the runs that are missing, then the captures, which would disturb them."""
     folder = plan.database.parent
 
     def refuse() -> None:
         raise WorkloadError(f"{folder}: another sweep or capture writes there: wait for it, or name another --database")
 
-    with closing(open_database(plan.database)) as database, hold_folder(folder, refuse):
-        known = {run.id: run for run in load_results(plan.database).runs}
-        missing, captures = [], []
+    with closing(store.open_database(plan.database)) as database, hold_folder(folder, refuse):
+        known = {run.id: run for run in store.load_results(plan.database).runs}
+        missing, captures, today = [], [], (plan.machine.code, DEFINITIONS)
         for job in plan.jobs:
-            found = known.get(job.run_id(plan.machine.environment.id))
-            is_there = found is not None and _is_reusable(found, plan)
-            if not is_there:
+            found = None if plan.force else known.get(job.run_id(plan.machine.environment.id))
+            # Want of memory lasts, another failure may have been chance.
+            if found and (found.status == store.FAILED or (found.code, found.definitions) != today):
+                found = None
+            if found is None:
                 missing.append(job)
-            if plan.profile and job.repeat == 0 and not (is_there and found and found.trace):
+            if plan.profile and job.repeat == 0 and not (found and found.trace):
                 captures.append(job)
         outcome = Outcome({KNOWN: len(plan.jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
             run, steps, messages = rows_of(job, plan.machine, measure(job.config))
-            write_run(database, plan.machine.environment, run, steps, messages)
+            store.write_run(database, plan.machine.environment, run, steps, messages)
             known[run.id] = run
             outcome[run.status] += 1
             report(f"{job.config}, repeat {job.repeat + 1}", _describe(run, steps))
         for job in captures:
-            run = known[job.run_id(plan.machine.environment.id)]
-            if run.status != OK:
-                said = "skipped, since the run did not finish"
-            else:
+            config, run = job.config, known[job.run_id(plan.machine.environment.id)]
+            said = "skipped, since the run did not finish"
+            if run.status == store.OK:
+                sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
                 try:
-                    update_run(database, _add_capture_figures(run, job.config, plan))
-                    outcome[CAPTURED] += 1
+                    file, figures = capture(config, plan.database.with_suffix("") / sizes, force=plan.force)
+                    trace = os.path.relpath(file.absolute(), folder.absolute())
+                    store.update_run(database, replace(run, trace=trace, **figures))  # type: ignore[arg-type]
                     said = "done"
                 except WorkloadError as error:
-                    outcome[NOT_CAPTURED] += 1
                     said = f"failed: {error}"
-            report(f"{job.config}, capture", said)
+                outcome[CAPTURED if said == "done" else NOT_CAPTURED] += 1
+            report(f"{config}, capture", said)
         return outcome
-
-
-def _is_reusable(run: StoredRun, plan: Plan) -> bool:
-    """Whether a run need not be made again: want of memory lasts, another failure may have been chance."""
-    if plan.force or run.status == FAILED:
-        return False
-    return run.code == plan.machine.code and run.definitions == DEFINITIONS
-
-
-def _add_capture_figures(run: StoredRun, config: RunConfig, plan: Plan) -> StoredRun:
-    """The run with the figures of a capture, which lies in a folder for all variants of its sizes."""
-    sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
-    file, figures = capture(config, plan.database.with_suffix("") / sizes, force=plan.force)
-    trace = os.path.relpath(file.absolute(), plan.database.parent.absolute())
-    return replace(run, trace=trace, **figures)  # type: ignore[arg-type]
 
 
 def _progress(total: int) -> Callable[[str, str], None]:
@@ -293,10 +262,10 @@ def format_time(seconds: float) -> str:
     return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
-def _describe(run: StoredRun, steps: Sequence[StoredStep]) -> str:
-    if run.status == FAILED:
+def _describe(run: store.StoredRun, steps: Sequence[store.StoredStep]) -> str:
+    if run.status == store.FAILED:
         return f"failed: {run.reason}"
-    if run.status == OUT_OF_MEMORY:
+    if run.status == store.OUT_OF_MEMORY:
         return str(run.reason)
     free = [step for step in steps if not step.is_synchronized]
     step_ms = statistics.median(step.step_ns for step in free) / 1e6
