@@ -192,7 +192,11 @@ def find_losses(job: Job) -> list[str]:
         has_kernels |= bool(kernels)
         with_kernels |= {rank for process, rank in trace.ranks.items() if process in kernels}
     if not is_marked:
-        return [_no_range(job)]
+        if job.nsys is None:
+            return ["no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"]
+        here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
+        need = "the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4"
+        return [f"no range arrived: {need} ({here})"]
     losses = []
     wanted = job.ranks if job.ranks is not None else () if job.part else range(world)
     if missing := set(wanted) - ranks:
@@ -204,13 +208,6 @@ def find_losses(job: Job) -> list[str]:
         whose = f" of rank {_format_ranks(ranks - with_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
     return losses
-
-
-def _no_range(job: Job) -> str:
-    if job.nsys is None:
-        return "no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"
-    here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
-    return f"no range arrived: the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4 ({here})"
 
 
 def _format_ranks(ranks: Collection[int]) -> str:

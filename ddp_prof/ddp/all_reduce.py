@@ -23,6 +23,7 @@ from ddp_prof.ddp.buckets import (
     assign_by_readiness,
     assign_each,
     cap_in_bytes,
+    sizes_of,
 )
 from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
 from ddp_prof.ddp.reducer import Reducer
@@ -59,7 +60,7 @@ class ReducingVariant(DataParallel):
         own = {"find_unused_parameters": find_unused_parameters, "broadcast_buffers": broadcast_buffers}
         super().__init__(module, process_group, {**(schedule or {}), **own})
         broadcast_state(module, process_group)
-        self.assignment = self._assign(self._sizes())
+        self.assignment = self._assign(sizes_of(self.trained_parameters()))
         self._find_unused = find_unused_parameters
         self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
         self._trained = self.trained_parameters()
@@ -74,11 +75,6 @@ class ReducingVariant(DataParallel):
 
     def _make_reducer(self) -> Reducer:
         return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
-
-    def _sizes(self) -> list[ParameterSize]:
-        return [
-            ParameterSize(each.numel(), each.nbytes, (each.dtype, each.device)) for each in self.trained_parameters()
-        ]
 
     @abstractmethod
     def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
@@ -259,6 +255,6 @@ class BucketedDDP(ReducingVariant):
             dist.broadcast_object_list(order, global_rank(0, self.process_group), self.process_group)
         if len(order[0]) < len(self._trained):
             return
-        self.assignment = assign_by_readiness(self._sizes(), self._cap_bytes, order[0])
+        self.assignment = assign_by_readiness(sizes_of(self.trained_parameters()), self._cap_bytes, order[0])
         self._reducer = self._make_reducer()
         self._is_rebuild_due = False

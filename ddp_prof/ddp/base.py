@@ -239,50 +239,40 @@ def add_hooks(
 
     The hooks hold the listener weakly, so that a module whose variant was dropped trains alone again.
     """
-    owner = weakref.ref(listener)
-    handles = [
+    owner, ids = weakref.ref(listener), frozenset(map(id, stepped))
+
+    def is_own(optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
+
+    def report_before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (variant := owner()) is not None:
+            variant.before_step(optimizer, is_own=is_own(optimizer))
+
+    def report_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if (variant := owner()) is not None and is_own(optimizer):
+            variant.on_step()
+
+    handles: list[RemovableHandle] = [
         parameter.register_post_accumulate_grad_hook(partial(_report_gradient, owner, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
     ]
-    ids = frozenset(map(id, stepped))
-    handles.append(register_optimizer_step_pre_hook(partial(_report_before_step, owner, ids)))
-    handles.append(register_optimizer_step_post_hook(partial(_report_step, owner, ids)))
-    remover = weakref.finalize(listener, _remove, handles)
+    handles.append(register_optimizer_step_pre_hook(report_before_step))
+    handles.append(register_optimizer_step_post_hook(report_step))
+
+    def remove() -> None:
+        for handle in handles:
+            handle.remove()
+
+    remover = weakref.finalize(listener, remove)
     remover.atexit = False
     return remover
+
+
+def _report_gradient(owner: weakref.ref[Any], index: int, _parameter: torch.Tensor) -> None:
+    if (variant := owner()) is not None:
+        variant.on_gradient(index)
 
 
 def has_gradient_hook(parameter: torch.Tensor) -> bool:
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
     return any(getattr(hook, "func", None) is _report_gradient and hook.args[0]() is not None for hook in hooks)
-
-
-def _report_gradient(owner: weakref.ref[Any], index: int, _parameter: torch.Tensor) -> None:
-    listener = owner()
-    if listener is not None:
-        listener.on_gradient(index)
-
-
-def _report_before_step(
-    owner: weakref.ref[Any], stepped: frozenset[int], optimizer: torch.optim.Optimizer, *_: object
-) -> None:
-    listener = owner()
-    if listener is not None:
-        listener.before_step(optimizer, is_own=_steps_on(optimizer, stepped))
-
-
-def _report_step(
-    owner: weakref.ref[Any], stepped: frozenset[int], optimizer: torch.optim.Optimizer, *_: object
-) -> None:
-    listener = owner()
-    if listener is not None and _steps_on(optimizer, stepped):
-        listener.on_step()
-
-
-def _steps_on(optimizer: torch.optim.Optimizer, stepped: frozenset[int]) -> bool:
-    return any(id(parameter) in stepped for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _remove(handles: Sequence[RemovableHandle]) -> None:
-    for handle in handles:
-        handle.remove()

@@ -36,6 +36,10 @@ class ParameterSize(NamedTuple):
     kind: Hashable
 
 
+def sizes_of(parameters: Sequence[torch.Tensor]) -> list[ParameterSize]:
+    return [ParameterSize(each.numel(), each.nbytes, (each.dtype, each.device)) for each in parameters]
+
+
 def assign_each(sizes: Sequence[ParameterSize]) -> Assignment:
     return [(index,) for index in reversed(range(len(sizes)))]
 

@@ -15,23 +15,16 @@ VOCABULARY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Dimensions of the transformer.
+    """Dimensions of the transformer."""
 
-    Attributes:
-        d_model: Width of the residual stream; a multiple of ``2 * heads`` (rotary embedding turns pairs).
-        d_ff: Width inside the feed-forward blocks.
-        layers: Number of blocks.
-        heads: Attention heads of a block.
-    """
-
-    d_model: int
+    d_model: int  # a multiple of 2 * heads: rotary embedding turns pairs
     d_ff: int
     layers: int
     heads: int
 
     @property
     def parameter_count(self) -> int:
-        """Number of parameters; a block has four projections, three feed-forward matrices and two norms."""
+        """A block has four projections, three feed-forward matrices and two norms."""
         block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
         return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
 
