@@ -159,9 +159,11 @@ def _train(
             take(warmup)
         results = take(measured)
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
-    synchronized, log = _run_synchronized_steps(
-        trainer, batches[arguments.warmup :], arguments.synchronized_steps, device
-    )
+    # Unprofiled steps in which the host waits for the device after each phase.
+    log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
+    with annotate.only_sink(log):
+        chosen = (batches[arguments.warmup + index % arguments.steps] for index in range(arguments.synchronized_steps))
+        synchronized = [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
     return describe_run(
@@ -177,17 +179,6 @@ def _train(
         peak_memory_bytes=peak_bytes,
         state_bytes=count_state(trainer.variant, trainer.optimizer),
     )
-
-
-def _run_synchronized_steps(
-    trainer: Trainer, batches: torch.Tensor, steps: int, device: torch.device
-) -> tuple[list[StepResult], MessageLog]:
-    """Run unprofiled steps in which the host waits for the device after each phase; returns also their messages."""
-    log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
-    with annotate.only_sink(log):
-        chosen = (batches[index % len(batches)] for index in range(steps))
-        results = [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
-    return results, log
 
 
 def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Arguments, place: RankInfo) -> StepResult:
