@@ -70,7 +70,6 @@ class BucketModel:
 
     @property
     def best_bytes(self) -> float:
-        """b*; all gradients at most."""
         best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
         return min(best, float(self.gradient_bytes))
 
@@ -81,7 +80,6 @@ class BucketModel:
 
 
 def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
-    """The costs in the runs of each testbed, by ascending size."""
     testbeds = {run.id: Testbed.from_run(run) for run in results.runs if run.status == OK}
     found: dict[tuple[Testbed, int], list[StoredMessages]] = {}
     for message in results.messages:

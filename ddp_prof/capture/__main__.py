@@ -13,7 +13,6 @@ from ddp_prof.train.launch import Stopped, stop_on_signals
 
 
 def main() -> int:
-    """Run from the command line; returns the exit code."""
     try:
         with stop_on_signals():
             if sys.argv[1:] == ["--nsys"]:  # the one that would record; it is fetched where there is none

@@ -88,7 +88,6 @@ def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float]
 
 
 def check_bucket_size(size: float) -> float:
-    """``size`` itself if it is a positive number of MiB."""
     if isinstance(size, bool) or not isinstance(size, (int, float)):
         raise TypeError(f"bucket_size_mb must be a number of MiB or None, got {size!r}")
     if not size > 0:

@@ -119,12 +119,10 @@ class TorchDDP(DataParallel):
         return super().communication_seconds if self._mark_buckets else float("nan")
 
     def no_sync(self) -> Any:
-        """DDP's own: put it round forward and backward of all but the last micro-batch."""
         assert self._ddp is not None, "not after remove()"
         return self._ddp.no_sync()
 
     def remove(self) -> None:
-        """Drop DDP, which takes its hooks off the module."""
         self.__dict__["_ddp"] = None
 
     def _forget_dropped(self) -> None:
@@ -276,7 +274,6 @@ class FullyShardedDDP(DataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate whole gradients locally: put it round forward and backward of all but the last micro-batch."""
         self._require_sync(False)
         try:
             with super().no_sync():

@@ -303,7 +303,6 @@ class ShardedDDP(ReducingVariant):
         self.wait_for_parameters()  # an all-gather still reads the part that is stepped on
 
     def on_step(self) -> None:
-        """Launch the all-gathers of what the optimizer changed."""
         for bucket in reversed(self._shard_reducer.shard_buckets()):
             self._gathers.add(bucket.index, bucket.gather())
 

@@ -15,8 +15,6 @@ VOCABULARY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    """Dimensions of the transformer."""
-
     d_model: int  # a multiple of 2 * heads: rotary embedding turns pairs
     d_ff: int
     layers: int

@@ -60,7 +60,6 @@ def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
 
 
 def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: str) -> None:
-    """Train and, on rank 0, print a summary."""
     if arguments.accounting and place.rank == 0:
         _say(describe_step(arguments, place.world))
     sharing = count_ranks_per_gpu(arguments, place, device)
