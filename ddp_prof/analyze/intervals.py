@@ -89,7 +89,6 @@ def union_of_one(start_ns: int, end_ns: int) -> Intervals:
 
 
 EVER = union_of_one(-(2**62), 2**62)
-"""All time."""
 
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:

@@ -17,12 +17,10 @@ from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
-"""Of a rank without events."""
 
 GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate is not in this trace"
 
 UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
-"""Of a CPU."""
 
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 from pathlib import Path
@@ -52,6 +53,7 @@ from ddp_prof.trace import (
     Trace,
     distinct,
     empty,
+    select,
 )
 
 PROCESS = 0
@@ -267,41 +269,41 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     rows = [event for event in events if event.name in _SYNC_KINDS]
     noted = [event.args or EventArguments() for event in rows]
     seen = set(_parse_integers(arguments.correlation for arguments in noted).tolist())
-    bare = [event for event in launches if _CALL_NAME.match(str(event.name))]
-    bare = [event for event, number in zip(bare, _correlations(bare), strict=True) if number not in seen]
+    numbers = _correlations(launches).tolist()
+    bare, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
+    for event, number in zip(launches, numbers, strict=True):
+        if number not in seen and (found := _CALL_NAME.match(str(event.name))):
+            bare.append(event)
+            kinds.append(_CALL_KINDS[found[1]])
     both = [*rows, *bare]
-    of_calls = [_CALL_KINDS[found[1]] for event in bare if (found := _CALL_NAME.match(str(event.name)))]
     start_ns, end_ns = _times(both)
-    count = len(both)
-    thread_of = dict(zip(_correlations(launches).tolist(), _thread_ids(launches).tolist(), strict=True))
+    correlation, count = _correlations(both), len(both)
+    thread_of = dict(zip(numbers, _thread_ids(launches).tolist(), strict=True))
     arguments = [event.args or EventArguments() for event in both]
     record, stream = (
         _parse_integers(getattr(one, name) for one in arguments) for name in ("awaited_record", "awaited_stream")
     )
     is_told = (record > 0) & (stream >= 0)
-    device = _parse_integers(one.device for one in arguments)
     waits = Synchronizations(
-        kind=np.array([*(_SYNC_KINDS[event.name] for event in rows), *of_calls], np.int64),
+        kind=np.array(kinds, np.int64),
         start_ns=start_ns,
         end_ns=end_ns,
         process=np.full(count, PROCESS, np.int64),
-        thread=np.array([thread_of.get(number, UNKNOWN) for number in _correlations(both).tolist()], np.int64),
-        correlation=_correlations(both),
-        device=device,
+        thread=np.array([thread_of.get(number, UNKNOWN) for number in correlation.tolist()], np.int64),
+        correlation=correlation,
+        device=_parse_integers(one.device for one in arguments),
         stream=_parse_integers(one.stream for one in arguments),
         awaits=np.where(is_told, count + np.cumsum(is_told) - 1, UNKNOWN),
     )
     told = int(is_told.sum())
-    nothing = np.full(told, UNKNOWN, np.int64)
-    no_time = np.full(told, NO_TIME, np.int64)
-    records = Synchronizations(
+    nothing, no_time = np.full(told, UNKNOWN, np.int64), np.full(told, NO_TIME, np.int64)
+    records = replace(
+        select(waits, is_told),
         kind=np.full(told, SyncKind.RECORD, np.int64),
         start_ns=no_time,
         end_ns=no_time,
-        process=np.full(told, PROCESS, np.int64),
         thread=nothing,
         correlation=record[is_told],
-        device=device[is_told],
         stream=stream[is_told],
         awaits=nothing,
     )

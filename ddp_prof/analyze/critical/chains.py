@@ -25,7 +25,6 @@ from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
-"""What a chain between collectives is made of."""
 COMPUTE, COPIES, QUEUE, LAUNCH, HOST = range(len(PARTS))
 
 

@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
-"""What a critical path is made of."""
 
 NO_RANKS = "the trace holds no rank"
 CALLS_OUT_OF_ORDER = "calls are not numbered in the order in which what they launched could begin"

@@ -98,7 +98,6 @@ _EXPOSED: dict[str, Callable[[Collective], int]] = {
     "wait": lambda collective: collective.exposed_wait_ns or 0,
     "transfer": lambda collective: collective.exposed_ns - collective.when_ns(TAIL),
 }
-"""How much of a part a collective holds."""
 
 
 def _find_cause(

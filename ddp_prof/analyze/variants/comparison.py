@@ -15,30 +15,26 @@ from ddp_prof.variants import BASELINE
 
 @dataclass(frozen=True, slots=True)
 class VariantSummary:
-    """One run. Times are medians over the steps of all ranks; ``None`` where the trace holds no steps.
+    """One run. Times are medians over the steps of all ranks, each of its own, so that those of a row need not sum.
 
-    Times of communication are medians over the steps that communicate: steps that only accumulate gradients are none.
+    Times of communication are of the steps that communicate: steps that only accumulate gradients are none. ``None`` is
+    what is not known, as where the trace holds no steps.
 
     Attributes:
         steps: Of one rank.
-        step_ns: How long a step took; see :mod:`.step_breakdown`.
-        step_spread_ns: Interquartile range of it.
-        step_half_width_ns: Half of the median's interval; ``None`` with too few steps. ``exposed_half_width_ns``
-            likewise.
-        collectives: Collectives per step.
-        overlapped_ns: Of a step; as all times here a median of its own, so that those of a row need not sum.
-        tail_ns: At most ``exposed_ns``; ``None`` where the backward of a step that communicates is not known.
-        blocking_ns: How long something stands still for communication; ``None`` where that is not known of all steps.
+        step_spread_ns: Interquartile range of ``step_ns``.
+        step_half_width_ns: Half of the median's interval; ``exposed_half_width_ns`` likewise.
+        collectives: Per step.
+        tail_ns: At most ``exposed_ns``.
+        blocking_ns: How long something stands still for communication.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
-        overlap_ratio_without_outliers: The same without the steps that alone hold a large part of the exposed time;
-            ``None`` where there are none.
+        overlap_ratio_without_outliers: Without steps that alone hold a large part of the exposed time, if there are.
         window_ns: From the first to the last thing that a step that communicates did on the device.
         compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
-        blocked_steps: In how many communicating steps of all ranks something stood still for it; ``None`` likewise.
+        blocked_steps: In how many communicating steps of all ranks something stood still for it.
         host_waits: How often a host waited for a collective; see ``DependencyCoverage``.
-        reason: Why nothing is known of what is exposed; ``None`` where it is known.
-        speedup: Step time of the ``naive`` run over this one's; ``None`` where there is no such run, or where it ran on
-            another device.
+        reason: Why nothing is known of what is exposed.
+        speedup: Step time of the ``naive`` run, if it ran on such a device, over this one's.
     """
 
     label: str

@@ -38,13 +38,10 @@ class Requirements:
 
     Attributes:
         min_overlap: Least share of communication that compute hides, 0 to 1, on each rank.
-        max_exposed_ns: Most exposed communication of a step, at the percentile of the steps of each rank.
-        max_tail_ns: Most exposed communication after backward's last compute, likewise.
-        max_blocking_ns: Most time of a step in which something stands still for communication, likewise.
-        percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put; 50 is the median,
-            100 the worst step.
-        baseline: Another run, than which steps may not be slower nor expose more.
-        max_regression: By how much they may, as a share of the baseline.
+        max_exposed_ns: Most exposed communication of a step, at the percentile of the steps of each rank; so are
+            ``max_tail_ns`` and ``max_blocking_ns``, in which something stands still for communication.
+        percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put.
+        baseline: Another run, than which steps may not be slower nor expose more than a share ``max_regression`` of it.
         all_ranks: Whether the traces of every rank of the job must be there.
         incomparable: In what the baseline is another job, a text each, so that times cannot be compared.
     """
@@ -67,11 +64,9 @@ class GateResult:
     Attributes:
         unit: ``ratio``, ``ns`` a step, or ``ranks``; of all numbers here.
         measured: ``None`` where the trace does not tell it, and then ``status`` is ``unknown``.
-        limit: What it may be at most, of an overlap and of ranks at least; ``None`` where it hangs on an unknown
-            baseline.
+        limit: What it may be at most, of an overlap and of ranks at least; ``None`` of an unknown baseline.
         rank: The rank that decides, ``None`` where all do together.
-        baseline: The median of the run compared with.
-        spread: By how much two medians must differ to be told apart.
+        spread: By how much the median and the baseline's must differ to be told apart.
         reason: Why it is unknown, or passed although beyond the limit, or what a passed one does not cover; else empty.
     """
 
