@@ -34,6 +34,11 @@ from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
 MAD_TO_SIGMA = 1.4826
+LEAST_PAIRS = 6
+"""Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
+
+Kind = tuple[str, "float | None"]  # a variant and its bucket size in MiB
+NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overlap", "torch"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,13 +135,6 @@ def _robust_line(columns: np.ndarray) -> np.ndarray:
             break
         weights = np.minimum(1, HUBER * scale / np.maximum(residuals, 1e-300))
     return found
-
-
-LEAST_PAIRS = 6
-"""Fewer pairs of runs all differ in one direction by chance in more than one of twenty cases (2 / 2**5 = 6 %)."""
-
-Kind = tuple[str, "float | None"]  # a variant and its bucket size in MiB
-NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overlap", "torch"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,9 @@ PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent
 INSTALLER = CHECKOUT / "scripts" / "install_nsys.sh"
 """Fetches an nsys; not there where only the package is installed."""
+CAPTURE_RANGE = "cudaProfilerApi"
+EVENT_TRACE = "--cuda-event-trace"
+ANSWER_LIMIT_S = 60
 
 
 def choose_nsys(
@@ -63,10 +66,6 @@ def installed(package: str) -> str:
     return ""
 
 
-CAPTURE_RANGE = "cudaProfilerApi"
-EVENT_TRACE = "--cuda-event-trace"
-
-
 def profile_command(
     nsys: Nsys,
     program: Sequence[str],
@@ -107,9 +106,6 @@ def profile_command(
             is_new = nsys.supports("profile", "--gpu-metrics-devices")
             flags.append("--gpu-metrics-devices=all" if is_new else "--gpu-metrics-device=all")
     return [nsys.path, "profile", *flags, *further, *program]
-
-
-ANSWER_LIMIT_S = 60
 
 
 def visible_gpus(environ: Mapping[str, str]) -> list[str]:

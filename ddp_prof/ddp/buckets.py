@@ -24,6 +24,8 @@ import torch
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import BYTES_PER_MB
 
+_aten = torch.ops.aten
+
 Assignment = list[tuple[int, ...]]
 """For each bucket, in the order of launch, the positions of its parameters, in the order in which they were taken."""
 
@@ -93,9 +95,6 @@ def check_bucket_size(size: float) -> float:
     if not size > 0:
         raise ValueError(f"bucket_size_mb must be positive or None, got {size}")
     return size
-
-
-_aten = torch.ops.aten
 
 
 class GradientBucket:

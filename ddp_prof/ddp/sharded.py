@@ -52,6 +52,8 @@ from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
 from ddp_prof.errors import CommunicationError
 
+Parameter = torch.nn.Parameter | None
+
 
 class ShardGradient(torch.Tensor):
     """The gradient of a rank's part: an overflow that GradScaler finds in it is found on all ranks.
@@ -227,9 +229,6 @@ class ShardReducer(Reducer):
     def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # a shard has all
         for bucket, members in zip(self.shard_buckets(), self._assignment, strict=True):
             bucket.give_shard({slot: late[index] for slot, index in enumerate(members) if index in late})
-
-
-Parameter = torch.nn.Parameter | None
 
 
 class ShardedDDP(ReducingVariant):
