@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, NamedTuple
 
@@ -174,16 +174,6 @@ class CollectiveRow(NamedTuple):
     sequence: int
 
 
-class NcclRange(NamedTuple):
-    """A range of NCCL's with its payload, a JSON text."""
-
-    start_ns: int
-    process: int
-    lane: int
-    name: str
-    payload: str
-
-
 def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> CollectiveMetadata:
     def interned(text: str | None) -> int:
         return UNKNOWN if text is None else names.intern(text)
@@ -212,13 +202,14 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
     return max(counts) * size if counts and size else UNKNOWN
 
 
-def add_nccl_metadata(trace: Trace, ranges: Sequence[NcclRange]) -> Trace:
+def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str], str]) -> Trace:
     """Give each collective the payload of the NCCL call that is open when it is launched.
 
     Collectives launched outside of such a call, for example by a CUDA graph, stay unknown. If one kernel carries out a
     whole group, its bytes are the group's sum. If several kernels do, their sizes stay unknown.
+
+    ``payloads`` are JSON texts of NCCL's ranges, by process, thread, start and name.
     """
-    payloads = {(item.process, item.lane, item.start_ns, item.name): item.payload for item in ranges}
     spans, nccl_calls = trace.spans, find_nccl_calls(trace)
     launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     asked = np.flatnonzero(launched)

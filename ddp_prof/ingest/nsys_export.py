@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.collectives import NcclRange, add_nccl_metadata, mark_copy_engine_collectives, name_operations
+from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.enrich import (
     REGISTERS,
     SHAPE_COLUMNS,
@@ -287,24 +287,19 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds
     )
 
 
-def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> list[NcclRange]:
-    """NCCL's ranges with their arguments; none where the export was made without ``--include-json``.
-
-    The JSON is in the row, or among the strings.
-    """
-    if not file.has_columns(NVTX):
-        return []
-    name, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
+def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int, int, str], str]:
+    """The arguments of NCCL's ranges, JSON texts, by process, thread, start and name: in the row, or among strings."""
+    label, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
-        f"SELECT start, globalTid, CAST({name} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
+        f"SELECT start, globalTid, CAST({label} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
         f"WHERE eventType = {_PUSH_POP} AND {are_integers('start', 'globalTid')} "
         f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
-    found = [
-        NcclRange(start, *_unpack_ids(tid), text or strings.text(text_id), json or strings.text(json_id))
+    return {
+        (*_unpack_ids(tid), start, name): json or strings.text(json_id)
         for start, tid, text, text_id, json, json_id in file.rows(query)
-    ]
-    return [value for value in found if value.name.startswith("nccl")]
+        if (name := text or strings.text(text_id)).startswith("nccl")
+    }
 
 
 def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:

@@ -142,7 +142,9 @@ def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, 
 
 def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignment:
     files = list(dict.fromkeys(rank.clock for rank in ranks))
-    missing = find_missing_ranks(ranks)
+    present = {rank.rank for rank in ranks if rank.rank is not None}
+    world = max((rank.world_size or 0 for rank in ranks), default=0)
+    missing = tuple(sorted(set(range(world)) - present)) if present else ()
     if len(files) < 2:
         return Alignment(ONE_CLOCK, 0, 0, missing, tuple(ClockOffset(file, 0, 0, 0.0, 0) for file in files))
     epochs = {rank.clock: rank.epoch_ns for rank in ranks}
@@ -176,13 +178,6 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
         missing_ranks=missing,
         clocks=tuple(offsets),
     )
-
-
-def find_missing_ranks(ranks: Sequence[RankCollectives]) -> tuple[int, ...]:
-    """Ranks of the job that no file holds; empty if the files do not give the world size."""
-    present = {rank.rank for rank in ranks if rank.rank is not None}
-    world = max((rank.world_size or 0 for rank in ranks), default=0)
-    return tuple(sorted(set(range(world)) - present)) if present else ()
 
 
 def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
