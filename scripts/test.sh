@@ -23,10 +23,11 @@ check() {
   "$bin/ruff" format --check ddp_prof tests scripts
   "$bin/lint-imports" --no-cache --no-logo
   types="$(mktemp)"
-  trap 'kill %1 2>/dev/null || true; rm -f "$types"' EXIT
   "$bin/mypy" >"$types" 2>&1 &
+  typing=$!
+  trap 'kill "$typing" 2>/dev/null || true; rm -f "$types"' EXIT
   "$bin/pytest" -q "${side_by_side[@]}" "$@" || status=$?
-  wait %1 || [ "$status" -ne 0 ] || status=1
+  wait "$typing" || [ "$status" -ne 0 ] || status=1
   cat "$types"
   exit "$status"
 }
@@ -39,7 +40,14 @@ if [ "${1:-}" = fast ]; then
     --ignore tests/annotate --ignore tests/ddp --ignore tests/train "$@"
 fi
 
+# Where there is no nsys it is fetched while pip installs; should that fail, what asks for it next says why.
+if ! python3 -c 'import sys; from ddp_prof.ingest.nsys_program import find_nsys; sys.exit(not find_nsys())' 2>/dev/null; then
+  scripts/install_nsys.sh >/dev/null &
+  fetching=$!
+  trap 'kill "$fetching" 2>/dev/null || true' EXIT
+fi
 scripts/env.sh train dev
+[ -z "${fetching:-}" ] || wait "$fetching" || true
 NSYS="$("$bin/python" -m ddp_prof.capture --nsys)"
 export NSYS DDP_PROF_GATE=whole
 
