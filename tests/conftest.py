@@ -67,7 +67,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place in (path, *path.parents):
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
-    items.sort(key=lambda item: "slow" not in item.keywords)  # else one process would end long after the other
+    # Files of many seconds come first: else one process would end long after the other.
+    items.sort(key=lambda item: {"slow", "browser", "torch"}.isdisjoint(item.keywords))
 
 
 def pytest_collection_finish() -> None:
