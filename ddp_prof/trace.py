@@ -195,6 +195,14 @@ class Overhead(Table):
 
 
 @dataclass(frozen=True)
+class CollectiveCalls(Table):
+    """When the host asked for collectives, by torch's operators of these names."""
+
+    start_ns: Ints
+    name_id: Ints
+
+
+@dataclass(frozen=True)
 class Operators(Table):
     """When the host computed: torch's operators but for those that launch collectives, nested ones included.
 
@@ -234,6 +242,7 @@ class Trace(Brief):
         names: The string table that every ``name_id`` points into.
         threads: Name of a thread by (process, lane), where known.
         operators: When the host computed, where the trace holds nothing of a device; empty where it does not tell.
+        collective_calls: When it asked for collectives, likewise.
         sync_source: Where synchronizations are from: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
         sync_reason: Why it is not known, or not all of it; ``None`` where it is.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
@@ -263,6 +272,7 @@ class Trace(Brief):
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     synchronizations: Synchronizations = field(default_factory=lambda: empty(Synchronizations))
     operators: Operators = field(default_factory=lambda: empty(Operators))
+    collective_calls: CollectiveCalls = field(default_factory=lambda: empty(CollectiveCalls))
     sync_source: str = "none"
     sync_reason: str | None = None
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built

@@ -30,13 +30,13 @@ NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_I
 class BackwardPasses:
     """Backward passes that run, one within another where a part of the model is computed again (checkpointing).
 
-    With the outermost one end its buckets, and ``synchronize``, which begins when all gradients are computed.
+    With the outermost one end its buckets. At the end of each, DDP may wait for them: there ``synchronize`` is opened.
     """
 
     def __init__(self) -> None:
         self._open: list[OpenRange] = []
         self._depth = self._users = 0
-        self._has_buckets = self._is_wait_asked_for = False
+        self._may_wait = False
 
     def acquire(self) -> Callable[[], None]:
         """Mark all passes, until what this returns was called as often as this."""
@@ -46,6 +46,8 @@ class BackwardPasses:
 
             @wraps(original)
             def marked(tensors: Any, *args: Any, **kwargs: Any) -> None:
+                if isinstance(tensors, Iterator):
+                    tensors = tuple(tensors)
                 with self._mark(tensors) if self._users else nullcontext():
                     original(tensors, *args, **kwargs)
 
@@ -60,47 +62,46 @@ class BackwardPasses:
     @contextmanager
     def _mark(self, tensors: Any) -> Iterator[None]:
         self._depth += 1
-        asking = None
-        if self._has_buckets and self._depth == 1:
-            root = tensors[0] if isinstance(tensors, (list, tuple)) and tensors else tensors
-            if isinstance(root, torch.Tensor) and root.requires_grad:  # autograd takes no calls before it runs
-                asking = root.register_hook(lambda _: self._ask_for_wait())  # type: ignore[no-untyped-call]
+        waits: list[OpenRange] = []
+
+        def ask(_gradient: torch.Tensor) -> None:
+            """Let autograd call us at the end of this pass, before DDP, which asks when its last bucket is full."""
+            if not asked:
+                asked.append(True)
+                torch.autograd.Variable._execution_engine.queue_callback(
+                    lambda: waits.append(ranges.start_synchronize())
+                )
+
+        asked: list[bool] = []
+        roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
+        # Autograd takes no calls before it runs, and which root it begins with is not known.
+        hooks = [
+            root.register_hook(ask)  # type: ignore[no-untyped-call]
+            for root in roots
+            if self._may_wait and isinstance(root, torch.Tensor) and root.requires_grad
+        ]
         try:
             with ranges.backward():
                 yield
         finally:
-            if asking:
-                asking.remove()
+            for hook in hooks:
+                hook.remove()
+            for wait in waits:
+                wait.end()
             self._depth -= 1
-            if self._depth:
-                self._ask_for_wait()
-            else:
-                self._has_buckets = self._is_wait_asked_for = False
+            if not self._depth:
+                self._may_wait = False
                 while self._open:
                     self._open.pop().end()
 
-    def expect_buckets(self) -> None:
-        """DDP will launch buckets of its own in the next pass, which nothing here hears of."""
-        self._has_buckets = True
+    def expect_wait(self) -> None:
+        """Of the next pass, in which DDP reduces gradients."""
+        self._may_wait = True
 
     def add_bucket(self, span: OpenRange) -> None:
         """A bucket that a pass launched; it may return before gloo's thread calls back."""
-        if not self._depth:  # a rank without a batch of its own joins the reductions of the others
-            return
-        self._open.append(span)
-        self._has_buckets = True
-        if self._depth == 1:
-            self._ask_for_wait()
-
-    def _ask_for_wait(self) -> None:
-        """In the outermost pass: let autograd call us at its end, before DDP, which waits there for its buckets."""
-        if self._has_buckets and not self._is_wait_asked_for:
-            self._is_wait_asked_for = True
-            with suppress(RuntimeError):  # of a pass on another thread
-                torch.autograd.Variable._execution_engine.queue_callback(self._begin_wait)
-
-    def _begin_wait(self) -> None:
-        self._open.append(ranges.start_synchronize())
+        if self._depth:  # a rank without a batch of its own joins the reductions of the others
+            self._open.append(span)
 
 
 _passes = BackwardPasses()
@@ -206,9 +207,9 @@ def is_under_nsys() -> bool:
     return any(name in os.environ for name in NSYS_VARIABLES)
 
 
-def is_under_torch_profiler() -> bool:
-    """Whether torch.profiler records."""
-    return bool(torch.autograd.profiler._is_profiler_enabled)
+def is_recorded() -> bool:
+    """Whether torch.profiler or nsys records ranges."""
+    return ranges.is_enabled() and (is_under_nsys() or bool(torch.autograd.profiler._is_profiler_enabled))
 
 
 def _process_of(module: torch.nn.Module) -> NestedRange:
@@ -264,21 +265,21 @@ class BucketMarks:
 
     def begin_forward(self) -> None:
         """Where a profiler records, let buckets be marked from now on, unless the user has a hook."""
-        is_recorded = is_under_nsys() or (is_under_torch_profiler() and not self._is_gloos)
-        if is_recorded and ranges.is_enabled() and not self._is_installed:
+        needs_hook = is_under_nsys() or not self._is_gloos
+        if needs_hook and is_recorded() and not self._is_installed:
             self._register(None, lambda _state, bucket: self._reduce(bucket))
             self._is_installed = True
 
     def end_forward(self) -> None:
-        """Where the recording tells of buckets without a hook, mark how large those are that backward will reduce."""
-        is_reducing = self._ddp.require_backward_grad_sync and torch.is_grad_enabled()
-        if self._is_installed or not is_reducing or not is_under_torch_profiler() or not ranges.is_enabled():
+        """Before DDP reduces gradients; without a hook, mark how large the buckets are."""
+        if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled() and is_recorded()):
             return
-        _passes.expect_buckets()
-        self._sizes = self._sizes or self._find_sizes()
-        if self._sizes:
-            with self._sizes:
-                pass
+        _passes.expect_wait()
+        if not self._is_installed:
+            self._sizes = self._sizes or self._find_sizes()
+            if self._sizes:
+                with self._sizes:
+                    pass
 
     def _find_sizes(self) -> NestedRange | None:
         """A range that tells them, once DDP has rebuilt its buckets in the order in which gradients come."""

@@ -42,6 +42,7 @@ from ddp_prof.trace import (
     CallDetails,
     Calls,
     Category,
+    CollectiveCalls,
     CollectiveMetadata,
     Ints,
     Kind,
@@ -64,6 +65,7 @@ _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as o
 _SYNCHRONIZATION = "cuda_sync"
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
+_ASKING = "c10d::"
 _MOST_US = 2.0**52
 _MOST = 2**62
 _MOST_LETTERS = 100
@@ -116,6 +118,7 @@ def load_kineto_json(
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
         operators=_operators(operations) if not len(activities) else empty(Operators),
+        collective_calls=_collective_calls(operations, names) if not len(activities) else empty(CollectiveCalls),
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -224,9 +227,14 @@ def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
     return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
 
 
+def _collective_calls(events: Sequence[Event], names: NameTable) -> CollectiveCalls:
+    asking = [event for event in events if str(event.name).startswith(_ASKING)]
+    return CollectiveCalls(_times(asking)[0], _intern_names(asking, names))
+
+
 def _operators(events: Sequence[Event]) -> Operators:
     """Operators that compute; a blocking collective must not count as compute."""
-    computing = [event for event in events if not str(event.name).startswith("c10d::")]
+    computing = [event for event in events if not str(event.name).startswith(_ASKING)]
     is_backward = [str(event.name).startswith(_ENGINE) for event in computing]
     return Operators(*_times(computing), np.array(is_backward, np.int64))
 

@@ -33,6 +33,14 @@ class Checkpointed(nn.Sequential):
         return third(checkpoint(second, first(inputs), use_reentrant=True))
 
 
+class CheckpointedFirst(nn.Sequential):
+    """Three layers, of which the first is: DDP's last bucket is full in the inner pass, at whose end DDP waits."""
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        first, second, third = self
+        return third(second(checkpoint(first, inputs.requires_grad_(), use_reentrant=True)))
+
+
 def recorded(train: Any) -> list[annotate.Recorded]:
     recorder = annotate.Recorder()
     with pytest.MonkeyPatch.context() as patch, annotate.only_sink(recorder):
@@ -51,9 +59,8 @@ def two_models() -> None:
         each.remove()
 
 
-def backward_within_backward() -> None:
-    layers = Checkpointed(*make_layers(3))
-    model = DistributedDataParallel(layers, bucket_cap_mb=LAYER_MB)
+def backward_within_backward(kind: type[nn.Sequential]) -> None:
+    model = DistributedDataParallel(kind(*make_layers(3)), bucket_cap_mb=LAYER_MB)
     marks = annotate.instrument(model)
 
     def reduce_late(_state, bucket):
@@ -81,7 +88,8 @@ def uneven_inputs(rank: int) -> None:
 def all_of_them(rank: int) -> dict[str, list[annotate.Recorded]]:
     return {
         "two models": recorded(two_models),
-        "within": recorded(backward_within_backward),
+        "within": recorded(lambda: backward_within_backward(Checkpointed)),
+        "wait within": recorded(lambda: backward_within_backward(CheckpointedFirst)),
         "uneven": recorded(lambda: uneven_inputs(rank)),
     }
 
@@ -115,6 +123,13 @@ def test_a_backward_pass_within_backward_ends_no_bucket(ranges: list[dict[str, l
     lengths = [each.end_ns - each.start_ns for each in named(found, "all_reduce")]
     assert len(lengths) == 1 + 3
     assert min(lengths) >= 0.9 * LATE_S * 1e9
+
+
+def test_a_wait_in_a_backward_pass_within_backward_is_marked(
+    ranges: list[dict[str, list[annotate.Recorded]]],
+) -> None:
+    waits = named(ranges[0]["wait within"], "synchronize")
+    assert sum(each.end_ns - each.start_ns > 0.8 * LATE_S * 1e9 for each in waits) == 2  # one per pass
 
 
 def test_a_rank_that_joins_others_is_marked_without_waits(ranges: list[dict[str, list[annotate.Recorded]]]) -> None:

@@ -26,12 +26,13 @@ path = f"{{sys.argv[1]}}/job.rank{{dist.get_rank()}}.json.gz"
 model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
 model = DistributedDataParallel(model, bucket_cap_mb=0.5)
 optimizer = torch.optim.AdamW(model.parameters())
-if sys.argv[2] == "instrumented":
+if sys.argv[2] in ("instrumented", "instrumented late"):
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
     from ddp_prof import annotate
 
-    model.register_comm_hook(None, allreduce_hook)
-    annotate.instrument(model, optimizer)  # too late to mark buckets, and waits with them
+    if sys.argv[2] == "instrumented late":
+        model.register_comm_hook(None, allreduce_hook)  # too late to mark buckets
+    annotate.instrument(model, optimizer)
 plan = schedule(wait=0, warmup=1, active={STEPS})
 named = sys.argv[2] == "named"
 phase = record_function if named else contextlib.nullcontext
@@ -134,12 +135,15 @@ def test_the_cause_is_where_the_time_is(files: list[Path]) -> None:
 
 @pytest.mark.torch
 @pytest.mark.slow
-def test_of_a_model_whose_waits_are_not_marked_operators_tell_what_computed(tmp_path: Path) -> None:
-    files = record(tmp_path, "instrumented")
+@pytest.mark.parametrize("how", ["instrumented", "instrumented late"])
+def test_of_a_model_that_is_marked_operators_tell_what_computed(tmp_path: Path, how: str) -> None:
+    files = record(tmp_path, how)
     (run,) = dp.load_runs(files)
     for rank, file in zip(run.overlap().ranks, files, strict=True):
         by_hand = counted(file)
         assert (rank.overlapped_ns, rank.exposed_ns) == (by_hand["overlapped"], by_hand["exposed"])
+        assert rank.blocking_ns is not None
+        assert 0 < rank.blocking_ns <= rank.exposed_ns
 
 
 @pytest.mark.torch

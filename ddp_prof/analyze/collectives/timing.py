@@ -206,7 +206,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     blocking = _find_blocking_reason(rank, events, backward)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
-    row = ranges.launched_in(events.launch_ns)
+    row = ranges.launched_in(np.where(events.activity == UNKNOWN, events.start_ns, events.launch_ns))
     operation = _find_operations(trace, events, noted, take_or_unknown(ranges.operation, row))
     of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
     of_gradients &= ~np.isin(operation, _OF_NONE)

@@ -42,6 +42,7 @@ from ddp_prof.trace import (
     Table,
     Trace,
     concatenate,
+    distinct,
     select,
     take_or_unknown,
 )
@@ -127,10 +128,12 @@ GLOO = "gloo:"
 class CollectiveRanges(Table):
     """The ranges round collectives, by rows of the spans, from the launch to the completion that the host saw.
 
-    ``operation`` is an index into :data:`OPERATIONS`; what a name does not tell is ``UNKNOWN``.
+    Gloo's own begin later than ``launch_ns``, which is ``NO_TIME`` where the trace does not tell it. ``operation`` is
+    an index into :data:`OPERATIONS`; what a name does not tell is ``UNKNOWN``.
     """
 
     span: Ints
+    launch_ns: Ints
     start_ns: Ints
     end_ns: Ints
     name_id: Ints
@@ -150,7 +153,8 @@ class CollectiveRanges(Table):
 
 def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
     names, mine = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process
-    if not np.any(mine & np.isin(trace.spans.name_id, list(names))) and not np.any(trace.activities.process == process):
+    is_marked = np.any(mine & np.isin(trace.spans.name_id, list(names)))
+    if is_gloos := not is_marked and not np.any(trace.activities.process == process):
         gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
         names = {index: Range(operation, {}) for index, operation in gloo.items() if operation is not None}
     span = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(names)))
@@ -164,6 +168,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
     operation = [OPERATIONS.index(names[index].name) for index in name_id.tolist()]
     ranges = CollectiveRanges(
         span=span,
+        launch_ns=trace.spans.start_ns[span],
         start_ns=trace.spans.start_ns[span],
         end_ns=trace.spans.end_ns[span],
         name_id=name_id,
@@ -171,14 +176,40 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         bucket=number("bucket"),
         bytes=number("bytes"),
     )
+    if is_gloos and not np.isin(trace.spans.lane[span], phases.lane).any():  # threads of gloo take them up
+        ranges = replace(ranges, launch_ns=_find_launches(trace, ranges))
     told = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
     return _number_buckets(trace, told, phases, ranges) if len(told) else ranges
+
+
+def _find_launches(trace: Trace, ranges: CollectiveRanges) -> Ints:
+    """When each was asked for; threads of gloo take them up in that order.
+
+    Not known where the operators that ask are not of the same operations in the same order, as where the recording
+    began in between.
+    """
+    calls, launch_ns = trace.collective_calls, np.full(len(ranges), NO_TIME, np.int64)
+    operations = {name_id: operation_of(trace.names[name_id]) for name_id in distinct(calls.name_id)}
+    of_calls = [operations[name_id] for name_id in calls.name_id.tolist()]
+    operation = np.array([UNKNOWN if name is None else OPERATIONS.index(name) for name in of_calls], np.int64)
+    rows = np.argsort(calls.start_ns, kind="stable")
+    rows = rows[operation[rows] != UNKNOWN]
+    order = np.argsort(ranges.start_ns, kind="stable")
+    is_alike = np.array_equal(operation[rows], ranges.operation[order])
+    if is_alike and np.all(calls.start_ns[rows] <= ranges.start_ns[order]):
+        launch_ns[order] = calls.start_ns[rows]
+    return launch_ns
+
+
+def are_gloos(trace: Trace, ranges: CollectiveRanges) -> bool:
+    """Whether they are gloo's own events, not ranges of ours."""
+    return any(trace.names[name_id].startswith(GLOO) for name_id in distinct(ranges.name_id))
 
 
 def _number_buckets(trace: Trace, told: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
     """Number the all-reduces of DDP's own in each backward pass, where ranges before it tell sizes, and all the same.
 
-    DDP launches its buckets in order, and threads of gloo take them up in the order of launch.
+    DDP launches its buckets in order, and threads of gloo take them up in that order.
 
     Args:
         trace: The trace.
@@ -217,7 +248,7 @@ class Events(Table):
         step: Index into the rank's steps, ``UNKNOWN`` outside of any; ``phase`` into ``range_names.PHASES``.
         kernel: 1 for a kernel, 0 for anything else.
         activity: Row in the trace's activities.
-        launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell; on a CPU its start.
+        launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell.
         launcher: Thread that asked.
     """
 
@@ -272,14 +303,17 @@ def device_events(
 def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operators: Operators | None = None) -> Events:
     """Compute and communication of a CPU run.
 
-    Of one that marks no waiting, what computes is its operators, not the phases that they are in. One of autograd's
-    engine is backward's also where no range says so.
+    Where operators are given, what computes is those, not the phases that they are in. One of autograd's engine is
+    backward's also where no range says so.
     """
     within = {kind: phases.innermost_of(kind) for kind in range(len(PHASES))}
     if operators is None:
         del within[SYNCHRONIZE_PHASE]
     else:
-        computing, backward = union(operators.start_ns, operators.end_ns), select(operators, operators.is_backward == 1)
+        backward, waiting = select(operators, operators.is_backward == 1), phases.union_of(SYNCHRONIZE_PHASE)
+        # One that began before the wait only holds it, as the backward pass of a checkpoint does.
+        own = select(operators, waiting.holds(operators.start_ns))
+        computing = union(operators.start_ns, operators.end_ns) - waiting | union(own.start_ns, own.end_ns) & waiting
         told = union(phases.start_ns, phases.end_ns)
         within = {kind: instants & computing for kind, instants in within.items()}
         within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - told
@@ -291,9 +325,9 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    return _make_host_events(
-        ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(ranges.start_ns), steps
-    )
+    asked_ns = np.where(ranges.launch_ns == NO_TIME, ranges.start_ns, ranges.launch_ns)
+    events = _make_host_events(ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(asked_ns), steps)
+    return replace(events, launch_ns=ranges.launch_ns, step=steps.index_at(asked_ns))
 
 
 def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:

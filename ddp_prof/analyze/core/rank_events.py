@@ -10,11 +10,11 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
-    GLOO,
     NOTIFY,
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
     Events,
+    are_gloos,
     device_events,
     find_collective_ranges,
     host_communication,
@@ -171,7 +171,14 @@ class RankEvents(Brief):
             waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
             if not waits and np.any(self.events.category == Category.COMMUNICATION):
                 return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
-            return host_blocking(self.phases.union_of(SYNCHRONIZE_PHASE), waits, self.events, len(self.steps))
+            waiting = self.phases.union_of(SYNCHRONIZE_PHASE)
+            if are_gloos(self.trace, self.collective_ranges):
+                # Beside backward, nothing but operators tells how long the host waits for a collective.
+                in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
+                others = (self.events.category == Category.COMMUNICATION) & ~in_backward
+                waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
+                waiting -= self.union_of(Category.COMPUTE)
+            return host_blocking(waiting, waits, self.events, len(self.steps))
         return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
 
     @property
@@ -386,7 +393,8 @@ class _Builder:
         operators, backward = self.trace.operators, "ranges"
         is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
         # Fewer operators than collectives were recorded in part: what else computed is not known.
-        if 0 < len(self.ranges) <= len(operators) and not (is_ours and SYNCHRONIZE_PHASE in self.phases.kind):
+        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not are_gloos(self.trace, self.ranges)
+        if 0 < len(self.ranges) <= len(operators) and not marks_waits:
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if BACKWARD_PHASE not in self.phases.kind:
                 backward = "inferred" if operators.is_backward.any() else "none"
@@ -402,7 +410,7 @@ class _Builder:
 
     def _describe_gloo(self) -> str:
         """What tells the communication, where that is gloo's own events."""
-        if not any(self.trace.names[name_id].startswith(GLOO) for name_id in set(self.ranges.name_id.tolist())):
+        if not are_gloos(self.trace, self.ranges):
             return ""
         is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
         begin = "is called" if is_by_caller else "is taken up by a thread of gloo"

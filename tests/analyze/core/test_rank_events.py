@@ -11,11 +11,11 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.inventory import take_inventory
-from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import UNMARKED_WAITS
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import Operators
-from tests.drawing import PID, draw_trace
+from ddp_prof.trace import NO_TIME, Category, CollectiveCalls, Operators, Trace
+from tests.drawing import PID, column, draw_trace, runs
 from tests.measuring import analysis_of, collectives_of
 
 EPOCHS = [
@@ -160,3 +160,89 @@ class TestAHostWithoutMarksOfItsWaits:
         assert (rank.overlapped_ns, rank.exposed_ns) == (3, 3)
         (events,) = find_rank_events(trace)
         assert events.blocking.total_ns is None
+
+
+class TestGloosOwnEvents:
+    """What torch.profiler tells of a CPU run whose waits are marked, but not its collectives."""
+
+    PROCESS = "process|rank=0|world=2|backend=gloo"
+
+    @staticmethod
+    def run_of(
+        operators: str, asked: dict[str, str], gloo: list[tuple[str, str]], **phases: str
+    ) -> tuple[Trace, RankOverlap]:
+        """Operators by picture, one per run of equal letters; a collective is asked for by each ``#``."""
+        names = [("step|index=0", "#" * len(operators)), *phases.items(), *gloo]
+        drawn = draw_trace(ranges=[(TestGloosOwnEvents.PROCESS, "#" * len(operators)), *names])
+        by_thread = np.array([drawn.names[name_id].startswith("gloo:") for name_id in drawn.spans.name_id])
+        spans = replace(drawn.spans, lane=np.where(by_thread, 7, drawn.spans.lane))
+        of_operators = [(start, end) for _, start, end in runs(operators)]
+        calls = [(start, number) for number, picture in enumerate(asked.values()) for _, start, _ in runs(picture)]
+        trace = replace(
+            drawn,
+            spans=spans,
+            names=(*drawn.names, *asked),
+            operators=Operators(*(column(each) for each in zip(*((*one, 0) for one in of_operators), strict=True))),
+            collective_calls=CollectiveCalls(
+                column(start for start, _ in calls), column(len(drawn.names) + number for _, number in calls)
+            ),
+        )
+        (rank,) = measure_overlap(trace).ranks
+        return trace, rank
+
+    def test_launched_is_what_was_asked_for_in_the_same_order(self) -> None:
+        trace, _ = self.run_of(
+            "aabbccdd..", {"c10d::allreduce_": ".#.#......"},
+            [("gloo:all_reduce", "..##......"), ("gloo:all_reduce", "......###.")],
+            backward="########..", synchronize="........##",
+        )  # fmt: skip
+        (rank,) = find_rank_events(trace)
+        rows = rank.events.category == Category.COMMUNICATION
+        assert rank.events.launch_ns[rows].tolist() == [1, 3]
+        assert rank.events.start_ns[rows].tolist() == [2, 6]
+
+    @pytest.mark.parametrize(
+        ("asked", "why"),
+        [
+            ({"c10d::allreduce_": "...#......"}, "one was asked for before the recording"),
+            ({"c10d::allreduce_": ".#", "c10d::broadcast_": "...#......"}, "other operations"),
+            ({"c10d::allreduce_": ".#.....#.."}, "it begins before it is asked for"),
+        ],
+    )
+    def test_where_the_orders_differ_no_launch_is_known(self, asked: dict[str, str], why: str) -> None:
+        gloo = [("gloo:all_reduce", "..##......"), ("gloo:all_reduce", "......###.")]
+        trace, _ = self.run_of("aabbccdd..", asked, gloo, backward="########..", synchronize="........##")
+        (rank,) = find_rank_events(trace)
+        rows = rank.events.category == Category.COMMUNICATION
+        assert rank.events.launch_ns[rows].tolist() == [NO_TIME, NO_TIME], why
+
+    def test_what_is_asked_for_in_backward_and_begins_later_is_backwards(self) -> None:
+        trace, _ = self.run_of(
+            "aabbccdd..", {"c10d::allreduce_": ".......#.."}, [("gloo:all_reduce", "........##")],
+            backward="########..", synchronize="........##",
+        )  # fmt: skip
+        (rank,) = find_rank_events(trace)
+        assert PHASES[rank.events.phase[rank.events.category == Category.COMMUNICATION][0]] == "backward"
+
+    def test_a_broadcast_in_forward_is_waited_for_where_no_operator_runs(self) -> None:
+        """As DDP's of buffers: the forward range holds the wait, and computes nothing meanwhile."""
+        _, rank = self.run_of(
+            "a....bbcc.", {"c10d::broadcast_": ".#........"}, [("gloo:broadcast", "..####....")],
+            forward="#######...", backward=".......###", synchronize=".........#",
+        )  # fmt: skip
+        assert (rank.overlapped_ns, rank.exposed_ns, rank.blocking_ns) == (1, 3, 3)
+
+    def test_an_operator_that_only_holds_the_wait_computes_nothing_in_it(self) -> None:
+        """As the backward pass of a checkpoint, at whose end DDP waits: only the copies after it compute."""
+        _, rank = self.run_of(
+            "aabbbbbbbb", {"c10d::allreduce_": "...#......"}, [("gloo:all_reduce", "....####..")],
+            backward="##########", synchronize="......###.",
+        )  # fmt: skip
+        assert (rank.overlapped_ns, rank.exposed_ns, rank.blocking_ns) == (2, 2, 2)
+
+    def test_gaps_between_operators_of_backward_are_no_waits(self) -> None:
+        _, rank = self.run_of(
+            "aa.bb.cc..", {"c10d::allreduce_": ".#........"}, [("gloo:all_reduce", "..#######.")],
+            backward="##########", synchronize="........##",
+        )  # fmt: skip
+        assert (rank.overlapped_ns, rank.exposed_ns, rank.blocking_ns) == (4, 3, 1)
