@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
+from contextlib import nullcontext
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,48 +15,46 @@ import pytest
 import ddp_prof as dp
 
 STEPS = 4
-SCRIPT = f"""
-import contextlib, sys, torch, torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.profiler import ProfilerActivity, profile, record_function, schedule
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo")
-path = f"{{sys.argv[1]}}/job.rank{{dist.get_rank()}}.json.gz"
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
-model = DistributedDataParallel(model, bucket_cap_mb=0.5)
-optimizer = torch.optim.AdamW(model.parameters())
-if sys.argv[2] in ("instrumented", "instrumented late"):
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-    from ddp_prof import annotate
-
-    if sys.argv[2] == "instrumented late":
-        model.register_comm_hook(None, allreduce_hook)  # too late to mark buckets
-    annotate.instrument(model, optimizer)
-plan = schedule(wait=0, warmup=1, active={STEPS})
-named = sys.argv[2] == "named"
-phase = record_function if named else contextlib.nullcontext
-kept = {{"schedule": plan, "on_trace_ready": lambda p: p.export_chrome_trace(path)}}
-with profile(activities=[ProfilerActivity.CPU], **kept) as p:
-    for _ in range({STEPS} + 1):
-        optimizer.zero_grad()
-        with phase("fwd"):
-            loss = model(torch.randn(128, 256)).square().mean()
-        with phase("bwd"):
-            loss.backward()
-        with phase("opt"):
-            optimizer.step()
-        p.step()
-dist.destroy_process_group()
-"""
 Spans = list[tuple[int, int]]
 
 
+def train(names: str, folder: Path, rank: int) -> None:
+    """One rank, in a process group of two: with names for its phases, with none (bare), or marked."""
+    import torch
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.profiler import ProfilerActivity, profile, record_function, schedule
+
+    from ddp_prof import annotate
+
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(6)])
+    model = DistributedDataParallel(model, bucket_cap_mb=0.5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if names in ("instrumented", "instrumented late"):
+        if names == "instrumented late":
+            model.register_comm_hook(None, allreduce_hook)  # too late to mark buckets
+        annotate.instrument(model, optimizer)
+    phase = record_function if names == "named" else nullcontext
+    with profile(
+        activities=[ProfilerActivity.CPU],
+        schedule=schedule(wait=0, warmup=1, active=STEPS),
+        on_trace_ready=lambda done: done.export_chrome_trace(f"{folder}/job.rank{rank}.json.gz"),
+    ) as profiler:
+        for _ in range(STEPS + 1):
+            optimizer.zero_grad()
+            with phase("fwd"):
+                loss = model(torch.randn(128, 256)).square().mean()
+            with phase("bwd"):
+                loss.backward()
+            with phase("opt"):
+                optimizer.step()
+            profiler.step()
+
+
 def record(folder: Path, names: str) -> list[Path]:
-    script = folder / "job.py"
-    script.write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", script, folder, names]
-    subprocess.run(launch, check=True, capture_output=True, timeout=300)
+    from tests.ddp.gloo_ranks import run_ranks  # imports torch
+
+    run_ranks(partial(train, names, folder))
     return sorted(folder.glob("job.rank*.json.gz"))
 
 
