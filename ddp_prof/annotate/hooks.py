@@ -68,9 +68,9 @@ class BackwardPasses:
             """Let autograd call us at the end of this pass, before DDP, which asks when its last bucket is full."""
             if not asked:
                 asked.append(True)
-                torch.autograd.Variable._execution_engine.queue_callback(
-                    lambda: waits.append(ranges.start_synchronize())
-                )
+                with suppress(RuntimeError):  # of a compiled pass
+                    engine = torch.autograd.Variable._execution_engine
+                    engine.queue_callback(lambda: waits.append(ranges.start_synchronize()))
 
         asked: list[bool] = []
         roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
