@@ -57,8 +57,9 @@ def refuse_impossible_times(trace: Trace) -> Trace:
     Raises:
         TraceError: A time later than 2096 or earlier than 1843, or events further apart than ten years.
     """
-    tables = (trace.activities, trace.spans, trace.overhead)
-    columns = [trace.calls.start_ns, *(table.start_ns for table in tables), *(table.end_ns for table in tables)]
+    tables = (trace.activities, trace.spans, trace.overhead, trace.operators)
+    asked = (trace.calls.start_ns, trace.collective_calls.start_ns)
+    columns = [*asked, *(table.start_ns for table in tables), *(table.end_ns for table in tables)]
     first = min((int(column.min()) for column in columns if len(column)), default=0)
     last = max((int(column.max()) for column in columns if len(column)), default=0)
     if first < -_LATEST_NS or last > _LATEST_NS or last - first > _LONGEST_NS:

@@ -87,6 +87,15 @@ def kineto(*events: Any, suffix: str = ".json", **top: Any) -> Make:
     return content(gzip.compress(data) if suffix.endswith(".gz") else data, "x" + suffix)
 
 
+OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
+MARK = OPERATOR | {"cat": "user_annotation"}
+GLOO = MARK | {"name": "gloo:all_reduce", "ts": 6, "tid": 2}
+
+
+def cpu(*events: Any) -> Make:
+    return content(json.dumps({"traceEvents": events}).encode(), "x.json")
+
+
 def kernel(**changes: Any) -> Make:
     return kineto(KERNEL | changes)
 
@@ -448,6 +457,12 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "no number for a time among exact ones": (
         kineto(KERNEL | {"ts": 1790857026000000.1}, KERNEL | {"ts": "nan"}), 1, "impossible times"),
     "infinity for a time": (kernel(ts="inf"), 1, "impossible times"),
+    "no number for the time of an operator": (cpu(OPERATOR | {"ts": "nan"}), 1, "impossible times"),
+    "no number for when a collective was asked for": (
+        cpu(OPERATOR | {"name": "c10d::allreduce_", "ts": "nan"}), 1, "impossible times"),
+    "buckets beyond all bounds": (
+        cpu(MARK | {"name": f"buckets|bytes={'9' * 30},,-1,{'9' * 18}|others=99999999999999999"}, OPERATOR,
+            MARK | {"name": "backward", "ts": 5, "dur": 9}, GLOO, GLOO | {"ts": 8}), 0, ""),
     "NaN": (raw_kernel("ts", "NaN"), 1, "malformed"),
     "an exponent beyond all bounds": (raw_kernel("ts", "1e999"), 1, "out of range"),
     "an exponent": (raw_kernel("ts", "1e300"), 1, "impossible times"),
