@@ -32,6 +32,9 @@ from typing import NamedTuple
 DOMAIN = "ddp_prof"
 """The NVTX domain of our ranges."""
 
+OPERATOR_PREFIX = f"{DOMAIN}|"
+"""How the names of ranges begin that torch.profiler records as operators."""
+
 PROCESS = "process"
 STEP = "step"
 FORWARD = "forward"

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import count
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -62,17 +63,22 @@ class BackwardPasses:
     @contextmanager
     def _mark(self, tensors: Any) -> Iterator[None]:
         self._depth += 1
-        waits: list[OpenRange] = []
+        asked: list[bool] = []
+        waits, thread = ExitStack(), get_ident()
 
         def ask(_gradient: torch.Tensor) -> None:
             """Let autograd call us at the end of this pass, before DDP, which asks when its last bucket is full."""
             if not asked:
                 asked.append(True)
                 with suppress(RuntimeError):  # of a compiled pass
-                    engine = torch.autograd.Variable._execution_engine
-                    engine.queue_callback(lambda: waits.append(ranges.start_synchronize()))
+                    torch.autograd.Variable._execution_engine.queue_callback(begin_wait)
 
-        asked: list[bool] = []
+        def begin_wait() -> None:
+            if get_ident() == thread:  # a range that nests costs less
+                waits.enter_context(ranges.synchronize())
+            else:
+                waits.callback(ranges.start_synchronize().end)
+
         roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
         # Autograd takes no calls before it runs, and which root it begins with is not known.
         hooks = [
@@ -81,13 +87,11 @@ class BackwardPasses:
             if self._may_wait and isinstance(root, torch.Tensor) and root.requires_grad
         ]
         try:
-            with ranges.backward():
+            with ranges.backward(), waits:
                 yield
         finally:
             for hook in hooks:
                 hook.remove()
-            for wait in waits:
-                wait.end()
             self._depth -= 1
             if not self._depth:
                 self._may_wait = False

@@ -32,7 +32,7 @@ from ddp_prof.ingest.enrich import (
 from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
 from ddp_prof.ingest.names import KernelClassifier, NameTable
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
-from ddp_prof.range_names import COLLECTIVES
+from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
 from ddp_prof.table import concatenate
 from ddp_prof.trace import (
     AUTOGRAD,
@@ -87,6 +87,11 @@ def load_kineto_json(
     call_ns, call_end_ns = _times(launches)
     operations = _events_of_categories(by_category, _OPERATIONS)
     ranges = by_category[_RANGE] or [event for event in by_category["operator"] if "::" not in str(event.name)]
+    if ours := [event for event in operations if str(event.name).startswith(OPERATOR_PREFIX)]:
+        operations = [event for event in operations if not str(event.name).startswith(OPERATOR_PREFIX)]
+        for event in ours:
+            event.name = str(event.name).removeprefix(OPERATOR_PREFIX)
+        ranges = [*by_category[_RANGE], *ours]
     names = NameTable()
     classifier = KernelClassifier(extra_patterns)
     spans = _spans(ranges, names)

@@ -21,6 +21,7 @@ import ddp_prof as dp
 from ddp_prof import annotate
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
+from tests.kineto_events import ranges_in
 
 WIDTH = 16
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
@@ -150,7 +151,7 @@ def profiled(*, has_hook: bool = False, **options: Any) -> dict[str, Any]:
         events = json.loads(path.read_bytes())["traceEvents"]
         collectives = dp.load_runs([path])[0].collectives().collectives
     return {
-        "ranges": [(each["name"], each["ts"], each["dur"]) for each in events if each.get("cat") == "user_annotation"],
+        "ranges": [(each["name"], each["ts"], each["dur"]) for each in ranges_in(events)],
         "buckets": [(each.bucket, each.bytes) for each in collectives if each.step == STEPS - 1],
         "blocking": [each.blocking_ns for each in collectives],
         "weights": [parameter.tolist() for parameter in ddp.parameters()],

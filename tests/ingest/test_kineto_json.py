@@ -215,3 +215,16 @@ def test_a_file_put_together_from_two_processes_says_so(tmp_path: Path) -> None:
     assert not load_trace(write(tmp_path / "one.json", events)).warnings
     (warning,) = load_trace(write(tmp_path / "two.json", [*events, other])).warnings
     assert warning.startswith("2 processes")
+
+
+def test_an_operator_with_our_prefix_is_a_range(tmp_path: Path) -> None:
+    events = [
+        event("cpu_op", "ddp_prof|step|index=3", "0", "100"),
+        event("cpu_op", "ddp_prof|backward", "10", "40"),
+        event("cpu_op", "backward", "20", "5"),
+        event("cpu_op", "aten::mm", "30", "5"),
+        event("user_annotation", "gloo:all_reduce", "35", "5", tid=2),
+    ]
+    trace = load_trace(write(tmp_path / "x.json", events))
+    assert sorted(trace.names[name] for name in trace.spans.name_id) == ["backward", "gloo:all_reduce", "step|index=3"]
+    assert (trace.operators.start_ns - trace.spans.start_ns.min()).tolist() == [20_000, 30_000]

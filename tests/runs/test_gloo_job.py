@@ -86,7 +86,9 @@ def counted(file: Path) -> dict[str, Any]:
     """The same figures, from the JSON alone."""
     events = json.loads(gzip.decompress(file.read_bytes()), parse_float=Decimal)["traceEvents"]
     comm = spans_of(events, lambda e: str(e["name"]).startswith("gloo:"))
-    operators = spans_of(events, lambda e: e.get("cat") == "cpu_op" and not e["name"].startswith("c10d::"))
+    operators = spans_of(
+        events, lambda e: e.get("cat") == "cpu_op" and not e["name"].startswith(("c10d::", "ddp_prof|"))
+    )
     steps = spans_of(events, lambda e: str(e["name"]).startswith("ProfilerStep#"))
     backward = spans_of(events, lambda e: e["name"] == "bwd")
     by_step = [[span for span in comm if start <= span[0] < end] for start, end in sorted(steps)]

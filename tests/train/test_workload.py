@@ -16,6 +16,7 @@ import pytest
 from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
 from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT
+from tests.kineto_events import ranges_in
 from tests.train.forked import train
 
 STEPS, WARMUP, SYNCHRONIZED = 3, 1, 4
@@ -114,7 +115,7 @@ def test_the_output_is_a_few_lines(finished: Finished) -> None:
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) -> None:
-    events = [item for item in finished.kineto[rank]["traceEvents"] if item.get("cat") == "user_annotation"]
+    events = ranges_in(finished.kineto[rank]["traceEvents"])
     ranges = [parse_range(event["name"]) for event in events]
     (process,) = (range_ for range_ in ranges if range_.name == "process")
     assert process.fields == {"rank": rank, "world": 2, "variant": "bucketed", "backend": "gloo", "device": "cpu"}
@@ -129,7 +130,7 @@ def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) ->
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kineto_ranges_are_on_the_profilers_clock(finished: Finished, rank: int) -> None:
     """Each of gloo's own events begins within one of our ranges. (A busy machine may delay the record of its end.)"""
-    events = [item for item in finished.kineto[rank]["traceEvents"] if item.get("cat") == "user_annotation"]
+    events = ranges_in(finished.kineto[rank]["traceEvents"])
     ours = [event for event in events if event["name"].startswith("all_reduce|")]
     gloos = [event for event in events if event["name"] == "gloo:all_reduce"]
     assert len(gloos) == len(ours)
