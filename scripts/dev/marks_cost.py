@@ -2,8 +2,10 @@
 
     torchrun --nproc-per-node 2 scripts/dev/marks_cost.py
 
-Without a profiler and under torch.profiler; of the differences of 600 pairs the median with its 95 % interval. Each 50
-pairs have models of their own, made in turns: how long a step takes depends on where its tensors lie.
+Without a profiler and under torch.profiler; of the differences of 600 pairs the median with its 95 % interval. Both
+steps of a pair are of one model, which is marked for one of them: how long a step takes depends on where its tensors
+lie. So the sizes of its buckets are asked for in each marked step, and not once. Under nsys it would measure too
+little: there a hook in Python reduces the buckets, and stays with DDP.
 """
 
 from __future__ import annotations
@@ -24,9 +26,8 @@ from ddp_prof.analyze.statistics import bootstrap_interval
 ROUNDS, PAIRS, WARMUP = 12, 50, 5
 
 
-def make_step(samples: torch.Tensor, *, marked: bool) -> Callable[[], None]:
-    """A step of a model of its own, as a function."""
-    torch.manual_seed(0)
+def make_steps(samples: torch.Tensor) -> dict[bool, Callable[[], float]]:
+    """Functions that run a plain and a marked step of one new model, and return how long it took in seconds."""
     model = DistributedDataParallel(
         nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())])
     )
@@ -42,32 +43,35 @@ def make_step(samples: torch.Tensor, *, marked: bool) -> Callable[[], None]:
         with annotate.step(next(numbers)):
             step()
 
-    if marked:
-        annotate.instrument(model, optimizer)
-    return marked_step if marked else step
+    def timed(run: Callable[[], None]) -> float:
+        dist.barrier()
+        begun = time.perf_counter()
+        run()
+        return time.perf_counter() - begun
+
+    def timed_marked() -> float:
+        marks = annotate.instrument(model, optimizer)
+        try:
+            return timed(marked_step)
+        finally:
+            marks.remove()
+
+    return {False: lambda: timed(step), True: timed_marked}
 
 
-def seconds(step: Callable[[], None]) -> float:
-    """How long a step takes that all ranks begin together."""
-    dist.barrier()
-    begun = time.perf_counter()
-    step()
-    return time.perf_counter() - begun
-
-
-def measure_pairs(samples: torch.Tensor, number: int) -> list[tuple[float, float]]:
-    """The lengths of plain and marked steps of two new models, each first in turn."""
-    steps = {marked: make_step(samples, marked=marked) for marked in ((False, True) if number % 2 else (True, False))}
+def measure_pairs(samples: torch.Tensor) -> list[tuple[float, float]]:
+    """The lengths of plain and marked steps of a new model, each first in turn."""
+    steps = make_steps(samples)
     pairs = []
     for pair in range(WARMUP + PAIRS):
-        lengths = {marked: seconds(steps[marked]) for marked in ((False, True) if pair % 2 else (True, False))}
+        lengths = {marked: steps[marked]() for marked in ((False, True) if pair % 2 else (True, False))}
         pairs.append((lengths[False], lengths[True]))
     return pairs[WARMUP:]
 
 
 def measure(name: str, samples: torch.Tensor) -> None:
     """Print what the marks cost, as the first rank saw it."""
-    pairs = np.array([pair for number in range(ROUNDS) for pair in measure_pairs(samples, number)])
+    pairs = np.array([pair for _ in range(ROUNDS) for pair in measure_pairs(samples)])
     cost, step = pairs[:, 1] - pairs[:, 0], float(np.median(pairs[:, 0]))
     low, high = bootstrap_interval(cost) or (float("nan"), float("nan"))
     if dist.get_rank() == 0:
