@@ -330,7 +330,9 @@ def _find_blocking_reason(rank: RankEvents, events: Events, backward: Events) ->
     last = take_or_unknown(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
-    codes = np.select([(events.phase == SYNCHRONIZE_PHASE) | after, on_compute_stream], [1, 2], 0)
+    # One of gloo's whose launch is not known may have been launched in backward, and begun here.
+    after |= (events.phase == SYNCHRONIZE_PHASE) & (events.launch_ns != NO_TIME)
+    codes = np.select([after, on_compute_stream], [1, 2], 0)
     return codes.astype(np.int64)
 
 

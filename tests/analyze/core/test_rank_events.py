@@ -216,6 +216,18 @@ class TestGloosOwnEvents:
         rows = rank.events.category == Category.COMMUNICATION
         assert rank.events.launch_ns[rows].tolist() == [NO_TIME, NO_TIME], why
 
+    @pytest.mark.parametrize(
+        ("asked", "expected"), [("..#.......", [None]), (".........#", ["after_backward"]), ("..........", [None])]
+    )
+    def test_what_begins_in_the_wait_was_launched_after_backward_only_if_it_is_known(
+        self, asked: str, expected: list[str | None]
+    ) -> None:
+        trace, _ = self.run_of(
+            "aabbccdd...", {"c10d::allreduce_": asked}, [("gloo:all_reduce", ".........##")],
+            backward="########...", synchronize="........###",
+        )  # fmt: skip
+        assert [collective.blocking for collective in collectives_of(trace)] == expected
+
     def test_what_is_asked_for_in_backward_and_begins_later_is_backwards(self) -> None:
         trace, _ = self.run_of(
             "aabbccdd..", {"c10d::allreduce_": ".......#.."}, [("gloo:all_reduce", "........##")],
