@@ -116,18 +116,16 @@ class TorchSink:
     def __init__(self) -> None:
         self._has_gpu: bool | None = None
 
-    def _make(self, text: str) -> Any:
-        if self._has_gpu is None:
-            self._has_gpu = sys.modules["torch"].cuda.is_available()
-        if self._has_gpu:
-            return sys.modules["torch.autograd.profiler"].record_function(text)
-        return sys.modules["torch._C._profiler"]._RecordFunctionFast(range_names.OPERATOR_PREFIX + text)
-
     def push(self, text: str) -> Any:
         """See :class:`Sink`."""
         if not self.is_listening:
             return None
-        function = self._make(text)
+        if self._has_gpu is None:
+            self._has_gpu = sys.modules["torch"].cuda.is_available()
+        if self._has_gpu:
+            function = sys.modules["torch.autograd.profiler"].record_function(text)
+        else:
+            function = sys.modules["torch._C._profiler"]._RecordFunctionFast(range_names.OPERATOR_PREFIX + text)
         function.__enter__()
         return function
 
