@@ -18,7 +18,6 @@ operation there is the one that the same thread launched last.
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -195,7 +194,6 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     trace = rank.trace
     rows = collective_rows(rank)
     events = select(rank.events, rows)
-    backward = select(rank.events, rank.is_backward)
     names, needs = _consumer_columns(rank, rows)
     by_activity = {activity: row for row, activity in enumerate(trace.collective_metadata.activity.tolist())}
     told = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
@@ -203,14 +201,14 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         *(take_or_unknown(getattr(trace.collective_metadata, one.name), told) for one in fields(CollectiveMetadata))
     )
     groups = np.unique(noted.group_id[noted.group_id != UNKNOWN])
-    blocking = _find_blocking_reason(rank, events, backward)
+    blocking = _find_blocking_reason(rank, events)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
     row = ranges.launched_in(np.where(events.activity == UNKNOWN, events.start_ns, events.launch_ns))
     operation = _find_operations(trace, events, noted, take_or_unknown(ranges.operation, row))
     of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
     of_gradients &= ~np.isin(operation, _OF_NONE)
-    ready, source = _find_ready_times(events, backward, rank.gradient_threads, of_gradients)
+    ready, source = _find_ready_times(rank, events, of_gradients)
     own_bytes = take_or_unknown(ranges.bytes, row)
     timings = CollectiveTimings(
         step=events.step,
@@ -285,17 +283,17 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
     }
 
 
-def _find_ready_times(
-    events: Events, backward: Events, gradient_threads: Collection[int], of_gradients: Mask
-) -> tuple[Ints, Ints]:
+def _find_ready_times(rank: RankEvents, events: Events, of_gradients: Mask) -> tuple[Ints, Ints]:
     """When the gradients of each collective were ready, and the source of this in :data:`READY_SOURCES`."""
     ready, source = np.full(len(events), NO_TIME), np.full(len(events), UNKNOWN)
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
         asked = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
-        gradients = select(backward, backward.launcher == launcher) if launcher in gradient_threads else backward
-        ready[asked] = _end_of_last_before(gradients, select(events, asked))
+        gradients = rank.is_backward
+        if launcher in rank.gradient_threads:
+            gradients = gradients & (rank.events.launcher == launcher)
+        ready[asked] = _end_of_last_before(rank.events, gradients, select(events, asked))
     source[~on_host & (ready != NO_TIME)] = READY_SOURCES.index("kernel")
     return ready, source
 
@@ -307,27 +305,28 @@ def _input_ends(rank: RankEvents, events: Events) -> Ints:
     asked = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
     for launcher in distinct(events.launcher[asked]):
         rows = np.flatnonzero(asked & (events.launcher == launcher))
-        work = select(rank.events, is_input & (rank.events.launcher == launcher))
-        ends[rows] = _end_of_last_before(work, select(events, rows))
+        work = is_input & (rank.events.launcher == launcher)
+        ends[rows] = _end_of_last_before(rank.events, work, select(events, rows))
     return ends
 
 
-def _end_of_last_before(work: Events, collectives: Events) -> Ints:
-    """The end of what was launched last before each collective, in its step.
+def _end_of_last_before(events: Events, is_work: Mask, collectives: Events) -> Ints:
+    """The end of the work that was launched last before each collective, in its step.
 
     ``NO_TIME`` where that is not done when the collective starts, or where one call launched both, as a graph's does.
     """
-    order = np.lexsort((work.end_ns, work.launch_ns))
-    at = np.searchsorted(work.launch_ns[order], collectives.launch_ns, side="right") - 1
-    last = take_or_unknown(order, at)
-    end_ns = take_or_unknown(work.end_ns, last, NO_TIME)
-    is_before = (take_or_unknown(work.launch_ns, last) < collectives.launch_ns) & (end_ns <= collectives.start_ns)
-    return np.where((take_or_unknown(work.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
+    work = np.flatnonzero(is_work)
+    work = work[np.lexsort((events.end_ns[work], events.launch_ns[work]))]
+    last = take_or_unknown(work, np.searchsorted(events.launch_ns[work], collectives.launch_ns, side="right") - 1)
+    end_ns = take_or_unknown(events.end_ns, last, NO_TIME)
+    is_before = (take_or_unknown(events.launch_ns, last) < collectives.launch_ns) & (end_ns <= collectives.start_ns)
+    return np.where((take_or_unknown(events.step, last) == collectives.step) & is_before, end_ns, NO_TIME)
 
 
-def _find_blocking_reason(rank: RankEvents, events: Events, backward: Events) -> Ints:
+def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
     """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
-    last = take_or_unknown(last_by_step(backward.launch_ns, backward.step, len(rank.steps)), events.step, NO_TIME)
+    launches, steps = rank.events.launch_ns[rank.is_backward], rank.events.step[rank.is_backward]
+    last = take_or_unknown(last_by_step(launches, steps, len(rank.steps)), events.step, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     # One of gloo's whose launch is not known may have been launched in backward, and begun here.

@@ -40,7 +40,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, last_by_step
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, union_by_group
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
@@ -276,15 +276,15 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
 
 def _is_within_backward(events: Events, rows: Ints) -> Mask:
     """Which of the rows are compute of an optimizer after which backward's is the next of another phase in the step."""
-    is_optimizer = events.phase[rows] == PHASES.index(OPTIMIZER)
-    others = rows[~is_optimizer]
-    if not is_optimizer.any() or not len(others):
-        return np.zeros(len(rows), np.bool_)
-    others = others[np.lexsort((events.phase[others] != BACKWARD_PHASE, events.start_ns[others], events.step[others]))]
-    # Steps laid end to end on one axis cannot reach into each other, so one search serves all of them.
-    low = int(events.start_ns[rows].min())
-    axis = events.step * (int(events.start_ns[rows].max()) - low + 1) + events.start_ns - low
-    following = np.append(others, others[-1])[np.searchsorted(axis[others], axis[rows])]
-    follows = (axis[following] >= axis[rows]) & (events.step[following] == events.step[rows])
-    within: Mask = is_optimizer & follows & (events.phase[following] == BACKWARD_PHASE)
+    step, start_ns, phase = events.step[rows], events.start_ns[rows], events.phase[rows]
+    is_backward = phase == BACKWARD_PHASE
+    last_ns = last_by_step(start_ns[is_backward], step[is_backward], int(step.max(initial=-1)) + 1)
+    within: Mask = (phase == PHASES.index(OPTIMIZER)) & (start_ns <= last_ns[step])
+    if within.any():
+        others = np.flatnonzero(phase != PHASES.index(OPTIMIZER))
+        others = others[np.lexsort((~is_backward[others], start_ns[others], step[others]))]
+        # Steps laid end to end on one axis cannot reach into each other, so one search serves all of them.
+        low = int(start_ns.min())
+        axis = step * (int(start_ns.max()) - low + 1) + start_ns - low
+        within[within] = is_backward[others[np.searchsorted(axis[others], axis[within])]]
     return within
