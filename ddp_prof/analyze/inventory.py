@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, NO_PATTERNS, RangePatterns, find_phases, find_steps
-from ddp_prof.analyze.quality import diagnose
+from ddp_prof.analyze.quality import NO_BACKWARD, diagnose
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
@@ -128,6 +128,8 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
         how += "; on a CPU with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
         advice.append(f"overlap: no GPU activities, {missing}: {how}")
+    if any(rank.hides_backward for rank in ranks):
+        advice.append(f"overlap: {NO_BACKWARD}: run it in the thread that runs torch.profiler")
     unknown = [
         rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)
     ]

@@ -22,6 +22,11 @@ GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate 
 
 UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
 
+NO_BACKWARD = (
+    "no backward pass was recorded beside the optimizer's steps, as where it runs in a thread of its own, which "
+    "torch.profiler leaves out"
+)
+
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 MOST_UNNAMED = 0.01
@@ -38,6 +43,8 @@ def why_unknown(rank: RankEvents) -> str | None:
         return GRAPHS
     if rank.hides_waits:
         return UNMARKED_WAITS
+    if rank.hides_backward:
+        return NO_BACKWARD
     return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
 
 
@@ -68,7 +75,7 @@ def hides_work(rank: RankEvents) -> bool:
 
 def has_no_usable_events(rank: RankEvents) -> bool:
     """Whether the trace does not tell what the rank computed and communicated."""
-    return not len(rank.events) or rank.trace.unresolved_names.share > MOST_UNNAMED
+    return not len(rank.events) or rank.trace.unresolved_names.share > MOST_UNNAMED or rank.hides_backward
 
 
 @dataclass(frozen=True, slots=True)

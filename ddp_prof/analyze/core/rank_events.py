@@ -11,6 +11,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
     NOTIFY,
+    OPTIMIZER_PHASE,
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
     Events,
@@ -189,6 +190,11 @@ class RankEvents(Brief):
         if len(self.trace.operators) >= len(self.collective_ranges):  # operators compute, not phases
             return False
         return bool((self.union_of(Category.COMPUTE) & self.union_of(Category.COMMUNICATION)).length_ns)
+
+    @property
+    def hides_backward(self) -> bool:
+        """Whether operators of a CPU were recorded, though not those of backward: neither was what that launched."""
+        return self.device is None and self.backward == "none" and OPTIMIZER_PHASE in self.phases.kind
 
     @cached_property
     def host_calls(self) -> HostCalls:

@@ -12,7 +12,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
-from ddp_prof.analyze.quality import UNMARKED_WAITS
+from ddp_prof.analyze.quality import NO_BACKWARD, UNMARKED_WAITS
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, Category, CollectiveCalls, Operators, Trace
 from tests.drawing import PID, column, draw_trace, runs
@@ -235,6 +235,21 @@ class TestGloosOwnEvents:
         )  # fmt: skip
         (rank,) = find_rank_events(trace)
         assert PHASES[rank.events.phase[rank.events.category == Category.COMMUNICATION][0]] == "backward"
+
+    @pytest.mark.parametrize(
+        ("phases", "reason"),
+        [
+            ({"forward": "####......", "optimizer": "........##"}, NO_BACKWARD),
+            ({"forward": "####......", "backward": "....####..", "optimizer": "........##"}, None),
+            ({"forward": "##########"}, None),
+        ],
+    )
+    def test_a_backward_pass_that_was_not_recorded_hides_what_it_launched(
+        self, phases: dict[str, str], reason: str | None
+    ) -> None:
+        """As one that a thread of its own runs: what else communicates tells nothing about gradients."""
+        _, rank = self.run_of("aabb....cc", {"c10d::broadcast_": "#"}, [("gloo:broadcast", ".##.......")], **phases)
+        assert (rank.reason, rank.overlap_ratio is None) == (reason, reason is not None)
 
     def test_a_broadcast_in_forward_is_waited_for_where_no_operator_runs(self) -> None:
         """As DDP's of buffers: the forward range holds the wait, and computes nothing meanwhile."""
