@@ -59,17 +59,24 @@ class Intervals:
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """How much of each interval ``[start, end)``, in any order, lies in this set; none ends before its start."""
-        return self._length_before(end_ns) - self._length_before(start_ns)
+        begun = np.searchsorted(self.start_ns, start_ns, side="right")
+        # As a rule few intervals of the set begin within those asked for: only there one looks again.
+        again = end_ns > np.append(self.start_ns, np.iinfo(np.int64).max)[begun]
+        begun_by_end = begun.copy()
+        begun_by_end[again] = np.searchsorted(self.start_ns, end_ns[again], side="right")
+        return self._length_before(end_ns, begun_by_end) - self._length_before(start_ns, begun)
 
     @cached_property
     def _length_to_end(self) -> Ints:
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)])
 
-    def _length_before(self, time_ns: Ints) -> Ints:
-        """How much of the set lies before each time: what is past, less what of the last interval is to come."""
+    def _length_before(self, time_ns: Ints, begun: Ints) -> Ints:
+        """How much of the set lies before each time, by when so many intervals had begun.
+
+        What is past, less what of the last interval is to come.
+        """
         if not len(self):
             return np.zeros_like(time_ns)
-        begun = np.searchsorted(self.start_ns, time_ns, side="right")
         to_come = np.maximum(0, self.end_ns[begun - 1] - time_ns)
         before: Ints = self._length_to_end[begun] - np.where(begun > 0, to_come, 0)
         return before

@@ -258,14 +258,16 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & (events.phase != SYNCHRONIZE_PHASE)
     )
+    step, start, phase = events.step[rows], events.start_ns[rows], events.phase[rows]
     has_forward = np.zeros(steps, np.bool_)
-    has_forward[events.step[rows][events.phase[rows] == PHASES.index(FORWARD)]] = True
-    rows = rows[(events.phase[rows] != UNKNOWN) | ~has_forward[events.step[rows]]]
-    rows = rows[~_is_within_backward(events, rows)]
+    has_forward[step[phase == PHASES.index(FORWARD)]] = True
+    counts = (phase != UNKNOWN) | ~has_forward[step]
+    step, start, phase = step[counts], start[counts], phase[counts]
+    within = _within_backward(step, start, phase)
     # Each step has one row before its first compute; each compute begins a stretch.
-    step = np.concatenate([np.arange(steps + 1), events.step[rows]])
-    start = np.concatenate([np.full(steps + 1, ALWAYS), events.start_ns[rows]])
-    phase = np.concatenate([np.full(steps, NONE), [BETWEEN_STEPS], events.phase[rows]])
+    step = np.concatenate([np.arange(steps + 1), np.delete(step, within)])
+    start = np.concatenate([np.full(steps + 1, ALWAYS), np.delete(start, within)])
+    phase = np.concatenate([np.full(steps, NONE), [BETWEEN_STEPS], np.delete(phase, within)])
     order = np.lexsort((start, step))
     step, start, before = step[order], start[order], phase[order]
     after = np.where(np.append(step[1:] == step[:-1], False), np.append(before[1:], NONE), NONE)
@@ -274,17 +276,19 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     return DevicePhases(step[changes], start[changes], before[changes], after[changes])
 
 
-def _is_within_backward(events: Events, rows: Ints) -> Mask:
-    """Which of the rows are compute of an optimizer after which backward's is the next of another phase in the step."""
-    step, start_ns, phase = events.step[rows], events.start_ns[rows], events.phase[rows]
+def _within_backward(step: Ints, start_ns: Ints, phase: Ints) -> Ints:
+    """The rows of an optimizer after which backward's is the next of another phase in the step."""
     is_backward = phase == BACKWARD_PHASE
     last_ns = last_by_step(start_ns[is_backward], step[is_backward], int(step.max(initial=-1)) + 1)
-    within: Mask = (phase == PHASES.index(OPTIMIZER)) & (start_ns <= last_ns[step])
-    if within.any():
-        others = np.flatnonzero(phase != PHASES.index(OPTIMIZER))
+    within = np.flatnonzero(phase == PHASES.index(OPTIMIZER))
+    within = within[start_ns[within] <= last_ns[step[within]]]
+    if len(within):
+        is_concerned = np.zeros(len(last_ns), np.bool_)
+        is_concerned[step[within]] = True
+        others = np.flatnonzero(is_concerned[step] & (phase != PHASES.index(OPTIMIZER)))
         others = others[np.lexsort((~is_backward[others], start_ns[others], step[others]))]
         # Steps laid end to end on one axis cannot reach into each other, so one search serves all of them.
         low = int(start_ns.min())
         axis = step * (int(start_ns.max()) - low + 1) + start_ns - low
-        within[within] = is_backward[others[np.searchsorted(axis[others], axis[within])]]
+        within = within[is_backward[others[np.searchsorted(axis[others], axis[within])]]]
     return within

@@ -211,7 +211,8 @@ def median_or_zero(values: Sequence[int] | Ints) -> int:
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:
-    syncs, sync_ns = _syncs_in_backward(rank)
+    backward = _backward_of_steps(rank)
+    syncs, sync_ns = _syncs_in_backward(rank, backward[0])
     serialized, could_begin = _count_serialized(rank)
     named = np.zeros(len(rank.steps), np.int64)
     if len(rank.phases) and rank.has_steps:
@@ -226,7 +227,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         syncs=syncs,
         sync_ns=sync_ns,
         knows_syncs=rank.device is None or rank.trace.sync_source != "none",
-        first_share=tuple(_first_shares(rank)),
+        first_share=tuple(_first_shares(rank, *backward)),
         serialized=serialized,
         could_begin=could_begin,
         graphs=int((rank.trace.activities.kind[activity] == Kind.GRAPH).sum()),
@@ -247,8 +248,7 @@ def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:
     return np.where(last == NO_TIME, NO_TIME, first), last
 
 
-def _first_shares(rank: RankEvents) -> list[float]:
-    begin, end = _backward_of_steps(rank)
+def _first_shares(rank: RankEvents, begin: Ints, end: Ints) -> list[float]:
     events = rank.events
     asked = np.full(len(rank.steps), np.iinfo(np.int64).max)
     rows = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
@@ -261,7 +261,7 @@ def _first_shares(rank: RankEvents) -> list[float]:
     return found
 
 
-def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
+def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     """In each step how often and how long a thread that trains waited for the device before its last collective."""
     count, length_ns = np.zeros(len(rank.steps), np.int64), np.zeros(len(rank.steps), np.int64)
     if rank.device is None or not len(rank.events):
@@ -269,7 +269,6 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     calls = rank.trace.synchronizations
     rows = rank.host_calls.rows[rank.host_calls.waited]
     rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
-    begin, _ = _backward_of_steps(rank)
     events = rank.events
     last = np.full(len(rank.steps), NO_TIME)
     asked = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
