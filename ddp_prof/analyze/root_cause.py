@@ -40,6 +40,7 @@ class RootCause:
         carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`.carry_gradients`.
         collective_ns: Its part.
         parameters: Names of its parameters, in the model's order; empty where not known.
+        knows_blocking: Whether the trace tells what the device, on a CPU the host, waited for.
         knows_late: Whether the clocks of the ranks tell who is late, where one waits.
         lead_ns: By how much it starts before backward's compute ends; negative after it; ``None`` if not known.
         step_ns: Summed length of the step over the ranks; ``None`` where it is not known.
@@ -69,6 +70,7 @@ class RootCause:
     parameters: tuple[str, ...]
     lead_ns: int | None
     carries_gradients: bool = True
+    knows_blocking: bool = False
     knows_late: bool = True
     has_launch: bool = True
     step_ns: int | None = None
@@ -151,6 +153,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         parameters=_parameter_names(run.manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
         carries_gradients=are_gradients[step.index(own[0])],
+        knows_blocking=all(collective.blocking_ns is not None for collective in step),
         has_launch=own[0].launch_ns is not None,
         knows_late=knows_late,
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,

@@ -32,12 +32,13 @@ class BackwardPasses:
     """Backward passes that run, one within another where a part of the model is computed again (checkpointing).
 
     With the outermost one end its buckets. At the end of each, DDP may wait for them: there ``synchronize`` is opened.
+    Where buckets are marked, the outermost range ends there: what then ends of them is in the tail of backward.
     """
 
     def __init__(self) -> None:
         self._open: list[OpenRange] = []
         self._depth = self._users = 0
-        self._may_wait = False
+        self._may_wait = self._ends_at_wait = False
 
     def acquire(self) -> Callable[[], None]:
         """Mark all passes, until what this returns was called as often as this."""
@@ -64,7 +65,7 @@ class BackwardPasses:
     def _mark(self, tensors: Any) -> Iterator[None]:
         self._depth += 1
         asked: list[bool] = []
-        waits, thread = ExitStack(), get_ident()
+        own, waits, thread = ExitStack(), ExitStack(), get_ident()
 
         def ask(_gradient: torch.Tensor) -> None:
             """Let autograd call us at the end of this pass, before DDP, which asks when its last bucket is full."""
@@ -75,6 +76,8 @@ class BackwardPasses:
 
         def begin_wait() -> None:
             if get_ident() == thread:  # a range that nests costs less
+                if self._depth == 1 and self._ends_at_wait:
+                    own.close()
                 waits.enter_context(ranges.synchronize())
             else:
                 waits.callback(ranges.start_synchronize().end)
@@ -87,7 +90,8 @@ class BackwardPasses:
             if self._may_wait and isinstance(root, torch.Tensor) and root.requires_grad
         ]
         try:
-            with ranges.backward(), waits:
+            with own, waits:
+                own.enter_context(ranges.backward())
                 yield
         finally:
             for hook in hooks:
@@ -98,9 +102,9 @@ class BackwardPasses:
                 while self._open:
                     self._open.pop().end()
 
-    def expect_wait(self) -> None:
+    def expect_wait(self, *, marks_buckets: bool) -> None:
         """Of the next pass, in which DDP reduces gradients."""
-        self._may_wait = True
+        self._may_wait, self._ends_at_wait = True, marks_buckets
 
     def add_bucket(self, span: OpenRange) -> None:
         """A bucket that a pass launched; it may return before gloo's thread calls back."""
@@ -278,7 +282,7 @@ class BucketMarks:
         """Before DDP reduces gradients; without a hook, mark how large the buckets are."""
         if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled() and is_recorded()):
             return
-        _passes.expect_wait()
+        _passes.expect_wait(marks_buckets=self._is_installed)
         if not self._is_installed:
             self._sizes = self._sizes or self._find_sizes()
             if self._sizes:

@@ -239,6 +239,8 @@ def _advice(cause: RootCause) -> str:
             return " Launches are not in the trace, so that the phase is not known."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
+        if cause.knows_blocking:
+            return " No compute ran meanwhile."
         return " No compute ran meanwhile; the trace does not tell whether the device waited for this or for the host."
     return ""
 

@@ -118,6 +118,13 @@ def test_the_wait_begins_after_the_last_bucket_of_all_models(
     assert max(launched) < waiting.start_ns
 
 
+def test_backward_ends_where_the_wait_begins(ranges: list[dict[str, list[annotate.Recorded]]]) -> None:
+    """The buckets that end after it are then in the tail, not within backward."""
+    found = ranges[0]["two models"]
+    waits, passes = named(found, "synchronize"), named(found, "backward")
+    assert [each.end_ns <= wait.start_ns for each, wait in zip(passes, waits, strict=True)] == [True, True]
+
+
 def test_a_backward_pass_within_backward_ends_no_bucket(ranges: list[dict[str, list[annotate.Recorded]]]) -> None:
     found = ranges[0]["within"]
     lengths = [each.end_ns - each.start_ns for each in named(found, "all_reduce")]

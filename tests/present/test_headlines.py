@@ -81,6 +81,13 @@ def test_of_what_is_hardly_a_part_of_the_step_nothing_is_advised() -> None:
     assert text.endswith("That is 0.7 % of the step: hiding all of it would gain no more.")
 
 
+def test_what_waited_for_a_transfer_is_not_said_to_be_unknown_where_it_is_known() -> None:
+    """As of DDP on a CPU, whose waits are marked."""
+    doubt = "the trace does not tell whether the device waited"
+    assert doubt in text_of(when="backward")
+    assert text_of(when="backward", knows_blocking=True).endswith(" No compute ran meanwhile.")
+
+
 def test_a_collective_on_the_stream_of_compute_is_not_said_to_follow_backward() -> None:
     """As of a vLLM capture, which has no backward."""
     text = text_of(when="unknown", why="blocking_call", blocking="compute_stream", lead_ns=None)
