@@ -118,25 +118,26 @@ def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:
         if not output.is_file():
             raise WorkloadError("the ranks ended without an error, but left no times")
         answer: dict[str, Any] = json.loads(output.read_text(encoding="utf-8"))
-    if answer["ranks_per_gpu"] > 1:
-        raise WorkloadError(f"{world} ranks share a GPU, so their times are not representative: use --device cpu")
-    return answer
+        return answer
 
 
 def run_rank(asked: dict[str, Any]) -> int:
     """On one rank: measure what is asked for; rank 0 writes the times of each size."""
     die_with_launcher()
-    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+    from ddp_prof.train.process_group import choose_seat, find_place, process_group
 
     place = find_place(os.environ)
     config = RunConfig(variant="naive", device=asked["device"], backend=asked["backend"])
     try:
-        device, backend = choose_device(config, place)
-        with process_group(place, device, backend, config.timeout):
-            times = time_calls(asked["bytes"], asked["calls"], asked["warmup"], device, asked["over_ranks"])
+        seat = choose_seat(config, place)
+        if seat.ranks_per_gpu > 1:
+            raise WorkloadError(
+                f"{place.world} ranks share a GPU, so their times are not representative: use --device cpu"
+            )
+        with process_group(place, seat, config.timeout):
+            times = time_calls(asked["bytes"], asked["calls"], asked["warmup"], seat.device, asked["over_ranks"])
         if place.rank == 0:
-            sharing = count_ranks_per_gpu(config, place, device)
-            answer = {"device": device.type, "backend": backend, "ranks_per_gpu": sharing, "times_ns": times}
+            answer = {"device": seat.device.type, "backend": seat.backend, "times_ns": times}
             Path(asked["output"]).write_text(json.dumps(answer), encoding="utf-8")
     except (DdpProfError, RuntimeError) as error:
         leave_failure(place.rank, error if isinstance(error, DdpProfError) else WorkloadError(str(error).strip()))

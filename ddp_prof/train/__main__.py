@@ -49,11 +49,11 @@ def _run_rank(arguments: Arguments) -> int:
     try:
         if place.rank == 0:
             clear_outputs(arguments)
-        device, backend = run.check(arguments, place)
+        seat = run.check(arguments, place)
     except DdpProfError as error:
         return _fail(error, place.rank, is_common=True)
     try:
-        run.run(arguments, place, device, backend)
+        run.run(arguments, place, seat)
     except DdpProfError as error:
         os._exit(_fail(error, place.rank))  # the threads of a broken process group may not let go
     except KeyboardInterrupt:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -74,7 +75,15 @@ def find_place(environment: Mapping[str, str]) -> RankInfo:
         raise WorkloadError(f"a launcher tells {names} as whole numbers: {error}") from error
 
 
-def choose_device(config: RunConfig, place: RankInfo) -> tuple[torch.device, str]:
+class Seat(NamedTuple):
+    """``ranks_per_gpu``: of this machine, asked for or because there are fewer GPUs; 1 on a CPU."""
+
+    device: torch.device
+    backend: str
+    ranks_per_gpu: int = 1
+
+
+def choose_seat(config: RunConfig, place: RankInfo) -> Seat:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     seats = gpus * (config.ranks_per_gpu or 1)
     has_seat = seats >= place.local_world
@@ -87,17 +96,10 @@ def choose_device(config: RunConfig, place: RankInfo) -> tuple[torch.device, str
     _check_backend(backend, kind, gpus, place, seats)
     _check_sharing(config.ranks_per_gpu, kind, gpus, place)
     if kind == "cpu":
-        return torch.device("cpu"), backend
+        return Seat(torch.device("cpu"), backend)
     shared = config.ranks_per_gpu
-    return torch.device(kind, place.local_rank // shared if shared else place.local_rank % gpus), backend
-
-
-def count_ranks_per_gpu(config: RunConfig, place: RankInfo, device: torch.device) -> int:
-    """How many ranks of this machine have one GPU, asked for or because there are fewer GPUs; 1 on a CPU."""
-    if device.type == "cpu":
-        return 1
-    gpus = torch.cuda.device_count()
-    return min(config.ranks_per_gpu or -(-place.local_world // gpus), place.local_world)
+    gpu = place.local_rank // shared if shared else place.local_rank % gpus
+    return Seat(torch.device(kind, gpu), backend, min(shared or -(-place.local_world // gpus), place.local_world))
 
 
 def _check_backend(backend: str, kind: str, gpus: int, place: RankInfo, seats: int) -> None:
@@ -188,10 +190,9 @@ def _read(path: Path) -> str:
 
 
 @contextmanager
-def process_group(
-    place: RankInfo, device: torch.device, backend: str, timeout_s: float, *, ranks_per_gpu: int = 1
-) -> Iterator[None]:
+def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[None]:
     """The default process group, while the block lasts; after a failure it is left to the end of the process."""
+    device, backend, ranks_per_gpu = seat
     if device.type == "cuda":
         torch.cuda.set_device(device)
     is_shared = backend == "nccl" and ranks_per_gpu > 1

@@ -11,10 +11,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
-from math import isnan
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,9 +27,9 @@ from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
-from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.train.arguments import Arguments
-from ddp_prof.train.workload import StepResult
+from ddp_prof.train.process_group import Seat
+from ddp_prof.train.workload import Trainer
 
 
 def choose_recording(
@@ -98,34 +97,31 @@ def rank_path(path: Path, rank: int) -> Path:
 
 def describe_run(
     arguments: Arguments,
-    variant: DataParallel,
-    device: torch.device,
-    backend: str,
-    ranks_per_gpu: int,
-    *,
-    steps: Sequence[StepResult],
-    synchronized: Sequence[StepResult],
+    trainer: Trainer,
+    seat: Seat,
+    host_times: Sequence[HostTimes],
     messages: Sequence[Message],
+    *,
     final_loss: float,
     peak_memory_bytes: int,
-    state_bytes: Mapping[str, int],
 ) -> Manifest:
     """The manifest; ``messages`` are those of the synchronized steps, the peak is of the rank that needed most."""
-    counted = len(synchronized)
-    options = arguments.manifest_options()
+    steps = [times for times in host_times if not times.is_synchronized]
+    counted = len(host_times) - len(steps)
+    variant, options = trainer.variant, arguments.manifest_options()
     if isinstance(variant, ReducingVariant):
         options["buckets"] = variant.assignment  # positions among the trained parameters, in launch order
-    if ranks_per_gpu > 1:
+    if seat.ranks_per_gpu > 1:
         names = sorted(name for name in os.environ if name.startswith("NCCL_"))
-        options |= {RANKS_PER_GPU: ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
-    options["state_bytes"] = dict(state_bytes)
+        options |= {RANKS_PER_GPU: seat.ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
+    options["state_bytes"] = count_state(variant, trainer.optimizer)
     return Manifest(
         **arguments.manifest_fields(),
         world_size=dist.get_world_size(),
-        backend=backend,
-        device=device.type,
-        step_seconds=tuple(step.step_seconds for step in steps),
-        communication_seconds=tuple(known for step in steps if not isnan(known := step.communication_seconds)),
+        backend=seat.backend,
+        device=seat.device.type,
+        step_seconds=tuple(step.step_ns / 1e9 for step in steps),
+        communication_seconds=tuple(waited / 1e9 for step in steps if (waited := step.communication_ns) is not None),
         final_loss=final_loss,
         profiler=arguments.profiler,
         key=arguments.key,
@@ -139,30 +135,12 @@ def describe_run(
             for name, item in variant.module.named_parameters()
         ),
         options=options,
-        host_times=(*_host_times(steps, False), *_host_times(synchronized, True)),
+        host_times=tuple(host_times),
         messages=summarize(messages) if variant.is_blocking else (),
         collectives=len(messages) // counted if counted else None,
         communicated_bytes=sum(message.bytes for message in messages) // counted if counted else None,
         peak_memory_bytes=peak_memory_bytes,
     )
-
-
-def _host_times(results: Sequence[StepResult], is_synchronized: bool) -> list[HostTimes]:
-    def nanoseconds(seconds: float) -> int:
-        return round(seconds * 1e9)
-
-    return [
-        HostTimes(
-            is_synchronized,
-            step,
-            step_ns=nanoseconds(result.step_seconds),
-            forward_ns=nanoseconds(result.phase_seconds[FORWARD]),
-            backward_ns=nanoseconds(result.phase_seconds[BACKWARD]),
-            communication_ns=None if isnan(known := result.communication_seconds) else nanoseconds(known),
-            optimizer_ns=nanoseconds(result.phase_seconds[OPTIMIZER]),
-        )
-        for step, result in enumerate(results)
-    ]
 
 
 def versions() -> dict[str, str]:

@@ -24,8 +24,8 @@ from ddp_prof.manifest import Manifest, write_manifest
 from ddp_prof.run_config import FAULTS, LEARNING_RATE, RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import Arguments
-from ddp_prof.train.process_group import RankInfo, check_memory, choose_device, count_ranks_per_gpu, process_group
-from ddp_prof.train.record import MessageLog, choose_recording, count_state, describe_run, resident_bytes
+from ddp_prof.train.process_group import RankInfo, Seat, check_memory, choose_seat, process_group
+from ddp_prof.train.record import MessageLog, choose_recording, describe_run, resident_bytes
 from ddp_prof.train.workload import (
     StepResult,
     Trainer,
@@ -41,7 +41,7 @@ SLOWED_RANK, SLEEP_S = 1, 0.2
 PROGRESS_LINES = 4
 
 
-def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
+def check(arguments: Arguments, place: RankInfo) -> Seat:
     """Choose device and backend, after checks for known failures; every rank gets the same result."""
     if arguments.world_size not in (None, place.world):
         raise WorkloadError(
@@ -52,22 +52,20 @@ def check(arguments: Arguments, place: RankInfo) -> tuple[torch.device, str]:
             f"a batch of {arguments.batch_size} cannot be split evenly over {place.world} ranks: "
             f"use --batch-size {place.world * max(1, round(arguments.batch_size / place.world))}"
         )
-    device, backend = choose_device(arguments, place)
-    check_numerics(arguments, device)
-    if device.type == "cpu":
+    seat = choose_seat(arguments, place)
+    check_numerics(arguments, seat.device)
+    if seat.device.type == "cpu":
         check_memory(arguments.model_size, place.local_world)
-    return device, backend
+    return seat
 
 
-def run(arguments: Arguments, place: RankInfo, device: torch.device, backend: str) -> None:
+def run(arguments: Arguments, place: RankInfo, seat: Seat) -> None:
     if arguments.accounting and place.rank == 0:
         _say(describe_step(arguments, place.world))
-    sharing = count_ranks_per_gpu(arguments, place, device)
-    group = process_group(place, device, backend, arguments.timeout, ranks_per_gpu=sharing)
-    waiting = blocking_collectives(device) if arguments.inject == HOST_SYNC else nullcontext()
-    with group, _clear_errors(arguments, place), waiting:
-        trainer = make_trainer(arguments, device, place.rank)
-        manifest = _train(trainer, arguments, place, device, backend, sharing)
+    waiting = blocking_collectives(seat.device) if arguments.inject == HOST_SYNC else nullcontext()
+    with process_group(place, seat, arguments.timeout), _clear_errors(arguments, place), waiting:
+        trainer = make_trainer(arguments, seat.device, place.rank)
+        manifest = _train(trainer, arguments, place, seat)
     if place.rank == 0:
         if arguments.run_json is not None:
             write_manifest(manifest, arguments.run_json)
@@ -132,9 +130,8 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
     return make(model, find_unused_parameters=arguments.find_unused_parameters, **options)
 
 
-def _train(
-    trainer: Trainer, arguments: Arguments, place: RankInfo, device: torch.device, backend: str, ranks_per_gpu: int
-) -> Manifest:
+def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) -> Manifest:
+    device, backend, ranks_per_gpu = seat
     steps = arguments.warmup + arguments.steps
     batches = scatter_batches(steps, arguments.batch_size, arguments.seq_len, arguments.seed, device)
     recording = choose_recording(device, arguments.kineto, place.rank, arguments.timeout)
@@ -162,21 +159,12 @@ def _train(
     log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
     with annotate.only_sink(log):
         chosen = (batches[arguments.warmup + index % arguments.steps] for index in range(arguments.synchronized_steps))
-        synchronized = [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
+        results += [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
     peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
+    times = [result.times for result in results]
     return describe_run(
-        arguments,
-        trainer.variant,
-        device,
-        backend,
-        ranks_per_gpu,
-        steps=results,
-        synchronized=synchronized,
-        messages=log.messages,
-        final_loss=final_loss,
-        peak_memory_bytes=peak_bytes,
-        state_bytes=count_state(trainer.variant, trainer.optimizer),
+        arguments, trainer, seat, times, log.messages, final_loss=final_loss, peak_memory_bytes=peak_bytes
     )
 
 
@@ -187,7 +175,7 @@ def _step(trainer: Trainer, batches: torch.Tensor, index: int, arguments: Argume
     total = len(batches)
     if place.rank == 0 and index % max(1, total // PROGRESS_LINES) == 0:
         kind = "warm-up step" if is_warmup else "step"
-        _say(f"{kind} {index + 1}/{total}: loss {result.loss:.4f}, {1000 * result.step_seconds:.1f} ms")
+        _say(f"{kind} {index + 1}/{total}: loss {result.loss:.4f}, {result.times.step_ns / 1e6:.1f} ms")
     return result
 
 

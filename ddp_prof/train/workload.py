@@ -6,9 +6,10 @@ The model is pre-norm, with RMSNorm, rotary positions, SwiGLU and untied embeddi
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
+from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
+from itertools import pairwise
+from math import isnan
 from typing import NamedTuple
 
 import torch
@@ -17,9 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from ddp_prof import annotate, range_names
+from ddp_prof import annotate
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.collective import communication_errors
+from ddp_prof.manifest import HostTimes
 from ddp_prof.train import VOCABULARY, ModelSize
 
 ROPE_BASE = 10_000.0
@@ -158,38 +160,14 @@ def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device
 
 
 class StepResult(NamedTuple):
-    """What a step gave and cost on this rank.
-
-    Attributes:
-        loss: Mean over this rank's share of the batch.
-        step_seconds: Host seconds from the step's start until the device has finished it.
-        communication_seconds: Of waiting for gradients: the host's on a CPU, the device's on a GPU; NaN if not known.
-        phase_seconds: Host seconds of forward, backward and optimizer, by the names of ``range_names``.
-    """
+    """What a step gave, as the mean over this rank's share of the batch, and how long it took on this rank."""
 
     loss: float
-    step_seconds: float
-    communication_seconds: float
-    phase_seconds: Mapping[str, float]
-
-
-class PhaseClock:
-    """Times the phases of a step by the host's clock, in each of which ``wait_for_device`` is called last."""
-
-    def __init__(self, wait_for_device: Callable[[], None]) -> None:
-        self.seconds: dict[str, float] = {}
-        self.wait_for_device = wait_for_device
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        yield
-        self.wait_for_device()
-        self.seconds[name] = time.perf_counter() - begin
+    times: HostTimes
 
 
 class Trainer:
-    """Trains ``variant`` with ``optimizer``; counts the steps, warm-up ones apart from the others.
+    """Trains ``variant`` with ``optimizer``; counts the steps of each kind apart.
 
     Args:
         delay_s: Sleep so long at the start of each backward; a straggler to be found.
@@ -212,7 +190,7 @@ class Trainer:
         self.delay_s = delay_s
         self.begins_late = begins_late
         self._last_seconds = 0.0
-        self._done = {False: 0, True: 0}
+        self._done: Counter[tuple[bool, bool]] = Counter()
 
     def train_step(
         self, inputs: Tensor, targets: Tensor, *, warmup: bool = False, synchronized: bool = False
@@ -221,35 +199,50 @@ class Trainer:
 
         With ``synchronized`` the host waits for the device after each phase, so that each is timed with its own work.
         """
-        clock = PhaseClock(partial(wait_for_device, inputs.device) if synchronized else lambda: None)
-        begin = time.perf_counter()
-        with annotate.step(self._done[warmup], warmup):
+        begin_ns, index = time.perf_counter_ns(), self._done[warmup, synchronized]
+        with annotate.step(index, warmup):
             if self.begins_late:
                 time.sleep(self._last_seconds)
             started = time.perf_counter()
-            loss = self._step(inputs, targets, clock)
+            loss, marks_ns = self._step(inputs, targets, synchronized)
             if inputs.is_cuda:
                 torch.cuda.synchronize(inputs.device)
             self._last_seconds = time.perf_counter() - started
-        self._done[warmup] += 1
-        seconds = time.perf_counter() - begin
-        return StepResult(loss.item(), seconds, self.variant.communication_seconds, clock.seconds)
+        self._done[warmup, synchronized] += 1
+        step_ns = time.perf_counter_ns() - begin_ns
+        waited_s = self.variant.communication_seconds
+        forward, backward, _, optimizer = (end - start for start, end in pairwise(marks_ns))
+        communication_ns = None if isnan(waited_s) else round(waited_s * 1e9)
+        times = HostTimes(synchronized, index, step_ns, forward, backward, communication_ns, optimizer)
+        return StepResult(loss.item(), times)
 
-    def _step(self, inputs: Tensor, targets: Tensor, clock: PhaseClock) -> Tensor:
+    def _step(self, inputs: Tensor, targets: Tensor, synchronized: bool) -> tuple[Tensor, list[int]]:
+        """The loss, and when forward began, backward, synchronization, the optimizer, and when that ended."""
+        marks_ns: list[int] = []
+
+        def mark() -> None:
+            if synchronized:
+                wait_for_device(inputs.device)
+            marks_ns.append(time.perf_counter_ns())
+
         self.optimizer.zero_grad()
-        with clock.phase(range_names.FORWARD), annotate.forward(), autocast(inputs.device, self.precision):
+        mark()
+        with annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
+        mark()
         # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
         failures = communication_errors(self.variant.process_group, "communication in backward")
-        with clock.phase(range_names.BACKWARD), annotate.backward(), failures:
+        with annotate.backward(), failures:
             if self.delay_s:
                 time.sleep(self.delay_s)
             loss.backward()  # type: ignore[no-untyped-call]  # torch's omission
+        mark()
         self.variant.finish_gradient_synchronization()
-        clock.wait_for_device()
-        with clock.phase(range_names.OPTIMIZER), annotate.optimizer():
+        mark()
+        with annotate.optimizer():
             self.optimizer.step()
-        return loss.detach()
+        mark()
+        return loss.detach(), marks_ns
 
 
 def wait_for_device(device: torch.device) -> None:

@@ -44,17 +44,16 @@ def run_ranks(
     if "RANK" not in os.environ:
         return run_program(Path(sys.argv[0]).stem, lambda: launch(arguments.world_size, sys.argv))
     die_with_launcher()
-    from ddp_prof.train.process_group import choose_device, count_ranks_per_gpu, find_place, process_group
+    from ddp_prof.train.process_group import choose_seat, find_place, process_group
 
     place = find_place(os.environ)
     try:
-        device, backend = choose_device(arguments, place)  # type: ignore[arg-type]  # it reads the three options alone
-        sharing = count_ranks_per_gpu(arguments, place, device)  # type: ignore[arg-type]
-        with process_group(place, device, backend, 120, ranks_per_gpu=sharing):
-            result = measure(place, device)
+        seat = choose_seat(arguments, place)  # type: ignore[arg-type]  # it reads the three options alone
+        with process_group(place, seat, 120):
+            result = measure(place, seat.device)
         if place.rank == 0:
-            print(f"{place.world} ranks, {backend}, device: {device.type}")
-            if sharing > 1:
+            print(f"{place.world} ranks, {seat.backend}, device: {seat.device.type}")
+            if seat.ranks_per_gpu > 1:
                 print(Caveat.SHARED_GPU.value)
             report(result)
     except DdpProfError as error:

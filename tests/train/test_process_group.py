@@ -12,7 +12,7 @@ import torch.distributed as dist
 from ddp_prof.errors import WorkloadError
 from ddp_prof.train import process_group, run
 from ddp_prof.train.arguments import parse_arguments
-from ddp_prof.train.process_group import RankInfo, choose_device, find_place
+from ddp_prof.train.process_group import RankInfo, choose_seat, find_place
 
 TWO = RankInfo(1, 2, 1, 2)
 
@@ -32,8 +32,8 @@ def set_machine(monkeypatch: pytest.MonkeyPatch, gpus: int, *, nccl: bool = True
 
 
 def choose(*argv: str) -> tuple[str, str]:
-    device, backend = choose_device(parse_arguments(["--variant", "flat", *argv]), TWO)
-    return str(device), backend
+    seat = choose_seat(parse_arguments(["--variant", "flat", *argv]), TWO)
+    return str(seat.device), seat.backend
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from ddp_prof.train import process_group as module
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.process_group import (
     RankInfo,
-    choose_device,
-    count_ranks_per_gpu,
+    Seat,
+    choose_seat,
     explain_nccl_refusal,
     nccl_environment,
     process_group,
@@ -117,8 +117,8 @@ def test_seats(
 ) -> None:
     set_machine(gpu, gpus)
     arguments = parse_arguments(["--variant", "flat", *argv])
-    device, backend = choose_device(arguments, place(rank, world))
-    assert (str(device), backend, count_ranks_per_gpu(arguments, place(rank, world), device)) == expected
+    device, backend, sharing = choose_seat(arguments, place(rank, world))
+    assert (str(device), backend, sharing) == expected
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_too_few_seats_are_refused(
 ) -> None:
     set_machine(gpu, gpus)
     with pytest.raises(WorkloadError, match=message):
-        choose_device(parse_arguments(["--variant", "flat", *argv]), place(1, world))
+        choose_seat(parse_arguments(["--variant", "flat", *argv]), place(1, world))
 
 
 def refuse(*_: object, **__: object) -> None:
@@ -144,7 +144,7 @@ def refuse(*_: object, **__: object) -> None:
 
 def test_nccl_finds_its_environment_and_a_refusal_is_plain(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(dist, "init_process_group", refuse)
-    shared = process_group(place(1), torch.device("cuda", 0), "nccl", 1, ranks_per_gpu=2)
+    shared = process_group(place(1), Seat(torch.device("cuda", 0), "nccl", 2), 1)
     with pytest.raises(WorkloadError, match=r"rank 1: NCCL 2\.28\.9 refuses ranks that share a GPU"), shared:
         pass
     assert module.os.environ["NCCL_HOSTID"] == "ddp_prof-1"
@@ -152,7 +152,7 @@ def test_nccl_finds_its_environment_and_a_refusal_is_plain(gpu: pytest.MonkeyPat
 
 def test_gpus_of_their_own_leave_nccl_alone(gpu: pytest.MonkeyPatch) -> None:
     gpu.setattr(dist, "init_process_group", refuse)
-    alone = process_group(place(1), torch.device("cuda", 0), "nccl", 1)
+    alone = process_group(place(1), Seat(torch.device("cuda", 0), "nccl"), 1)
     with pytest.raises(WorkloadError, match="cannot form a process group with nccl: NCCL error"), alone:
         pass
     assert "NCCL_HOSTID" not in module.os.environ
