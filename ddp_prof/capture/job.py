@@ -38,10 +38,9 @@ LAUNCHERS = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK", "mpiexec"
 
 @dataclass(frozen=True)
 class Job:
-    """A program that is to be recorded.
+    """A program that is to be recorded: ``command`` is all that is run, recorder and marks included.
 
     Attributes:
-        command: All that is run, recorder and marks included.
         name: What its files in ``folder`` are called, up to a rank or node.
         part: ``.rank3`` or ``.node1`` where other processes make the rest, else empty.
         nsys: The nsys that records; ``None``: torch.profiler.
@@ -60,10 +59,14 @@ class Job:
     def traces(self) -> list[Path]:
         """The files to read, of all parts that exist."""
         if self.nsys:
-            pattern = (re.escape(self.part) or r"(\.(rank|node)\d+)?") + r"\.sqlite"
-        else:  # a file per rank, whatever started the ranks
-            pattern = (re.escape(self.part) if self.part.startswith(".rank") else r"\.rank\d+") + r"\.json\.gz"
-        own = re.compile(re.escape(self.name) + pattern)
+            return self.files(".sqlite")
+        # A file per rank, whatever started the ranks.
+        return self.files(".json.gz", None if self.part.startswith(".rank") else r"\.rank\d+")
+
+    def files(self, suffix: str, part: str | None = None) -> list[Path]:
+        """Those of ``part``, a pattern, by default of this part, or of all where this is no part."""
+        part = part or re.escape(self.part) or r"(\.(rank|node)\d+)?"
+        own = re.compile(re.escape(self.name) + part + re.escape(suffix))
         return sorted(
             (file for file in self.folder.iterdir() if own.fullmatch(file.name)),
             key=lambda file: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", file.name)],
@@ -134,9 +137,7 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
     """
     if job.nsys is None:
         return
-    own = re.compile(re.escape(job.name) + (re.escape(job.part) or r"(\.(rank|node)\d+)?"))
-    files = [file for file in sorted(job.folder.iterdir()) if own.fullmatch(file.stem)]
-    for recorded in [file for file in files if file.suffix == ".qdstrm"]:
+    for recorded in job.files(".qdstrm"):
         report = recorded.with_suffix(".nsys-rep")
         if not report.is_file():  # an nsys without its importer leaves what it recorded as it is
             importer = environ.get("QDSTRM_IMPORTER")
@@ -147,8 +148,7 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
             subprocess.run([importer, "-i", str(recorded)], capture_output=True, check=False)  # noqa: S603
         if report.is_file():
             recorded.unlink()
-            files.append(report)
-    reports = [file for file in files if file.suffix == ".nsys-rep"]
+    reports = job.files(".nsys-rep")
     if not reports:
         raise WorkloadError(f"nsys wrote no report: {why_none}")
     for report in reports:

@@ -156,9 +156,11 @@ def run(
         process.wait()
 
 
-def run_tethered(command: Sequence[str], stdout: int | None = None) -> tuple[int, str]:
+def run_tethered(
+    command: Sequence[str], stdout: int | None = None, environ: Mapping[str, str] | None = None
+) -> tuple[int, str]:
     """Run a command to its end, which a signal to this process brings about; its exit code and what went to a pipe."""
-    with subprocess.Popen([*_tether("TERM"), *command], stdout=stdout, text=True) as process:  # noqa: S603
+    with subprocess.Popen([*_tether("TERM"), *command], stdout=stdout, env=environ, text=True) as process:  # noqa: S603
         try:
             printed, _ = process.communicate()
         except BaseException:
@@ -169,7 +171,8 @@ def run_tethered(command: Sequence[str], stdout: int | None = None) -> tuple[int
 
 def _tether(signal_name: str) -> list[str]:
     """What makes a command end with this process, however that ends."""
-    return ["setpriv", "--pdeathsig", signal_name] if shutil.which("setpriv") else []
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", signal_name] if setpriv else []
 
 
 @contextmanager

@@ -9,13 +9,14 @@ from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from ddp_prof.capture.processes import run_tethered
 from ddp_prof.errors import WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys, find_nsys
 
 PACKAGE = Path(__file__).parents[1]
 CHECKOUT = PACKAGE.parent
 INSTALLER = CHECKOUT / "scripts" / "install_nsys.sh"
-"""Fetches an nsys; not there where only the package is installed."""
+"""Fetches an nsys from the packages of the Linux distribution; not there where only the package is installed."""
 CAPTURE_RANGE = "cudaProfilerApi"
 EVENT_TRACE = "--cuda-event-trace"
 ANSWER_LIMIT_S = 60
@@ -33,8 +34,9 @@ def choose_nsys(
         return None, "as asked for"
     nsys = find_nsys(environ)
     chosen = environ.get("NSYS")
-    if nsys is None and may_fetch and not chosen:
-        nsys = fetch_nsys(environ)
+    if nsys is None and may_fetch and not chosen and INSTALLER.is_file():
+        code, path = run_tethered([str(INSTALLER)], subprocess.PIPE, environ)  # stderr says why it fails
+        nsys = find_nsys({**environ, "NSYS": path.strip()}) if code == 0 else None
     hint = f"NSYS={chosen} does not run: correct it or unset it" if chosen else "set NSYS=/path/to/nsys"
     if profiler == "nsys":
         if nsys is None:
@@ -45,19 +47,6 @@ def choose_nsys(
     if not is_preferred:
         return None, "there is no GPU here, and of a CPU it tells more than nsys"
     return nsys, "of what there is, it tells most of a GPU"
-
-
-def fetch_nsys(environ: Mapping[str, str]) -> Nsys | None:
-    """Download nsys from the packages of the Linux distribution; ``None`` if that fails, as stderr then says."""
-    if not INSTALLER.is_file():
-        return None
-    with subprocess.Popen([str(INSTALLER)], env=environ, stdout=subprocess.PIPE, text=True) as installer:  # noqa: S603
-        try:
-            path, _ = installer.communicate()
-        except BaseException:
-            installer.terminate()  # it tidies up
-            raise
-    return find_nsys({**environ, "NSYS": path.strip()}) if installer.returncode == 0 else None
 
 
 def installed(package: str) -> str:
@@ -78,14 +67,8 @@ def profile_command(
 ) -> list[str]:
     """``nsys profile`` with the program behind it: the only home of nsys's flags.
 
-    Args:
-        nsys: What it can do decides about flags.
-        program: Its command line.
-        output: The report's name without its suffix.
-        traces_cuda: Whether the program computes on GPUs.
-        capture_range: What nsys waits for on GPUs; ``None``: it records the whole run.
-        samples_gpus: Whether the counters of all GPUs are sampled, which one process per node can.
-        further: Further flags.
+    ``output`` is the report's name without its suffix. On GPUs nsys waits for ``capture_range``, or records the whole
+    run, and ``samples_gpus`` samples the counters of all GPUs, which one process per node can.
     """
     flags = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true"]
     flags.append(f"--output={output}")

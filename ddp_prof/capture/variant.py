@@ -58,15 +58,11 @@ class UsageError(DdpProfError):
 
 @dataclass(frozen=True)
 class Plan:
-    """A requested capture.
+    """A requested capture; ``workload`` is the command line of ``ddp_prof.train``.
 
     Attributes:
-        environ: The settings.
-        workload: The command line of ``ddp_prof.train``.
-        base: The capture's name.
         ranks: That run on this machine, or where a launcher started this once per rank, of all machines.
         place: Of the rank that is captured, where a launcher started this once per rank: torchrun's variables.
-        gpus: Names of those that a process sees.
     """
 
     environ: Mapping[str, str]
