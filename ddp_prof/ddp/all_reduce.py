@@ -6,7 +6,6 @@ it: nothing is copied back.
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar
@@ -16,15 +15,7 @@ import torch.distributed as dist
 
 from ddp_prof import annotate
 from ddp_prof.ddp.base import DataParallel, add_hooks
-from ddp_prof.ddp.buckets import (
-    Assignment,
-    ParameterSize,
-    assign_buckets,
-    assign_by_readiness,
-    assign_each,
-    cap_in_bytes,
-    sizes_of,
-)
+from ddp_prof.ddp.buckets import Assignment, assign_buckets, assign_by_readiness, assign_each, cap_in_bytes
 from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
 from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.errors import CommunicationError
@@ -47,6 +38,7 @@ class ReducingVariant(DataParallel):
     """
 
     _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
+    _cap_bytes: float | Sequence[float] | None = None
 
     def __init__(
         self,
@@ -60,10 +52,10 @@ class ReducingVariant(DataParallel):
         own = {"find_unused_parameters": find_unused_parameters, "broadcast_buffers": broadcast_buffers}
         super().__init__(module, process_group, {**(schedule or {}), **own})
         broadcast_state(module, process_group)
-        self.assignment = self._assign(sizes_of(self.trained_parameters()))
+        self._trained = self.trained_parameters()
+        self.assignment = self._assign()
         self._find_unused = find_unused_parameters
         self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
-        self._trained = self.trained_parameters()
         self._frozen = [each for each in module.named_parameters() if not each[1].requires_grad]
         self._set_up()
 
@@ -76,9 +68,8 @@ class ReducingVariant(DataParallel):
     def _make_reducer(self) -> Reducer:
         return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
 
-    @abstractmethod
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        pass
+    def _assign(self) -> Assignment:
+        return assign_buckets(self._trained, self._cap_bytes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Raises CommunicationError where the model has a parameter now whose gradients would not be synchronized."""
@@ -161,8 +152,8 @@ class NaiveDDP(ReducingVariant):
 
     is_blocking: ClassVar[bool] = True
 
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        return assign_each(sizes)
+    def _assign(self) -> Assignment:
+        return assign_each(self._trained)
 
     def _synchronize(self) -> None:
         for _ in self._reducer.buckets:
@@ -182,9 +173,6 @@ class FlatDDP(ReducingVariant):
 
     is_blocking: ClassVar[bool] = True
 
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        return assign_buckets(sizes, cap_bytes=None)
-
 
 class OverlapDDP(ReducingVariant):
     """From gradient hooks, one asynchronous all-reduce per parameter, while backward computes the next.
@@ -199,8 +187,8 @@ class OverlapDDP(ReducingVariant):
     :class:`ReducingVariant`.
     """
 
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        return assign_each(sizes)
+    def _assign(self) -> Assignment:
+        return assign_each(self._trained)
 
 
 class BucketedDDP(ReducingVariant):
@@ -240,9 +228,6 @@ class BucketedDDP(ReducingVariant):
         schedule = {"bucket_size_mb": bucket_size_mb, "rebuild_buckets": rebuild_buckets}
         super().__init__(module, schedule=schedule, **options)
 
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        return assign_buckets(sizes, cap_bytes=self._cap_bytes)
-
     def _synchronize(self) -> None:
         super()._synchronize()
         if self._is_rebuild_due:
@@ -255,6 +240,6 @@ class BucketedDDP(ReducingVariant):
             dist.broadcast_object_list(order, global_rank(0, self.process_group), self.process_group)
         if len(order[0]) < len(self._trained):
             return
-        self.assignment = assign_by_readiness(sizes_of(self.trained_parameters()), self._cap_bytes, order[0])
+        self.assignment = assign_by_readiness(self._trained, self._cap_bytes, order[0])
         self._reducer = self._make_reducer()
         self._is_rebuild_due = False

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -30,23 +30,11 @@ Assignment = list[tuple[int, ...]]
 """For each bucket, in the order of launch, the positions of its parameters, in the order in which they were taken."""
 
 
-class ParameterSize(NamedTuple):
-    """Size of a parameter; parameters of equal ``kind`` may share a buffer."""
-
-    numel: int
-    bytes: int
-    kind: Hashable
+def assign_each(parameters: Sequence[torch.Tensor]) -> Assignment:
+    return [(index,) for index in reversed(range(len(parameters)))]
 
 
-def sizes_of(parameters: Sequence[torch.Tensor]) -> list[ParameterSize]:
-    return [ParameterSize(each.numel(), each.nbytes, (each.dtype, each.device)) for each in parameters]
-
-
-def assign_each(sizes: Sequence[ParameterSize]) -> Assignment:
-    return [(index,) for index in reversed(range(len(sizes)))]
-
-
-def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[float] | None) -> Assignment:
+def assign_buckets(parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None) -> Assignment:
     """Fill buckets greedily, last parameter first; ``None`` caps nothing: one bucket per kind.
 
     Of several caps the first holds for the first bucket, and so on; the last holds for all that follow.
@@ -57,27 +45,27 @@ def assign_buckets(sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[f
     caps = [math.inf] if cap_bytes is None else [cap_bytes] if isinstance(cap_bytes, (int, float)) else [*cap_bytes]
     opened = 0
     closed: Assignment = []
-    filling: dict[Hashable, list[int]] = {}
-    left: dict[Hashable, float] = {}
-    for index in reversed(range(len(sizes))):
-        size = sizes[index]
-        if size.kind in filling and size.bytes > left[size.kind]:
-            closed.append(tuple(filling.pop(size.kind)))
-        if size.kind not in filling:
-            filling[size.kind], left[size.kind] = [], caps[min(opened, len(caps) - 1)]
+    filling: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    left: dict[tuple[torch.dtype, torch.device], float] = {}
+    for index in reversed(range(len(parameters))):
+        kind, size = (parameters[index].dtype, parameters[index].device), parameters[index].nbytes
+        if kind in filling and size > left[kind]:
+            closed.append(tuple(filling.pop(kind)))
+        if kind not in filling:
+            filling[kind], left[kind] = [], caps[min(opened, len(caps) - 1)]
             opened += 1
-        filling[size.kind].append(index)
-        left[size.kind] -= size.bytes
+        filling[kind].append(index)
+        left[kind] -= size
     closed.extend(map(tuple, filling.values()))
     return sorted(closed, key=lambda bucket: -bucket[-1])
 
 
 def assign_by_readiness(
-    sizes: Sequence[ParameterSize], cap_bytes: float | Sequence[float] | None, order: Sequence[int]
+    parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None, order: Sequence[int]
 ) -> Assignment:
     """Fill buckets greedily in the order in which gradients came, as torch's DDP does after its first step."""
     last_first = [*reversed(order)]
-    assigned = assign_buckets([sizes[index] for index in last_first], cap_bytes)
+    assigned = assign_buckets([parameters[index] for index in last_first], cap_bytes)
     return [tuple(last_first[place] for place in bucket) for bucket in assigned]
 
 
@@ -131,7 +119,14 @@ class GradientBucket:
         self._place(slot)
         self._taken[slot] = True
         self.missing -= 1
-        _scale_into(self.views[slot], gradient, scale)
+        view = self.views[slot]
+        if gradient is None:
+            view.zero_()
+        elif gradient is view:  # autograd accumulated in the buffer
+            view.mul_(scale)
+        else:
+            hold_for_current_stream(gradient)
+            torch.mul(gradient.detach() if gradient.requires_grad else gradient, scale, out=view)
         self._fence.note(self._buffer.device)
         return gradient is not None
 
@@ -239,16 +234,6 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
     if dense.stride() == parameter.stride():
         return dense.stride()
     return torch.empty(parameter.shape, device="meta").stride()
-
-
-def _scale_into(view: torch.Tensor, gradient: torch.Tensor | None, scale: float) -> None:
-    if gradient is None:
-        view.zero_()
-    elif gradient is view:  # autograd accumulated in the buffer
-        view.mul_(scale)
-    else:
-        hold_for_current_stream(gradient)
-        torch.mul(gradient.detach() if gradient.requires_grad else gradient, scale, out=view)
 
 
 class TakenGradient(torch.Tensor):

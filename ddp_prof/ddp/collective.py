@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,43 +26,28 @@ all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gat
 reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
+@dataclass(frozen=True, slots=True)
 class InFlight:
-    __slots__ = ("_group", "_span", "_what", "_work")
+    """A collective, of one call or several."""
 
-    def __init__(
-        self, work: dist.Work | WorkGroup, span: OpenRange, group: dist.ProcessGroup | None, what: str
-    ) -> None:
-        self._work, self._span, self._group, self._what = work, span, group, what
+    works: Sequence[dist.Work]
+    span: OpenRange
+    group: dist.ProcessGroup | None
+    what: str
 
     def is_completed(self) -> bool:
         """Whether :meth:`wait` would return at once, and the device has done what it was asked for."""
-        return self._work.is_completed()
+        return all(work.is_completed() for work in self.works)
 
     def wait(self) -> None:
         """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait."""
         try:
-            self._work.wait()
+            for work in self.works:
+                work.wait()
         except RuntimeError as error:
-            raise communication_error(dist.get_rank(self._group), self._what, error) from error
+            raise communication_error(dist.get_rank(self.group), self.what, error) from error
         finally:
-            self._span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
-
-
-class WorkGroup:
-    """Several calls that make up one collective, as one ``Work``."""
-
-    def __init__(self, works: Sequence[dist.Work]) -> None:
-        self._works = works
-
-    def is_completed(self) -> bool:
-        return all(work.is_completed() for work in self._works)
-
-    def wait(self) -> None:
-        for work in self._works:
-            work.wait()
-
-    def get_future(self) -> torch.futures.Future[Any]:
-        return torch.futures.collect_all([work.get_future() for work in self._works])
+            self.span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
 
 
 def launch_all_reduce(
@@ -93,19 +79,20 @@ def launch(
     the copy back to the device. When NCCL's collective completes the host cannot tell cheaply: there the range ends
     where the host waits, and the kernel's row has the device's truth.
 
-    ``start`` makes the call to ``torch.distributed``. ``tensor`` is the whole of what the collective is about: the
-    input of a reduce-scatter, the output of an all-gather; ``params`` is how many parameters it holds.
+    ``start`` makes the call to ``torch.distributed``, or several. ``tensor`` is the whole of what the collective is
+    about: the input of a reduce-scatter, the output of an all-gather; ``params`` is how many parameters it holds.
     """
     what = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
     try:
-        work: dist.Work | WorkGroup = start()
+        started = start()
+        works = started if isinstance(started, list) else [started]
         if annotate.is_enabled() and is_on_host(tensor, group):
-            work.get_future().add_done_callback(span.end)
+            torch.futures.collect_all([work.get_future() for work in works]).add_done_callback(span.end)
     except RuntimeError as error:
         span.end()
         raise communication_error(dist.get_rank(group), what, error) from error
-    return InFlight(work, span, group, what)
+    return InFlight(works, span, group, what)
 
 
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:

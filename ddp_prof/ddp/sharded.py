@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -29,25 +29,14 @@ from ddp_prof import annotate, range_names
 from ddp_prof.annotate.hooks import is_on_host
 from ddp_prof.ddp.all_reduce import ReducingVariant
 from ddp_prof.ddp.buckets import (
-    Assignment,
     GradientBucket,
-    ParameterSize,
     TakenGradient,
-    assign_buckets,
     cap_in_bytes,
     flat_buffer,
     flat_views,
     hold_for_current_stream,
 )
-from ddp_prof.ddp.collective import (
-    InFlight,
-    WorkGroup,
-    all_gather,
-    global_rank,
-    launch,
-    launch_all_reduce,
-    reduce_scatter,
-)
+from ddp_prof.ddp.collective import InFlight, all_gather, global_rank, launch, launch_all_reduce, reduce_scatter
 from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.ddp.sharded_optimizer import ShardedOptimizer
 from ddp_prof.errors import CommunicationError
@@ -152,11 +141,10 @@ class ShardBucket(GradientBucket):
         def start() -> Any:
             if is_on_host(self._flat, self._group):
                 parts = enumerate(self._flat.chunk(dist.get_world_size(self._group)))
-                works = [
+                return [
                     dist.broadcast(part, global_rank(rank, self._group), self._group, async_op=True)
                     for rank, part in parts
                 ]
-                return WorkGroup(works)
             return all_gather(self._flat, self.shard.detach(), self._group, async_op=True)
 
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self))
@@ -213,21 +201,20 @@ class ShardBucket(GradientBucket):
 
 
 class ShardReducer(Reducer):
-    def shard_buckets(self) -> list[ShardBucket]:
-        return cast("list[ShardBucket]", self.buckets)
+    buckets: list[ShardBucket]  # type: ignore[assignment]  # it makes no others
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return ShardBucket(index, parameters, self._group)
 
     def _launch(self, bucket: GradientBucket) -> InFlight:
         assert isinstance(bucket, ShardBucket)
-        for earlier, flight in zip(self.shard_buckets(), self._in_flight, strict=False):
+        for earlier, flight in zip(self.buckets, self._in_flight, strict=False):
             if flight.is_completed():
                 earlier.release()
         return bucket.reduce()
 
     def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # a shard has all
-        for bucket, members in zip(self.shard_buckets(), self._assignment, strict=True):
+        for bucket, members in zip(self.buckets, self._assignment, strict=True):
             bucket.give_shard({slot: late[index] for slot, index in enumerate(members) if index in late})
 
 
@@ -246,6 +233,7 @@ class ShardedDDP(ReducingVariant):
         options: As of :class:`ReducingVariant`, without ``find_unused_parameters``.
     """
 
+    _reducer: ShardReducer
     _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers"}
 
     def __init__(
@@ -267,15 +255,12 @@ class ShardedDDP(ReducingVariant):
         for layer in self._layers:
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
 
-    def _assign(self, sizes: Sequence[ParameterSize]) -> Assignment:
-        return assign_buckets(sizes, cap_bytes=self._cap_bytes)
-
     def _make_reducer(self) -> Reducer:
         return ShardReducer(self._trained, self.assignment, self.process_group, find_unused=False)
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """This rank's part of each bucket."""
-        return [bucket.shard for bucket in self._shard_reducer.shard_buckets()]
+        return [bucket.shard for bucket in self._reducer.buckets]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(
@@ -302,7 +287,7 @@ class ShardedDDP(ReducingVariant):
         self.wait_for_parameters()  # an all-gather still reads the part that is stepped on
 
     def on_step(self) -> None:
-        for bucket in reversed(self._shard_reducer.shard_buckets()):
+        for bucket in reversed(self._reducer.buckets):
             self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
@@ -333,11 +318,6 @@ class ShardedDDP(ReducingVariant):
     def _synchronize(self) -> None:
         self.wait_for_parameters()  # of layers that did not run
         super()._synchronize()
-
-    @property
-    def _shard_reducer(self) -> ShardReducer:
-        assert isinstance(self._reducer, ShardReducer)
-        return self._reducer
 
     def _check_model(self) -> None:
         super()._check_model()

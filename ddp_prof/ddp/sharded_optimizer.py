@@ -22,7 +22,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.buckets import assign_buckets, sizes_of
+from ddp_prof.ddp.buckets import assign_buckets
 from ddp_prof.ddp.collective import launch_broadcast
 from ddp_prof.ddp.rank_consistency import TensorSpec, compare_with_rank_0, describe_tensor, find_difference
 from ddp_prof.errors import CommunicationError
@@ -166,7 +166,7 @@ def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[t
     """Owner and tensors of each message; owners alternate, so that all of them send at once."""
     by_owner = []
     for owner, tensors in enumerate(owned):
-        assigned = assign_buckets(sizes_of(tensors), MESSAGE_BYTES)
+        assigned = assign_buckets(tensors, MESSAGE_BYTES)
         by_owner.append([(owner, [tensors[index] for index in members]) for members in assigned])
     return [message for turn in itertools.zip_longest(*by_owner) for message in turn if message]
 
