@@ -310,24 +310,28 @@ class BucketMarks:
     def _reduce(self, bucket: Any) -> Any:
         buffer, params = bucket.buffer(), len(bucket.parameters())
         span = ranges.start_all_reduce(bucket.index(), buffer.nbytes, params)
+        # On gloo's thread, which must hold no process group: it could be the last to drop it, and would join itself.
         if self._hook is None:
-            future = average_bucket(self._ddp.process_group, bucket)
+
+            def finish(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+                span.end()
+                return done.value()[0]
+
+            future = start_average(buffer, self._ddp.process_group).then(finish)
         else:
             future = self._hook(self._state, bucket)
-        # On gloo's thread, which must hold no process group: it could be the last to drop it, and would join itself.
-        future.add_done_callback(span.end)
+            future.add_done_callback(span.end)
         _passes.add_bucket(span)
         return future
 
 
-def average_bucket(group: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def start_average(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[list[torch.Tensor]]:
     """All-reduce a bucket as DDP itself would."""
-    tensor = bucket.buffer()
     op = average_op(tensor, group)
     if op == dist.ReduceOp.SUM:
         tensor.div_(group.size())
     future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(tensor, op, group, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
+    return future
 
 
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
