@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ddp_prof import annotate
 from ddp_prof.annotate import Recorder, hooks
@@ -144,19 +145,6 @@ print(annotate.is_enabled())
     assert run_python(code) == "False"
 
 
-class Finished:
-    """An all-reduce that is done at once; what its future is asked for is kept."""
-
-    def __init__(self) -> None:
-        self.callbacks: list[object] = []
-
-    def get_future(self) -> Finished:
-        return self
-
-    def add_done_callback(self, callback: object) -> None:
-        self.callbacks.append(callback)
-
-
 @pytest.mark.parametrize(
     ("is_cuda", "backend", "ends_by_itself"),
     [(False, "gloo", True), (True, "gloo", True), (True, "nccl", False)],
@@ -165,12 +153,15 @@ def test_a_collective_on_the_host_ends_its_range_itself(
     is_cuda: bool, backend: str, ends_by_itself: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Gloo's do, also with tensors of a GPU; when NCCL's are done, the device knows."""
-    work = Finished()
-    monkeypatch.setattr(collective.dist, "all_reduce", lambda *_, **__: work)
+    done: torch.futures.Future[None] = torch.futures.Future()
+    done.set_result(None)
+    monkeypatch.setattr(collective.dist, "all_reduce", lambda *_, **__: SimpleNamespace(get_future=lambda: done))
     monkeypatch.setattr(collective.dist, "get_backend", lambda group: backend)
     tensor: Any = SimpleNamespace(nbytes=4, is_cuda=is_cuda)
-    collective.launch_all_reduce(tensor, None, bucket=0, params=1)
-    assert bool(work.callbacks) == ends_by_itself
+    recorder = Recorder()
+    with annotate.only_sink(recorder):
+        collective.launch_all_reduce(tensor, None, bucket=0, params=1)
+    assert len(recorder.ranges) == ends_by_itself
 
 
 def test_ranks_that_share_a_gpu_say_so_in_their_range() -> None:
