@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -37,6 +36,7 @@ from ddp_prof.analyze.quality import (
     why_unknown,
 )
 from ddp_prof.analyze.result_bases import (
+    DataFrame,
     FrameResult,
     RankResult,
     disambiguate,
@@ -47,9 +47,6 @@ from ddp_prof.analyze.result_bases import (
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.manifest import Caveat, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +75,6 @@ class StepOverlap:
     Attributes:
         step: The step's own number, ``None`` where it carries none.
         step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
-        length: How long it took.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
         compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
             kernels have no name.
@@ -120,7 +116,6 @@ class RankOverlap(RankResult):
     Attributes:
         process: Operating-system process id; 0 for a Kineto file, which holds a single process.
         device: CUDA ordinal, ``None`` on a CPU.
-        file: Name of the trace.
         clock: Whose clock tells the length of steps, ``HOST`` or ``DEVICE``; ``None`` where the trace tells no steps.
         reason: Why ``overlap_ratio`` is ``None``.
         blocking_ns: How long something stood still for communication; ``dependencies`` says what that rests on.
@@ -195,8 +190,6 @@ class TraceOverlap(FrameResult):
 
     Attributes:
         trace: The file, of several the first.
-        files: Their number.
-        label: What the run is called.
         device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
         world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
     """
@@ -241,7 +234,7 @@ class TraceOverlap(FrameResult):
                 found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")
         return tuple(found)
 
-    def to_frame(self, *, by_step: bool = False) -> pd.DataFrame:
+    def to_frame(self, *, by_step: bool = False) -> DataFrame:
         """One row per rank, or one row per step of each rank; times in nanoseconds, ratios from 0 to 1."""
         if by_step:
             identity = ("process", "device", "rank")
@@ -265,12 +258,9 @@ class TraceOverlap(FrameResult):
 def measure_overlap(
     trace: Trace, ranks: Sequence[RankEvents] | None = None, warnings: tuple[str, ...] | None = None
 ) -> TraceOverlap:
-    """Measure the overlap of every rank and step in a trace.
+    """Measure the overlap of every rank and step in a trace, by default with the usual names of ranges.
 
-    Args:
-        trace: The trace.
-        ranks: As :func:`find_rank_events` finds them; by default with the usual names of ranges.
-        warnings: About its figures, where :func:`diagnose` was asked already.
+    ``warnings`` are those about its figures, where :func:`diagnose` was asked already.
     """
     ranks = find_rank_events(trace) if ranks is None else ranks
     return TraceOverlap(
@@ -294,7 +284,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     """
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
     counts = span.holds(rank.events.start_ns)
-    overlapped = _intersection_ns(communication, compute)
+    overlapped = (communication & compute).length_ns
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
     # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
@@ -306,11 +296,11 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
         rank=rank.rank,
         kernels=int(rank.events.kernel[counts].sum()),
         collectives=int(rank.is_collective[counts].sum()),
-        compute_ns=None if blind else _intersection_ns(span, compute),
+        compute_ns=None if blind else (span & compute).length_ns,
         comm_ns=None if blind else communication.length_ns,
         overlapped_ns=None if blind else overlapped,
         exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=_intersection_ns(communication, backward) if len(backward) and not blind else None,
+        backward_overlapped_ns=(communication & backward).length_ns if len(backward) and not blind else None,
         reason=reason,
         steps=_measure_steps(rank, backward, span, blind=blind),
         file=rank.trace.path.name,
@@ -397,11 +387,6 @@ def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:
     columns = {"start_ns": times.start_ns, "ns": times.length_ns, **parts}
     lengths = make_rows(StepLength, {name: column.tolist() for name, column in columns.items()})
     return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
-
-
-def _intersection_ns(few: Intervals, many: Intervals) -> int:
-    """Length of the intersection, quickest where the first set has few intervals."""
-    return int(many.covered_ns(few.start_ns, few.end_ns).sum())
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

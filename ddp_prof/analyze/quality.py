@@ -70,7 +70,7 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
 
 def hides_work(rank: RankEvents) -> bool:
     """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
-    return any(bool(np.any(rank.events.category == hidden)) for hidden in (Category.OTHER, Category.UNKNOWN))
+    return bool(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
 
 
 def has_no_usable_events(rank: RankEvents) -> bool:

@@ -11,7 +11,9 @@ from ddp_prof.table import UNKNOWN, Brief
 from ddp_prof.trace import Ints
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from pandas import DataFrame as DataFrame
+else:
+    DataFrame = Any  # for annotations, which nobody evaluates
 
 Row = TypeVar("Row")
 
@@ -31,7 +33,7 @@ class FrameResult(Brief):
 
     __slots__ = ()
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> DataFrame:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
@@ -39,12 +41,12 @@ class FrameResult(Brief):
         return html
 
 
-def make_frame(kind: type, results: Iterable[Any]) -> pd.DataFrame:
+def make_frame(kind: type, results: Iterable[Any]) -> DataFrame:
     """One row per result, one column per field; a nested field becomes ``outer_inner``; unknown is ``NA``."""
     return make_frame_from_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
 
 
-def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> pd.DataFrame:
+def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> DataFrame:
     """As :func:`make_frame`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown.
 
     ``columns`` are those of a table without rows.
@@ -52,7 +54,7 @@ def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> 
     import pandas as pd
 
     frame = pd.json_normalize(rows, sep="_") if rows else pd.DataFrame(columns=list(columns))
-    typed: pd.DataFrame = frame.convert_dtypes()
+    typed: DataFrame = frame.convert_dtypes()
     return typed
 
 
@@ -60,9 +62,6 @@ class RankResult:
     """Of one rank.
 
     Attributes:
-        rank: Its number in the job; ``None`` where the trace does not tell.
-        process: Process id.
-        device: CUDA ordinal; ``None`` on a CPU.
         qualifier: The file, where ranks of several files have one process number and no rank number, as in containers.
         of_several: Whether its process uses other devices, too, each of which is measured as a rank.
     """

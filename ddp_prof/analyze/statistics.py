@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any, TypeVar
 
@@ -36,14 +37,8 @@ Statistic = Callable[[Numbers], Numbers]
 """A figure of each draw: of an array of draws x units x values of a unit, one number for each draw."""
 
 
-def median_per_draw(drawn: Numbers) -> Numbers:
-    found: Numbers = np.median(drawn, axis=(1, 2))
-    return found
-
-
-def mean_per_draw(drawn: Numbers) -> Numbers:
-    found: Numbers = drawn.mean(axis=(1, 2))
-    return found
+median_per_draw: Statistic = partial(np.median, axis=(1, 2))
+mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))
 
 
 def bootstrap_interval(

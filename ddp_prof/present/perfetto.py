@@ -314,7 +314,7 @@ def _counters(rank_events: Sequence[RankEvents]) -> tuple[Counter, ...]:
         if len(events.union_of(Category.COMMUNICATION)):
             title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
             parts = events.time_by_part(EVER)
-            counters.append(Counter(title, parts.overlapped, parts.exposed))
+            counters.append(Counter(title, parts["overlapped"], parts["exposed"]))
     return tuple(counters)
 
 

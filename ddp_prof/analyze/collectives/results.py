@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,13 +16,17 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.attribution import OPERATIONS, bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
-from ddp_prof.analyze.result_bases import FrameResult, RankResult, make_frame_from_rows, make_rows, none_for_unknown
+from ddp_prof.analyze.result_bases import (
+    DataFrame,
+    FrameResult,
+    RankResult,
+    make_frame_from_rows,
+    make_rows,
+    none_for_unknown,
+)
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select, take_or_unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +259,7 @@ class RunCollectives(FrameResult):
             least_slack_ns=None if total or not len(slack_ns) else int(slack_ns.min()),
         )
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> DataFrame:
         """One row per collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
         columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
         columns += [f"consumer_{field.name}" for field in fields(Consumer)]

@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,12 +29,8 @@ from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, ClockOffset, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.result_bases import FrameResult, RankResult, make_frame, none_for_unknown
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame, none_for_unknown
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 Floats = NDArray[np.float64]
 
@@ -109,7 +105,7 @@ class RunSkew(FrameResult):
     warnings: tuple[str, ...]
     has_steps: bool = True
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> DataFrame:
         """One row per rank."""
         return make_frame(RankSkew, self.ranks)
 

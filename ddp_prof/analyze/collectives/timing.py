@@ -31,8 +31,8 @@ from ddp_prof.analyze.core.attribution import (
     POINT_TO_POINT,
     SYNCHRONIZE_PHASE,
     Events,
+    find_operations,
     last_by_step,
-    operation_of,
 )
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
@@ -77,17 +77,15 @@ class CollectiveTimings(Table):
         phase: Phase that launched it, an index into ``range_names.PHASES``; ``UNKNOWN`` outside of any.
         blocking: Index into :data:`BLOCKING`: whether the program waits for it before it goes on, so that by design it
             hides under nothing that comes later.
-        operation: Index into ``collective_ranges.OPERATIONS``.
+        operation: Index into ``attribution.OPERATIONS``.
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
-        group: Index into :attr:`RankCollectives.groups`.
-        sequence: Number within the group, where the profiler noted it.
+        group: Index into :attr:`RankCollectives.groups`; ``sequence`` is the number within it that the profiler noted.
         input_ns: When what feeds it ended; not after its start.
         blocking_ns: How long something stood still for it.
         slack_ns: How much later it could have ended without delaying its consumer, the operation that it delayed most
             or left the least time; negative where the consumer's stream stood still for it.
         consumer: Index into :attr:`RankCollectives.consumers` of the consumer's name.
-        consumer_lane, consumer_start_ns: Its stream and its start.
-        held_by: Index into ``dependencies.blocking.HELD_BY``: what the consumer waited for last.
+        held_by: Index into ``blocking.HELD_BY``: what the consumer waited for last.
     """
 
     step: Ints
@@ -131,14 +129,10 @@ class RankCollectives(RankResult):
         clock: The file; ranks read from one file share a clock.
         epoch_ns: UTC nanoseconds of the clock's 0, ``None`` where unknown.
         groups: Names of communicators; ``consumers`` those of operations that need collectives.
-        step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
-        step_keys: A number for each step that no other one has; see ``Steps.keys``.
-        backward_end_ns: End of the last compute of backward in each step, ``NO_TIME`` where none is known, as in a
-            capture without steps.
+        step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none; ``step_keys`` as of ``Steps.keys``.
+        backward_end_ns: As of ``RankEvents``; ``host_waits`` as of ``DependencyCoverage``.
         compute: Compute of the rank, at least all that runs while its collectives do.
-        times: What filled its steps.
         reason: Why it is not known how much of its communication hides; ``None`` where it is.
-        host_waits: As of ``DependencyCoverage``.
     """
 
     process: int
@@ -340,19 +334,10 @@ def _find_operations(trace: Trace, events: Events, noted: CollectiveMetadata, by
 
     NCCL carries out several operations by its kernel ``SendRecv``.
     """
-
-    def code(name_id: int) -> int:
-        operation = operation_of(trace.names[name_id]) if name_id != UNKNOWN else None
-        return UNKNOWN if operation is None else OPERATIONS.index(operation)
-
-    def codes(name_ids: Ints) -> Ints:
-        known = {value: code(value) for value in np.unique(name_ids).tolist()}
-        return np.array([known[name_id] for name_id in name_ids.tolist()], np.int64)
-
-    by_kernel = codes(take_or_unknown(trace.activities.name_id, events.activity))
+    by_kernel = find_operations(trace, take_or_unknown(trace.activities.name_id, events.activity))
     says_little = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
     told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
-    by_note = codes(noted.op_id)
+    by_note = find_operations(trace, noted.op_id)
     return np.where(by_note == UNKNOWN, told, by_note)
 
 

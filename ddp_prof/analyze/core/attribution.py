@@ -105,6 +105,15 @@ def operation_of(name: str) -> str | None:
     return next((operation for sign, operation in _SIGNS if sign in letters), None)
 
 
+def find_operations(trace: Trace, name_ids: Ints) -> Ints:
+    """Index into :data:`OPERATIONS` for each of these names, ``UNKNOWN`` where it does not tell the operation."""
+    code = {UNKNOWN: UNKNOWN}
+    for name_id in set(distinct(name_ids)) - {UNKNOWN}:
+        operation = operation_of(trace.names[name_id])
+        code[name_id] = UNKNOWN if operation is None else OPERATIONS.index(operation)
+    return np.array([code[name_id] for name_id in name_ids.tolist()], np.int64)
+
+
 def bus_factor(operation: str | None, ranks: int | None) -> float | None:
     """Bus bandwidth over algorithm bandwidth; ``None`` where unknown.
 
@@ -189,9 +198,7 @@ def _find_launches(trace: Trace, ranges: CollectiveRanges) -> Ints:
     began in between.
     """
     calls, launch_ns = trace.collective_calls, np.full(len(ranges), NO_TIME, np.int64)
-    operations = {name_id: operation_of(trace.names[name_id]) for name_id in distinct(calls.name_id)}
-    of_calls = [operations[name_id] for name_id in calls.name_id.tolist()]
-    operation = np.array([UNKNOWN if name is None else OPERATIONS.index(name) for name in of_calls], np.int64)
+    operation = find_operations(trace, calls.name_id)
     rows = np.argsort(calls.start_ns, kind="stable")
     rows = rows[operation[rows] != UNKNOWN]
     order = np.argsort(ranges.start_ns, kind="stable")
@@ -209,13 +216,8 @@ def are_gloos(trace: Trace, ranges: CollectiveRanges) -> bool:
 def _number_buckets(trace: Trace, told: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
     """Number the all-reduces of DDP's own in each backward pass, where ranges before it tell sizes, and all the same.
 
-    DDP launches its buckets in order, and threads of gloo take them up in that order.
-
-    Args:
-        trace: The trace.
-        told: The rows of those ranges in its spans.
-        phases: The phases of the process.
-        ranges: Its collectives.
+    DDP launches its buckets in order, and threads of gloo take them up in that order. ``told`` are the rows of those
+    ranges in the spans.
     """
     bucket, size = ranges.bucket.copy(), ranges.bytes.copy()
     reduces = np.flatnonzero(ranges.operation == OPERATIONS.index(ALL_REDUCE))
@@ -247,9 +249,7 @@ class Events(Table):
     Attributes:
         step: Index into the rank's steps, ``UNKNOWN`` outside of any; ``phase`` into ``range_names.PHASES``.
         kernel: 1 for a kernel, 0 for anything else.
-        activity: Row in the trace's activities.
-        launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell.
-        launcher: Thread that asked.
+        launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell; ``launcher`` is the thread.
     """
 
     start_ns: Ints

@@ -28,7 +28,6 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependenci
 from ddp_prof.analyze.core.step_breakdown import (
     StepBreakdown,
     StepTimes,
-    TimeParts,
     is_ahead,
     measure_breakdown,
     measure_step_times,
@@ -122,19 +121,19 @@ class RankEvents(Brief):
     def breakdown(self) -> StepBreakdown:
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
 
-    def time_by_part(self, window: Intervals) -> TimeParts:
-        """The parts of a window, whatever step they belong to."""
+    def time_by_part(self, window: Intervals) -> dict[str, Intervals]:
+        """A window by what the rank did in it, each instant in one part, whatever step it belongs to."""
         compute, communication, memory = (
             self.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
         )
         busy = compute | communication
-        return TimeParts(
-            compute_only=compute - communication,
-            overlapped=communication & compute,
-            exposed=communication - compute,
-            exposed_memory=memory - busy,
-            idle=window - (busy | memory),
-        )
+        return {
+            "compute_only": compute - communication,
+            "overlapped": communication & compute,
+            "exposed": communication - compute,
+            "exposed_memory": memory - busy,
+            "idle": window - (busy | memory),
+        }
 
     @cached_property
     def lead_ns(self) -> tuple[Ints, Ints]:

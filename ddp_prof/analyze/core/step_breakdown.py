@@ -36,7 +36,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
@@ -71,16 +70,6 @@ class StepBreakdown(Table):
         return self.end_ns - self.start_ns
 
 
-class TimeParts(NamedTuple):
-    """A stretch of time by what a rank did in it, each instant in one part."""
-
-    compute_only: Intervals
-    overlapped: Intervals
-    exposed: Intervals
-    exposed_memory: Intervals
-    idle: Intervals
-
-
 def measure_breakdown(
     events: Events, steps: Steps, union_of: Callable[[Category], Intervals], *, on_host: bool
 ) -> StepBreakdown:
@@ -90,10 +79,8 @@ def measure_breakdown(
     """
     count = len(steps)
     compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
-    communication = union_of(Category.COMMUNICATION)
-    # Of a difference only the length is needed, and |A - B| = |A| - |A and B|, which spares making it.
-    hidden_memory = memory & compute
-    accompanied = (communication & compute) | (communication & memory)
+    bare_memory = memory - compute
+    bare_communication = union_of(Category.COMMUNICATION) - compute - memory
 
     # From the first start to the last end of what each step launched.
     start, end = np.full(count, np.iinfo(np.int64).max), np.full(count, np.iinfo(np.int64).min)
@@ -107,15 +94,13 @@ def measure_breakdown(
     rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
-    def length_in_communication(of: Intervals) -> Ints:
+    def beside_own_ns(of: Intervals) -> Ints:
         return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, count)
 
     comm_ns = sum_by_group(comm_end - comm_start, comm_step, count)
-    overlapped = length_in_communication(compute)
+    overlapped = beside_own_ns(compute)
     compute_only = compute.covered_ns(start, end) - overlapped
-    memory_alone = memory.covered_ns(start, end) - hidden_memory.covered_ns(start, end)
-    exposed_memory = memory_alone - (length_in_communication(memory) - length_in_communication(hidden_memory))
-    communication_alone = communication.covered_ns(start, end) - accompanied.covered_ns(start, end)
+    exposed_memory = bare_memory.covered_ns(start, end) - beside_own_ns(bare_memory)
     return StepBreakdown(
         start_ns=start,
         end_ns=end,
@@ -125,8 +110,7 @@ def measure_breakdown(
         compute_only_ns=compute_only,
         exposed_memory_ns=exposed_memory,
         idle_ns=(end - start) - comm_ns - compute_only - exposed_memory,
-        other_comm_ns=communication_alone
-        - (length_in_communication(communication) - length_in_communication(accompanied)),
+        other_comm_ns=bare_communication.covered_ns(start, end) - beside_own_ns(bare_communication),
     )
 
 

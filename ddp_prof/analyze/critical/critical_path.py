@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -23,12 +22,8 @@ from ddp_prof.analyze.critical.chains import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.critical.chains import Chains, find_work, follow_chains
 from ddp_prof.analyze.critical.replay import Replay, find_replay, join_replays, measure_gains
 from ddp_prof.analyze.quality import hides_work, why_unknown
-from ddp_prof.analyze.result_bases import FrameResult, make_frame_from_rows
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, take_or_unknown
-
-if TYPE_CHECKING:
-    import pandas as pd
-
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 
@@ -114,7 +109,7 @@ class RunCritical(FrameResult):
         by_length = sorted(self.steps, key=lambda path: path.window_ns)
         return by_length[len(by_length) // 2] if by_length else None
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> DataFrame:
         """One row per step; times in nanoseconds."""
         columns = ("step", "rank", "window_ns", *(f"{part}_ns" for part in PARTS), "changes")
         rows = [

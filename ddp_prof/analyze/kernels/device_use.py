@@ -24,7 +24,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -39,12 +38,9 @@ from ddp_prof.analyze.kernels.kernel_times import (
     measure_kernels,
 )
 from ddp_prof.analyze.quality import has_no_usable_events, hides_work
-from ddp_prof.analyze.result_bases import FrameResult, make_frame
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 HOST = "host"
 """Kind of what computes on a CPU, where ranges alone are known."""
@@ -173,7 +169,7 @@ class DeviceUse(FrameResult):
     ranks: tuple[RankUse, ...]
     kernels: tuple[KernelTime, ...]
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> DataFrame:
         """One row per kernel."""
         return make_frame(KernelTime, self.kernels)
 

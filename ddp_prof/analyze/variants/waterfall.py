@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -31,14 +30,11 @@ from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention
 from ddp_prof.analyze.quality import NO_COMMUNICATION
-from ddp_prof.analyze.result_bases import FrameResult, make_frame
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.manifest import Caveat
 from ddp_prof.trace import UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
 """What is measured of each step; contention is measured of a whole run."""
@@ -119,7 +115,7 @@ class Waterfall(FrameResult):
     unknown: tuple[str, ...] = ()
     untimed: tuple[str, ...] = ()
 
-    def to_frame(self) -> pd.DataFrame:
+    def to_frame(self) -> DataFrame:
         """One row per change."""
         return make_frame(Change, self.changes)
 

@@ -220,7 +220,7 @@ def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
 
 def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
     """The view by what a rank did in it; the lengths sum to it."""
-    parts = rank.time_by_part(union_of_one(view.start_ns, view.end_ns))._asdict()
+    parts = rank.time_by_part(union_of_one(view.start_ns, view.end_ns))
     for category in (Category.OTHER, Category.UNKNOWN):  # it is not known what runs, but the device is not idle
         running = rank.union_of(category)
         parts[_DRAWN_AS[category]] = parts[theme.IDLE] & running
