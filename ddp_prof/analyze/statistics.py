@@ -33,9 +33,8 @@ _BATCH_VALUES = 2**22
 """Values drawn at once, which bounds the memory."""
 
 Numbers = NDArray[Any]
-Statistic = Callable[[Numbers], Numbers]
+Statistic = Callable[[Numbers], Any]
 """A figure of each draw: of an array of draws x units x values of a unit, one number for each draw."""
-
 
 median_per_draw: Statistic = partial(np.median, axis=(1, 2))
 mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))

@@ -160,22 +160,20 @@ def _exposed_by_collective(rank: RankCollectives, part: Part) -> Ints:
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
     """The part of each collective that belongs to each reason; parts may be empty."""
     first, last = assign_instants(timings)
-    blocks = timings.blocking > 0
-    wait_end = wait_end_ns(timings, wait_ns)
+    begin = np.where(timings.blocking > 0, last, first)
+    wait_end = np.maximum(wait_end_ns(timings, wait_ns), begin)
     late_ns, queued_ns, input_ns = measure_delays(timings)
     late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
     input_from = np.clip(timings.end_ns - late_ns - queued_ns - input_ns, wait_end, queued_from)
-    parts = {
-        PEER_WAIT: Part(first, wait_end),
+    return {
+        BLOCKING_CALL: Part(first, begin),
+        PEER_WAIT: Part(begin, wait_end),
         TRANSFER: Part(wait_end, input_from),
         LATE_INPUT: Part(input_from, queued_from),
         QUEUED: Part(queued_from, late_from),
         LAUNCHED_LATE: Part(late_from, last),
     }
-    unless_blocking = {why: Part(np.where(blocks, last, start), np.where(blocks, last, end))
-                       for why, (start, end) in parts.items()}  # fmt: skip
-    return {BLOCKING_CALL: Part(first, np.where(blocks, last, first)), **unless_blocking}
 
 
 def divide_by_when(rank: RankCollectives, part: Part) -> PhasePart:

@@ -112,77 +112,77 @@ class RunSkew(FrameResult):
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
-    step = np.full(len(matches), UNKNOWN, np.int64)  # of the ranks that differ the first one's
-    for index in reversed(range(len(ranks))):
-        own = take_or_unknown(ranks[index].keys, matches.rows[:, index])
-        step = np.where(matches.rows[:, index] == UNKNOWN, step, own)
-    numbers = np.unique(step[step != UNKNOWN])
     takes_part = matches.rows != UNKNOWN
+    step = np.full(len(matches), UNKNOWN, np.int64)  # of the ranks that differ the first one's
     waits = np.zeros(matches.rows.shape, np.int64)  # exposed ones, 0 where a rank took no part
-    for index, exposure in enumerate(run.exposures):
-        waits[:, index] = np.maximum(0, take_or_unknown(exposure.exposed_wait_ns, matches.rows[:, index]))
+    for index in reversed(range(len(ranks))):
+        own = matches.rows[:, index]
+        step = np.where(takes_part[:, index], take_or_unknown(ranks[index].keys, own), step)
+        waits[:, index] = np.maximum(0, take_or_unknown(run.exposures[index].exposed_wait_ns, own))
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # the clocks tell nothing about who came first
     least = alignment.residual_p95_ns or 0
-    last = _last_to_arrive(lags, least)
-    by_steps = run.has_steps and len(numbers) > 0
-    of_steps = [step == number for number in numbers] if by_steps else []
-    by_step = np.array([_largest_lags(lags[rows]) for rows in of_steps]).reshape(len(of_steps), len(ranks))
-    last_of_step = _last_to_arrive(by_step, least)
-    cost = [_step_cost(waits[rows & (last == late)], late) for rows, late in zip(of_steps, last_of_step, strict=True)]
-    exposed_wait = [waits[rows].sum(axis=0) for rows in of_steps] if by_steps else [waits.sum(axis=0)]
-    times_last = np.bincount(last_of_step[last_of_step != UNKNOWN], minlength=len(ranks))
-    compared, late_in = (by_step, last_of_step) if by_steps else (lags, last)
-    reason = None
-    if len(matches) and alignment.residual_p95_ns is None:
-        shared = f"one shares fewer than {LEAST_PAIRS} collectives with the first"
-        reason = f"clocks of the files cannot be compared: {shared}"
-    elif not len(matches):
-        reason = matches.doubt or "no collective is found on two ranks"
-        if len(ranks) < 2:
-            how = "give the others, too (--one-run joins files)"
-            reason = f"that takes the traces of at least two ranks of a run; {how}"
+    compared, late = lags, last = lags, _last_to_arrive(lags, least)
+    of_steps = [step == number for number in np.unique(step[step != UNKNOWN])] if run.has_steps else []
+    if of_steps:
+        compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
+        late = _last_to_arrive(compared, least)
+    steps = tuple(
+        StepSkew(
+            step=int(step[rows][0]),
+            lags_ns=tuple(_int_or_none(lag) for lag in compared[row]),
+            last=None if late[row] == UNKNOWN else int(late[row]),
+            cost_ns=_step_cost(waits[rows & (last == late[row])], late[row]),
+            waits_ns=tuple(
+                wait if known else None
+                for wait, known in zip(waits[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
+            ),
+        )
+        for row, rows in enumerate(of_steps)
+    )
+    exposed_wait = waits[step != UNKNOWN if of_steps else slice(None)].sum(axis=0)
+    of_ranks = tuple(
+        RankSkew(
+            rank=rank.rank,
+            process=rank.process,
+            device=rank.device,
+            collectives=int(takes_part[:, index].sum()),
+            last_collectives=int((last == index).sum()),
+            last_steps=sum(one.last == index for one in steps),
+            lag_ns=_median_lag(compared[:, index]),
+            worst_lag_ns=_int_or_none(_largest_lags(compared[:, [index]])[0]),
+            exposed_wait_ns=int(exposed_wait[index]) if len(matches) else None,
+            cost_ns=sum(one.cost_ns for one in steps if one.last == index)
+            if steps
+            else _step_cost(waits[last == index], index),
+            qualifier=rank.qualifier,
+            of_several=rank.of_several,
+            lag_when_last_ns=_median_lag(compared[late == index, index]),
+        )
+        for index, rank in enumerate(ranks)
+    )
     return RunSkew(
-        ranks=tuple(
-            RankSkew(
-                rank=rank.rank,
-                process=rank.process,
-                device=rank.device,
-                collectives=int((matches.rows[:, index] != UNKNOWN).sum()),
-                last_collectives=int((last == index).sum()),
-                last_steps=int(times_last[index]),
-                lag_ns=_median_lag(compared[:, index]),
-                worst_lag_ns=_int_or_none(_largest_lags(compared[:, [index]])[0]),
-                exposed_wait_ns=sum(int(wait[index]) for wait in exposed_wait) if len(matches) else None,
-                cost_ns=sum(ns for ns, late in zip(cost, last_of_step, strict=True) if late == index)
-                if by_steps
-                else _step_cost(waits[last == index], index),
-                qualifier=rank.qualifier,
-                of_several=rank.of_several,
-                lag_when_last_ns=_median_lag(compared[late_in == index, index]),
-            )
-            for index, rank in enumerate(ranks)
-        ),
-        steps=tuple(
-            StepSkew(
-                step=int(number),
-                lags_ns=tuple(_int_or_none(lag) for lag in by_step[row]),
-                last=None if last_of_step[row] == UNKNOWN else int(last_of_step[row]),
-                cost_ns=cost[row],
-                waits_ns=tuple(
-                    int(wait) if known else None
-                    for wait, known in zip(exposed_wait[row], takes_part[of_steps[row]].any(axis=0), strict=True)
-                ),
-            )
-            for row, number in enumerate(numbers[: len(of_steps)])
-        ),
-        straggler=_straggler(times_last),
+        ranks=of_ranks,
+        steps=steps,
+        straggler=_straggler([rank.last_steps for rank in of_ranks]),
         alignment=alignment,
-        reason=reason,
+        reason=_why_unknown(run),
         warnings=run.warnings,
         has_steps=run.has_steps,
     )
+
+
+def _why_unknown(run: RunAnalysis) -> str | None:
+    if len(run.ranks) < 2:
+        how = "give the others, too (--one-run joins files)"
+        return f"that takes the traces of at least two ranks of a run; {how}"
+    if not len(run.matches):
+        return run.matches.doubt or "no collective is found on two ranks"
+    if run.alignment.residual_p95_ns is None:
+        shared = f"one shares fewer than {LEAST_PAIRS} collectives with the first"
+        return f"clocks of the files cannot be compared: {shared}"
+    return None
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
@@ -223,16 +223,17 @@ def _step_cost(waits_ns: Ints, late: int) -> int:
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
 
-def _straggler(times_last: Ints) -> int | None:
+def _straggler(times_last: Sequence[int]) -> int | None:
     """The rank that is last most often, if chance explains that in at most one run of twenty.
 
     Steps without a late rank are no trials. Any rank could be the one, so their number multiplies the probability.
     """
     ranks = len(times_last)
-    if ranks < 2 or not times_last.any():
+    if ranks < 2 or not any(times_last):
         return None
-    most = int(times_last.argmax())
-    return most if ranks * _binomial_tail(int(times_last[most]), int(times_last.sum()), 1 / ranks) < CHANCE else None
+    most = max(times_last)
+    is_told = ranks * _binomial_tail(most, sum(times_last), 1 / ranks) < CHANCE
+    return times_last.index(most) if is_told else None
 
 
 def _binomial_tail(times: int, trials: int, chance: float) -> float:

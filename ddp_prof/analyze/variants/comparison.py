@@ -21,18 +21,15 @@ class VariantSummary:
     what is not known, as where the trace holds no steps.
 
     Attributes:
-        steps: Of one rank.
+        steps: Of one rank; ``collectives`` per step.
         step_spread_ns: Interquartile range of ``step_ns``.
         step_half_width_ns: Half of the median's interval; ``exposed_half_width_ns`` likewise.
-        collectives: Per step.
-        tail_ns: At most ``exposed_ns``.
-        blocking_ns: How long something stands still for communication.
+        blocking_ns: How long something stands still for communication; ``host_waits`` as of ``DependencyCoverage``.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: Without steps that alone hold a large part of the exposed time, if there are.
         window_ns: From the first to the last thing that a step that communicates did on the device.
         compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
         blocked_steps: In how many communicating steps of all ranks something stood still for it.
-        host_waits: How often a host waited for a collective; see ``DependencyCoverage``.
         reason: Why nothing is known of what is exposed.
         speedup: Step time of the ``naive`` run, if it ran on such a device, over this one's.
     """
@@ -92,13 +89,16 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 
 def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
-    of_steps = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
-    of_lengths = [[step.length for step in of_rank] for of_rank in of_steps]
+    by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
+    steps = [step for of_rank in by_rank for step in of_rank]
+    times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
+    times |= {name: _median([step.length for step in steps], name) for name in _TIMES_OF_LENGTHS}
+    for name in ("tail_ns", "blocking_ns"):
+        if any(getattr(step, name) is None for step in steps):
+            times[name] = None
     step = _median_step_length(result)
-    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in of_steps])
-    tells_tail = all(step.tail_ns is not None for of_rank in of_steps for step in of_rank)
-    tells_blocking = all(step.blocking_ns is not None for of_rank in of_steps for step in of_rank)
-    blocked = sum(bool(step.blocking_ns) for of_rank in of_steps for step in of_rank)
+    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in by_rank])
+    blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
     speedup = None
@@ -112,30 +112,23 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
-        collectives=_median(of_steps, "collectives"),
-        comm_ns=_round_or_none(_median(of_steps, "comm_ns")),
-        overlapped_ns=_round_or_none(_median(of_steps, "overlapped_ns")),
+        collectives=_median(steps, "collectives"),
         exposed_ns=None if exposed is None else round(exposed.value),
-        tail_ns=_round_or_none(_median(of_steps, "tail_ns")) if tells_tail else None,
         overlap_ratio=_share_of_communication(result, "overlapped_ns"),
         backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns"),
         speedup=speedup,
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
-        blocking_ns=_round_or_none(_median(of_steps, "blocking_ns")) if tells_blocking else None,
-        blocked_steps=blocked if tells_blocking else None,
+        blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
         reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
-        window_ns=_round_or_none(_median(of_steps, "window_ns")),
-        compute_only_ns=_round_or_none(_median(of_lengths, "compute_only_ns")),
-        exposed_memory_ns=_round_or_none(_median(of_lengths, "exposed_memory_ns")),
-        idle_ns=_round_or_none(_median(of_lengths, "idle_ns")),
+        **{name: None if ns is None else round(ns) for name, ns in times.items()},
     )
 
 
-def _round_or_none(median: float | None) -> int | None:
-    return None if median is None else round(median)
+_TIMES_OF_STEPS = ("comm_ns", "overlapped_ns", "tail_ns", "window_ns", "blocking_ns")
+_TIMES_OF_LENGTHS = ("compute_only_ns", "exposed_memory_ns", "idle_ns")
 
 
 def _half_width(median: StepMedian | None) -> int | None:
@@ -146,9 +139,9 @@ def _median_step_length(result: TraceOverlap) -> StepMedian | None:
     return median_of_steps([rank.lengths_ns for rank in result.ranks])
 
 
-def _median(ranks: Sequence[Sequence[StepOverlap | StepLength]], name: str) -> float | None:
-    """The median over the steps of all ranks in which the figure is known."""
-    values = [value for of_rank in ranks for value in _known_values(of_rank, name)]
+def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:
+    """The median over the steps in which the figure is known."""
+    values = _known_values(steps, name)
     return float(np.median(values)) if values else None
 
 

@@ -123,7 +123,7 @@ def test_the_late_rank_is_named(files: list[Path]) -> None:
     ],
 )  # fmt: skip
 def test_a_rank_is_a_straggler_only_beyond_chance(times_last: list[int], straggler: int | None) -> None:
-    assert _straggler(np.array(times_last)) == straggler
+    assert _straggler(times_last) == straggler
 
 
 def test_steps_without_a_late_rank_are_no_trials() -> None:
