@@ -41,7 +41,6 @@ class TraceInventory(Brief):
     """What a trace holds.
 
     Attributes:
-        advice: What is missing, for which question, and how to record it.
         recognized: Which names of ranges were taken for steps and phases: (kind, name, who writes such).
     """
 

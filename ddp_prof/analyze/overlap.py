@@ -80,8 +80,6 @@ class StepOverlap:
             kernels have no name.
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known, and
             in a step that does not communicate, which has no share that overlaps either.
-        backward_overlapped_ns: Communication under compute of backward; ``None`` where none is known.
-        blocking_ns: How long something stood still for the step's communication; ``None`` where that is not known.
     """
 
     step: int | None
@@ -115,7 +113,6 @@ class RankOverlap(RankResult):
 
     Attributes:
         process: Operating-system process id; 0 for a Kineto file, which holds a single process.
-        device: CUDA ordinal, ``None`` on a CPU.
         clock: Whose clock tells the length of steps, ``HOST`` or ``DEVICE``; ``None`` where the trace tells no steps.
         reason: Why ``overlap_ratio`` is ``None``.
         blocking_ns: How long something stood still for communication; ``dependencies`` says what that rests on.
@@ -190,7 +187,6 @@ class TraceOverlap(FrameResult):
 
     Attributes:
         trace: The file, of several the first.
-        device: ``cuda`` where the trace holds activities of a device, else ``cpu``.
         world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
     """
 

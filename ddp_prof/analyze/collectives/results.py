@@ -81,10 +81,8 @@ class Collective(RankResult):
     """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what the trace does not tell.
 
     Attributes:
-        step: The step's own number.
         step_key: A number that no other step of the rank has; see ``Steps.keys``.
         index: Position in the step, by launch.
-        phase: Phase that launched it, one of ``range_names.PHASES``.
         ready_source: ``kernel`` (the last gradient's) or ``hook``.
         blocking: Why the program waits for it, one of ``timing.BLOCKING``.
         exposed_by: When and why it is exposed, without what is zero; sums to ``exposed_ns``.
@@ -181,9 +179,6 @@ class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
 
     Attributes:
-        run: The run.
-        alignment: How the ranks' clocks were brought together.
-        matched: Collectives that were found on several ranks.
         unmatched: Collectives of a rank that found no match on others, though there are others.
         reason: Why it is not known what is exposed; ``None`` where it is.
     """

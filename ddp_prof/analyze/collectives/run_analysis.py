@@ -84,7 +84,6 @@ class Alignment:
         method: ``none`` if the clocks could not be aligned and times of ranks cannot be compared.
         residual_p50_ns: Median of what is left of the differences; ``None`` where nothing tells.
         residual_p95_ns: Their 95th percentile: no difference below it is claimed. 0 for a single clock.
-        missing_ranks: Ranks of the job that no file holds.
     """
 
     method: str
@@ -211,8 +210,6 @@ class RunAnalysis(Brief):
     Attributes:
         trace: The file, of several the first; ``files`` their number.
         ranks: By rank, then process and device.
-        trace_warnings: What the traces do not let one say.
-        caveats: Why the run is not representative; warnings say so, too.
     """
 
     trace: Path

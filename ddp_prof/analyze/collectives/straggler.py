@@ -44,12 +44,10 @@ class RankSkew(RankResult):
     """One rank; ``None`` where nothing was matched.
 
     Attributes:
-        collectives: Matched collectives that it took part in.
         last_collectives: Those at which it arrived last, by more than the residual.
         last_steps: Steps in which it had the largest lag, by more than the residual; 0 without steps.
         lag_ns: Median over the steps, without steps over the collectives; negative where it is early.
         lag_when_last_ns: Median over those in which it had the largest lag; ``None`` where there are none.
-        worst_lag_ns: The largest of any step.
         exposed_wait_ns: Its own wait for others that no compute hid, summed.
         cost_ns: Summed cost of the steps in which it had the largest lag; without steps its cost in the capture.
     """
@@ -93,8 +91,6 @@ class RunSkew(FrameResult):
     Attributes:
         steps: Those with matched collectives; empty where the traces tell no steps.
         straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
-        reason: Why nothing can be said, if so.
-        has_steps: Whether a trace tells steps.
     """
 
     ranks: tuple[RankSkew, ...]

@@ -81,7 +81,6 @@ class CollectiveTimings(Table):
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
         group: Index into :attr:`RankCollectives.groups`; ``sequence`` is the number within it that the profiler noted.
         input_ns: When what feeds it ended; not after its start.
-        blocking_ns: How long something stood still for it.
         slack_ns: How much later it could have ended without delaying its consumer, the operation that it delayed most
             or left the least time; negative where the consumer's stream stood still for it.
         consumer: Index into :attr:`RankCollectives.consumers` of the consumer's name.

@@ -46,7 +46,6 @@ class Consumers(Table):
     Attributes:
         slack_ns: How much later the collective could have ended without delaying the consumer; where the consumer's
             stream stood still for it, how long it did, negative.
-        held_by: Index into :data:`HELD_BY`.
     """
 
     collective: Ints

@@ -69,7 +69,6 @@ class RankEvents(Brief):
 
     Attributes:
         device: CUDA ordinal as the process counts, ``None`` on a CPU.
-        rank: Rank in the job, ``None`` where the trace does not tell.
         events: What it did; what belongs to warm-up steps is left out.
         steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
         is_followed: Of each step whether the one after it is the next of ``steps``, and not one of warm-up.

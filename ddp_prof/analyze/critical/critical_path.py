@@ -95,8 +95,6 @@ class RunCritical(FrameResult):
 
     Attributes:
         steps: One path per step. What a collective that is on none would gain is 0.
-        reason: Why there are none; ``None`` where there are.
-        gain_reason: Why it is not known what collectives would gain; ``None`` where it is.
     """
 
     steps: tuple[StepPath, ...]

@@ -32,7 +32,6 @@ class Diagnosis:
 
     Attributes:
         findings: What was found, what costs most first; empty where nothing was.
-        abstained: The rules that the traces do not let decide.
     """
 
     findings: tuple[Finding, ...]

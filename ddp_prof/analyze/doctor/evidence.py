@@ -43,10 +43,6 @@ class Finding:
     """Something in the set-up that costs time.
 
     Attributes:
-        rule: Its name.
-        evidence: What the traces show, in a sentence.
-        advice: What to change.
-        ranks: The ranks that show it.
         steps: The numbers of the steps that show it; empty where it is about the whole run, or steps have no numbers.
         cost_ns: What it costs in a typical step at most; ``None`` where that is not known.
     """
@@ -74,12 +70,10 @@ class RankFacts:
     Attributes:
         syncs: How often a thread that trains waited for the device between the first launch of backward and the last
             collective of it; ``sync_ns`` how long in all.
-        knows_syncs: Whether the trace holds such calls.
         first_share: How far backward was, from 0 to 1, by its launches, when the first collective of gradients was
             launched; NaN where that is not known.
         serialized: How many collectives could have begun, but began when an operation of another stream ended.
         could_begin: Of how many that can be said.
-        graphs: CUDA graphs replayed whole.
         outside_ns: The host's time outside of all named phases while nothing communicated; empty where there are none.
         overhead_ns: The profiler's own work while the rank's steps ran, in all.
     """
@@ -177,7 +171,6 @@ class RunEvidence:
 
     Attributes:
         facts: Of the ranks of ``analysis``, in its order.
-        contention: Measures how much slower compute is beside communication.
         most_contention_ns: What that costs a step at most; ``None`` where it is to be measured.
         compared_files: Of how many of its traces that was measured, and how many there are; ``None`` for all.
     """

@@ -103,7 +103,6 @@ class KernelRuns:
 
     Attributes:
         keys: Of each kernel that occurs: name, launch shape, phase and kind.
-        kernel: Index into ``keys``.
         beside_ns: How long of its duration communication ran, too; of collectives all of it.
     """
 
@@ -120,7 +119,6 @@ class KernelTime:
     Attributes:
         shape: Grid and block of its launch; empty where the trace does not hold them.
         phase: Whose launch it is; ``None`` where the trace does not tell.
-        kind: A name in :data:`KINDS`.
         beside: Executions beside communication, ``alone`` without any; ``None`` of a kernel that communicates itself.
         beside_ns: Median duration of the former, ``None`` where there are none; ``alone_ns`` of the latter.
         slowdown: ``None`` with a reason.

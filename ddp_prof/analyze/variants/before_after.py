@@ -31,8 +31,6 @@ class CollectiveChange:
     """What changed of one collective of a step, on average over steps and ranks.
 
     Attributes:
-        bucket: Its bucket; ``None`` where buckets are not known.
-        index: Its position in the step, where its bucket is not known.
         moved: What changed: one of ``launch``, ``queueing`` (from launch to start, whatever it waited for), ``wait``,
             ``transfer``, and ``duration`` where waiting is not told from transfer.
         by_ns: By how much; a launch against the end of backward's compute.

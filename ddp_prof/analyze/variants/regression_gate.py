@@ -42,7 +42,6 @@ class Requirements:
             ``max_tail_ns`` and ``max_blocking_ns``, in which something stands still for communication.
         percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put.
         baseline: Another run, than which steps may not be slower nor expose more than a share ``max_regression`` of it.
-        all_ranks: Whether the traces of every rank of the job must be there.
         incomparable: In what the baseline is another job, a text each, so that times cannot be compared.
     """
 
@@ -65,7 +64,6 @@ class GateResult:
         unit: ``ratio``, ``ns`` a step, or ``ranks``; of all numbers here.
         measured: ``None`` where the trace does not tell it, and then ``status`` is ``unknown``.
         limit: What it may be at most, of an overlap and of ranks at least; ``None`` of an unknown baseline.
-        rank: The rank that decides, ``None`` where all do together.
         spread: By how much the median and the baseline's must differ to be told apart.
         reason: Why it is unknown, or passed although beyond the limit, or what a passed one does not cover; else empty.
     """

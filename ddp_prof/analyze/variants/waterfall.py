@@ -65,8 +65,6 @@ class Budget(Parts):
     """The mean step of a run, over those steps of all ranks whose length is known.
 
     Attributes:
-        contention: How the contention was found, or why not.
-        knows_wait: Whether ranks could be compared.
         half_width_ns: Of each part, and of ``step``, half of the mean's 95 % interval; empty with too few steps.
     """
 
@@ -102,8 +100,6 @@ class Waterfall(FrameResult):
         untimed: Labels of runs whose traces mark steps and do not tell how long they took.
         unknown: Labels of runs whose traces do not tell all that ran in their steps, as of CUDA graphs recorded whole.
         other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
-        warnings: Of all runs.
-        caveats: Why runs are not representative, of all runs.
     """
 
     budgets: tuple[Budget, ...]
