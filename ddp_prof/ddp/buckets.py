@@ -98,13 +98,10 @@ class GradientBucket:
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> None:
         self.index = index
         self.parameters = tuple(parameters)
-        self.missing = len(self.parameters)
-        self.refused: list[torch.nn.Parameter] = []
         self._fence = StreamFence()
         self._multiple = multiple
         self._allocate()
-        self._taken = [False] * len(self.parameters)
-        self._dropped: set[int] = set()
+        self.reset()
         self._placeholders = [TakenGradient(parameter) for parameter in self.parameters]
 
     def __len__(self) -> int:
@@ -207,9 +204,9 @@ class GradientBucket:
     def reset(self) -> None:
         """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""
         self.missing = len(self.parameters)
+        self.refused: list[torch.nn.Parameter] = []
         self._taken = [False] * len(self.parameters)
-        self._dropped.clear()
-        self.refused.clear()
+        self._dropped: set[int] = set()
 
 
 def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> torch.Tensor:

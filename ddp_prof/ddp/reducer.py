@@ -60,14 +60,9 @@ class Reducer:
         # Divide before the sum: a sum of low-precision gradients could overflow. torch's DDP does the same.
         self._scale = 1.0 / dist.get_world_size(group)
         self._lock = threading.Lock()  # autograd has a thread per device
-        self._in_flight: list[InFlight] = []
-        self._late: dict[int, GradientBucket] = {}
-        self._came_late: set[int] = set()
         self.order: list[int] = []
         """Positions of the parameters whose gradients came by hooks, in the order of the last finished step."""
-        self._order: list[int] = []
-        self._unused: set[int] = set()
-        self._torn: list[torch.nn.Parameter] = []
+        self._begin_step()
 
     def ready(self, index: int) -> None:
         """Take the gradient of one parameter, which autograd just finished, and launch what this completes."""
@@ -116,8 +111,8 @@ class Reducer:
         without = self._unused if is_discarded else unused if self._find_unused else frozen
         self._restore_gradients(without, self._reduce_late(late))
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
-        torn, self._torn = self._torn, []
-        self._reset()
+        torn, self.order = self._torn, self._order
+        self._begin_step()
         self._raise_for(
             sparse, "has a sparse gradient, which cannot be reduced here: build its layer with sparse=False"
         )
@@ -179,14 +174,15 @@ class Reducer:
                 self._torn.append(bucket.parameters[slot])  # on a GPU the host waits for this, where one is frozen
             bucket.restore_gradient(slot, index not in unused, late.get(index))
 
-    def _reset(self) -> None:
+    def _begin_step(self) -> None:
         for bucket in self.buckets:
             bucket.reset()
-        self.order, self._order = self._order, []
-        self._in_flight.clear()
-        self._late.clear()
-        self._came_late.clear()
-        self._unused.clear()
+        self._in_flight: list[InFlight] = []
+        self._late: dict[int, GradientBucket] = {}
+        self._came_late: set[int] = set()
+        self._order: list[int] = []
+        self._unused: set[int] = set()
+        self._torn: list[torch.nn.Parameter] = []
 
     def _raise_for(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
         for parameter in parameters:
