@@ -165,7 +165,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     """Read the command line; exits with 2 on a mistake."""
     parser = make_parser()
     asked = parser.parse_args(argv)
-    arguments = Arguments(**{**vars(asked), "bucket_size_mb": _resolve_bucket_size(parser, asked)})
+    size, variant = asked.bucket_size_mb, VARIANTS[asked.variant]
+    if size is not None and not variant.takes_bucket_size:
+        parser.error(f"--bucket-size-mb: variant {asked.variant} has no buckets to cap")
+    if size == NO_CAP and not variant.can_be_uncapped:
+        parser.error(f"--bucket-size-mb: {asked.variant} needs a number")
+    size = variant.default_bucket_size_mb if size is None else None if size == NO_CAP else size
+    arguments = Arguments(**{**vars(asked), "bucket_size_mb": size})
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
     if arguments.comm_hook and (arguments.variant != "torch" or arguments.no_communication_hook):
@@ -175,19 +181,6 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):
         parser.error("--kineto: the name must end in .json or .json.gz")
     return arguments
-
-
-def _resolve_bucket_size(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> float | None:
-    """The requested size, else the variant's default; ``None`` for no cap, or if the variant has no option."""
-    size: float | None = asked.bucket_size_mb
-    variant = VARIANTS[asked.variant]
-    if size is None:
-        return variant.default_bucket_size_mb
-    if not variant.takes_bucket_size:
-        parser.error(f"--bucket-size-mb: variant {asked.variant} has no buckets to cap")
-    if size == NO_CAP and not variant.can_be_uncapped:
-        parser.error(f"--bucket-size-mb: {asked.variant} needs a number")
-    return None if size == NO_CAP else size
 
 
 def at_least(least: int) -> Callable[[str], int]:

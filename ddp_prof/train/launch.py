@@ -231,15 +231,12 @@ def _find_cause(
     lacks_memory = bool(killed) and can_lack_memory
     code = failed[rank]
     status = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-    message = f"rank {rank} ended with {status}{' (out of memory?)' * lacks_memory}, {_last_output(log)}"
+    output = "see its output"
+    if log is not None:
+        said = log.read_text(encoding="utf-8", errors="replace").strip()
+        output = f"after saying: {said.splitlines()[-1]}" if said else "without a word"
+    message = f"rank {rank} ended with {status}{' (out of memory?)' * lacks_memory}, {output}"
     return OutOfMemoryError(message) if lacks_memory else WorkloadError(message)
-
-
-def _last_output(log: Path | None) -> str:
-    if log is None:
-        return "see its output"
-    said = log.read_text(encoding="utf-8", errors="replace").strip()
-    return f"after saying: {said.splitlines()[-1]}" if said else "without a word"
 
 
 def die_with_launcher() -> None:

@@ -144,16 +144,14 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
         ranks_per_gpu=ranks_per_gpu,
     )
 
-    def take(which: range) -> list[StepResult]:
-        return [_step(trainer, batches, index, arguments, place) for index in which]
+    def take(first: int, end: int) -> list[StepResult]:
+        return [_step(trainer, batches, index, arguments, place) for index in range(first, end)]
 
-    warmup, measured = range(arguments.warmup), range(arguments.warmup, steps)
     if recording:
-        take(warmup)
+        take(0, arguments.warmup)
     with recording or nullcontext(), process:
-        if not recording:  # everything is recorded anyway, or nothing
-            take(warmup)
-        results = take(measured)
+        # Without one, everything is recorded anyway, or nothing.
+        results = take(arguments.warmup if recording else 0, steps)[-arguments.steps :]
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
     # Unprofiled steps in which the host waits for the device after each phase.
     log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isnan
 from typing import NamedTuple
@@ -166,6 +167,7 @@ class StepResult(NamedTuple):
     times: HostTimes
 
 
+@dataclass
 class Trainer:
     """Trains ``variant`` with ``optimizer``; counts the steps of each kind apart.
 
@@ -175,22 +177,13 @@ class Trainer:
         begins_late: Sleep at the start of each step for as long as the one before took; a host that prepares data.
     """
 
-    def __init__(
-        self,
-        variant: DataParallel,
-        optimizer: torch.optim.Optimizer,
-        delay_s: float = 0.0,
-        precision: str = "fp32",
-        *,
-        begins_late: bool = False,
-    ) -> None:
-        self.precision = precision
-        self.variant = variant
-        self.optimizer = optimizer
-        self.delay_s = delay_s
-        self.begins_late = begins_late
-        self._last_seconds = 0.0
-        self._done: Counter[tuple[bool, bool]] = Counter()
+    variant: DataParallel
+    optimizer: torch.optim.Optimizer
+    delay_s: float = 0.0
+    precision: str = "fp32"
+    begins_late: bool = False
+    _last_seconds: float = field(default=0.0, init=False)
+    _done: Counter[tuple[bool, bool]] = field(default_factory=Counter, init=False)
 
     def train_step(
         self, inputs: Tensor, targets: Tensor, *, warmup: bool = False, synchronized: bool = False
