@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -234,8 +235,10 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
     shown = []
     with Pictures() as drawing:
         for number, results in enumerate(testbeds, 1):
-            prefix = f"{number}-{results.testbed.file_name}-" if len(testbeds) > 1 else ""
-            titles = {}
+            testbed, prefix, titles = results.testbed, "", {}
+            if len(testbeds) > 1:
+                prefix = f"{number}-{testbed.model_size}-{testbed.world_size}-ranks-{testbed.device or 'none'}-"
+                prefix = re.sub(r"[^A-Za-z0-9.-]+", "-", prefix)
             for name, (title, figure) in draw_figures(results).items():
                 titles[f"{prefix}{name}"] = title
                 drawing.draw(figure, folder / f"{prefix}{name}.png")

@@ -7,7 +7,6 @@ within one :class:`Testbed`, and there within a repeat of the same work, whose r
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -38,10 +37,6 @@ class Testbed:
     @classmethod
     def from_run(cls, run: StoredRun) -> Testbed:
         return cls(run.environment, run.model_size, run.world_size, run.device, run.definitions)
-
-    @property
-    def file_name(self) -> str:
-        return re.sub(r"[^A-Za-z0-9.-]+", "-", f"{self.model_size}-{self.world_size}-ranks-{self.device or 'none'}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ def main() -> int:
     def run() -> int:
         machine = probe_machine()
         grid = choose_grid(arguments, default_grid(machine.gpus))
-        outcome = sweep(Plan(grid.jobs(), machine, arguments.database, arguments.force, arguments.profile))
+        outcome = sweep(grid.jobs(), machine, arguments.database, force=arguments.force, profile=arguments.profile)
         sys.stdout.write(f"{outcome}: {arguments.database}\n")
         return 0 if outcome.is_good else 1
 
@@ -174,15 +174,6 @@ def default_grid(gpus: int) -> Grid:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    jobs: Sequence[Job]
-    machine: Machine
-    database: Path
-    force: bool = False
-    profile: bool = False
-
-
 KNOWN, CAPTURED, NOT_CAPTURED = "there before", "captured", "captures failed"
 
 
@@ -199,40 +190,40 @@ class Outcome(Counter[str]):
         return ", ".join([f"{self[store.OK]} runs measured", *counts])
 
 
-def sweep(plan: Plan) -> Outcome:
+def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = False, profile: bool = False) -> Outcome:
     """Make the runs that are missing, then the captures, which would disturb them."""
-    folder = plan.database.parent
+    folder, environment = path.parent, machine.environment
 
     def refuse() -> None:
         raise WorkloadError(f"{folder}: another sweep or capture writes there: wait for it, or name another --database")
 
-    with closing(store.open_database(plan.database)) as database, hold_folder(folder, refuse):
-        known = {run.id: run for run in store.load_results(plan.database).runs}
-        missing, captures, today = [], [], (plan.machine.code, DEFINITIONS)
-        for job in plan.jobs:
-            found = None if plan.force else known.get(job.run_id(plan.machine.environment.id))
+    with closing(store.open_database(path)) as database, hold_folder(folder, refuse):
+        known = {run.id: run for run in store.load_results(path).runs}
+        missing, captures, today = [], [], (machine.code, DEFINITIONS)
+        for job in jobs:
+            found = None if force else known.get(job.run_id(environment.id))
             # Want of memory lasts, another failure may have been chance.
             if found and (found.status == store.FAILED or (found.code, found.definitions) != today):
                 found = None
             if found is None:
                 missing.append(job)
-            if plan.profile and job.repeat == 0 and not (found and found.trace):
+            if profile and job.repeat == 0 and not (found and found.trace):
                 captures.append(job)
-        outcome = Outcome({KNOWN: len(plan.jobs) - len(missing)})
+        outcome = Outcome({KNOWN: len(jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
-            run, steps, messages = rows_of(job, plan.machine, measure(job.config))
-            store.write_run(database, plan.machine.environment, run, steps, messages)
+            run, steps, messages = rows_of(job, machine, measure(job.config))
+            store.write_run(database, environment, run, steps, messages)
             known[run.id] = run
             outcome[run.status] += 1
             report(f"{job.config}, repeat {job.repeat + 1}", _describe(run, steps))
         for job in captures:
-            config, run = job.config, known[job.run_id(plan.machine.environment.id)]
+            config, run = job.config, known[job.run_id(environment.id)]
             said = "skipped, since the run did not finish"
             if run.status == store.OK:
                 sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
                 try:
-                    file, figures = capture(config, plan.database.with_suffix("") / sizes, force=plan.force)
+                    file, figures = capture(config, path.with_suffix("") / sizes, force=force)
                     trace = os.path.relpath(file.absolute(), folder.absolute())
                     store.update_run(database, replace(run, trace=trace, **figures))  # type: ignore[arg-type]
                     said = "done"

@@ -14,7 +14,7 @@ from ddp_prof.benchmark import measure as measure_module
 from ddp_prof.benchmark import sweep as sweep_module
 from ddp_prof.benchmark.measure import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
-from ddp_prof.benchmark.sweep import Grid, Plan, sweep
+from ddp_prof.benchmark.sweep import Grid, sweep
 from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
@@ -43,7 +43,7 @@ class Bench:
         self.gives: dict[str, Manifest | WorkloadError] = {}
         self.ran: list[str] = []
         self.including_warmup: list[str] = []
-        self.plan = Plan(GRID.jobs(), MACHINE, database)
+        self.database = database
 
     def measure(self, config: RunConfig) -> Manifest | WorkloadError:
         self.ran.append(config.variant)
@@ -57,7 +57,7 @@ class Bench:
 
     def sweep(self, **changes: object) -> sweep_module.Outcome:
         self.ran, self.including_warmup = [], []
-        return sweep(replace(self.plan, **changes))  # type: ignore[arg-type]
+        return sweep(**{"jobs": GRID.jobs(), "machine": MACHINE, "path": self.database, **changes})  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -75,14 +75,14 @@ def test_what_is_there_is_not_run_again_unless_forced(bench: Bench) -> None:
     assert bench.ran == []
     assert str(bench.sweep(force=True)) == "4 runs measured"
     assert len(bench.ran) == 4
-    assert len(load_results(bench.plan.database).runs) == 4
+    assert len(load_results(bench.database).runs) == 4
 
 
 def test_other_code_is_measured_under_the_same_id(bench: Bench) -> None:
     bench.sweep()
-    before = load_results(bench.plan.database).runs
+    before = load_results(bench.database).runs
     assert str(bench.sweep(machine=replace(MACHINE, code="c2"))) == "4 runs measured"
-    after = load_results(bench.plan.database).runs
+    after = load_results(bench.database).runs
     assert [item.id for item in after] == [item.id for item in before]
     assert {item.code for item in after} == {"c2"}
 
@@ -94,14 +94,14 @@ def test_other_definitions_are_measured_again_and_never_kept_beside_todays(
     for module in (sweep_module, measure_module):
         monkeypatch.setattr(module, "DEFINITIONS", analyze.DEFINITIONS + 1)
     assert str(bench.sweep(profile=True)) == "4 runs measured, 1 captured, 1 captures failed"
-    assert {run.definitions for run in load_results(bench.plan.database).runs} == {sweep_module.DEFINITIONS}
+    assert {run.definitions for run in load_results(bench.database).runs} == {sweep_module.DEFINITIONS}
 
 
 def test_another_machine_and_other_conditions_are_runs_of_their_own(bench: Bench) -> None:
     bench.sweep()
     bench.sweep(machine=replace(MACHINE, environment=replace(ENVIRONMENT, id="e2")))
     bench.sweep(jobs=replace(GRID, warmup=2).jobs())
-    assert len(load_results(bench.plan.database).runs) == 12
+    assert len(load_results(bench.database).runs) == 12
 
 
 def test_want_of_memory_lasts_and_a_failure_is_tried_again(bench: Bench) -> None:
@@ -109,7 +109,7 @@ def test_want_of_memory_lasts_and_a_failure_is_tried_again(bench: Bench) -> None
     outcome = bench.sweep()
     assert not outcome.is_good
     assert str(outcome) == "0 runs measured, 2 out of memory, 2 failed"
-    rows = load_results(bench.plan.database)
+    rows = load_results(bench.database)
     assert {(run.variant, run.status, run.reason) for run in rows.runs} == {
         ("naive", OUT_OF_MEMORY, "too big"),
         ("flat", FAILED, "bad luck"),
@@ -119,7 +119,7 @@ def test_want_of_memory_lasts_and_a_failure_is_tried_again(bench: Bench) -> None
     outcome = bench.sweep()
     assert bench.ran == ["flat", "flat"]
     assert outcome.is_good
-    assert {run.status for run in load_results(bench.plan.database).runs} == {OK, OUT_OF_MEMORY}
+    assert {run.status for run in load_results(bench.database).runs} == {OK, OUT_OF_MEMORY}
 
 
 def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> None:
@@ -127,11 +127,11 @@ def test_each_setting_is_captured_once_without_timing_it_again(bench: Bench) -> 
     bench.sweep()
     outcome = bench.sweep(profile=True)
     assert (bench.ran, bench.including_warmup, outcome.is_good) == ([], ["naive"], True)
-    run, *others = load_results(bench.plan.database).runs
+    run, *others = load_results(bench.database).runs
     assert (run.repeat, run.trace_comm_ns, run.trace_tail_ns) == (0, 30, 5)
     assert run.trace == "results/tiny_2ranks_1x16/x.sqlite"
     assert all(other.trace is None for other in others)
-    assert len(load_results(bench.plan.database).steps) == 2
+    assert len(load_results(bench.database).steps) == 2
     bench.sweep(profile=True)
     assert bench.including_warmup == []
     bench.sweep(profile=True, force=True)
@@ -143,7 +143,7 @@ def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytes
     assert not outcome.is_good
     assert str(outcome) == "4 runs measured, 1 captured, 1 captures failed"
     assert "flat, tiny, 2 ranks, 1 x 16 tokens each, capture: failed: no profiler" in capsys.readouterr().err
-    assert {run.status for run in load_results(bench.plan.database).runs} == {OK}
+    assert {run.status for run in load_results(bench.database).runs} == {OK}
     bench.sweep(profile=True)
     assert (bench.ran, bench.including_warmup) == ([], ["flat"])
 
@@ -151,13 +151,13 @@ def test_a_failed_capture_leaves_the_run_and_is_told(bench: Bench, capsys: pytes
 def test_what_restricts_the_meaning_of_a_run_is_in_its_row(bench: Bench) -> None:
     bench.gives = {"flat": replace(GOOD, world_size=1)}
     bench.sweep()
-    caveats = {run.variant: run.caveat for run in load_results(bench.plan.database).runs}
+    caveats = {run.variant: run.caveat for run in load_results(bench.database).runs}
     assert caveats["naive"] is None
     assert "one rank: it has no peer" in str(caveats["flat"])
 
 
 def test_two_sweeps_at_once_are_refused(bench: Bench) -> None:
-    descriptor = os.open(bench.plan.database.parent, os.O_RDONLY)
+    descriptor = os.open(bench.database.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # as another process would: locks are of descriptors
         with pytest.raises(WorkloadError, match="another sweep or capture writes there: wait for it, or name another"):
