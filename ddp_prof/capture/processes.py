@@ -21,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_prof.errors import WorkloadError, printable
+from ddp_prof.train.launch import STOPPING, handle_signals
 
 MARK = "DDP_PROF_CAPTURE"
 """Environment variable of all processes of a run: its folder."""
@@ -187,14 +188,11 @@ def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
         if number != signal.SIGINT or not is_in_foreground:
             process.send_signal(number)
 
-    before = {
-        number: signal.signal(number, forward_signal) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    }
+    before = {number: signal.signal(number, forward_signal) for number in STOPPING}
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        handle_signals(before)
 
 
 def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:

@@ -207,29 +207,29 @@ class CommunicationClock:
     """
 
     def __init__(self) -> None:
-        self._seconds = 0.0
-        self._begin = 0.0
-        self._events: tuple[torch.cuda.Event, torch.cuda.Event] | None = None
+        self._begin: Any = 0.0
+        self._end: Any = 0.0
 
     def start(self, device: torch.device) -> None:
-        if device.type == "cuda":
-            self._events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-            self._events[0].record(torch.cuda.current_stream(device))
-        self._begin = time.perf_counter()
+        self._begin = self._end = _mark(device)
 
     def stop(self, device: torch.device) -> None:
-        self._seconds = time.perf_counter() - self._begin
-        if self._events is not None:
-            self._events[1].record(torch.cuda.current_stream(device))
+        self._end = _mark(device)
 
     def seconds(self) -> float:
         """The last time taken. Waits for the device where it is the device's."""
-        if self._events is None:
-            return self._seconds
-        begin, end = self._events
-        end.synchronize()
-        milliseconds: float = begin.elapsed_time(end)
-        return milliseconds / 1000
+        if isinstance(self._end, float):
+            return float(self._end - self._begin)
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1000
+
+
+def _mark(device: torch.device) -> Any:
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 def add_hooks(

@@ -101,14 +101,13 @@ def stop_on_signals() -> Iterator[None]:
     try:
         yield
     except Stopped:  # on its way out: what tidies up is not to be cut off
+        before = {}
         raise
-    except BaseException:
-        _handle_signals(before)
-        raise
-    _handle_signals(before)
+    finally:
+        handle_signals(before)
 
 
-def _handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
+def handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, handler)
 
@@ -169,7 +168,7 @@ def _end_with_launcher(launcher: BaseProcess) -> None:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
+    handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     raise Stopped(number)
 
 
@@ -185,7 +184,7 @@ def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
 
 def _end(ranks: Sequence[Rank]) -> None:
     """Terminate the ranks that still run, and kill them after a time; stop signals are ignored from here on."""
-    _handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
+    handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     for end in ("terminate", "kill"):
         for rank in _running(ranks):
             getattr(rank, end)()

@@ -85,16 +85,14 @@ class Seat(NamedTuple):
 
 def choose_seat(config: RunConfig, place: RankInfo) -> Seat:
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    seats = gpus * (config.ranks_per_gpu or 1)
-    has_seat = seats >= place.local_world
+    has_seat = gpus * (config.ranks_per_gpu or 1) >= place.local_world
     backend = config.backend
     if backend == "auto":
         backend = "nccl" if has_seat and config.device != "cpu" and dist.is_nccl_available() else "gloo"
     kind = config.device
     if kind == "auto":
         kind = "cuda" if backend == "nccl" or (has_seat and backend == "gloo") else "cpu"
-    _check_backend(backend, kind, gpus, place, seats)
-    _check_sharing(config.ranks_per_gpu, kind, gpus, place)
+    _check_seats(backend, kind, config.ranks_per_gpu, gpus, place.local_world)
     if kind == "cpu":
         return Seat(torch.device("cpu"), backend)
     shared = config.ranks_per_gpu
@@ -102,7 +100,8 @@ def choose_seat(config: RunConfig, place: RankInfo) -> Seat:
     return Seat(torch.device(kind, gpu), backend, min(shared or -(-place.local_world // gpus), place.local_world))
 
 
-def _check_backend(backend: str, kind: str, gpus: int, place: RankInfo, seats: int) -> None:
+def _check_seats(backend: str, kind: str, ranks_per_gpu: int | None, gpus: int, ranks: int) -> None:
+    seats = gpus * (ranks_per_gpu or 1)
     if backend == "gloo" and not dist.is_gloo_available():
         raise WorkloadError("this torch was built without gloo: choose another --backend")
     if backend == "nccl" and not dist.is_nccl_available():
@@ -111,24 +110,17 @@ def _check_backend(backend: str, kind: str, gpus: int, place: RankInfo, seats: i
         raise WorkloadError("torch finds no GPU here: leave out --device and --backend, or use --device cpu")
     if backend == "nccl" and kind == "cpu":
         raise WorkloadError("NCCL reduces on GPUs only: use --backend gloo with --device cpu")
-    if backend == "nccl" and seats < place.local_world:
+    if backend == "nccl" and seats < ranks:
         raise WorkloadError(
-            f"NCCL needs a GPU for each rank, but here are {gpus} GPUs for {place.local_world} ranks: "
+            f"NCCL needs a GPU for each rank, but here are {gpus} GPUs for {ranks} ranks: "
             "start fewer ranks, use --backend gloo, or let them take turns with --ranks-per-gpu"
         )
-
-
-def _check_sharing(ranks_per_gpu: int | None, kind: str, gpus: int, place: RankInfo) -> None:
-    if ranks_per_gpu is None:
-        return
-    if kind == "cpu":
+    if ranks_per_gpu and kind == "cpu":
+        raise WorkloadError(f"--ranks-per-gpu {ranks_per_gpu}, but torch finds no GPU for {ranks} ranks: leave it out")
+    if ranks_per_gpu and seats < ranks:
         raise WorkloadError(
-            f"--ranks-per-gpu {ranks_per_gpu}, but torch finds no GPU for {place.local_world} ranks: leave it out"
-        )
-    if gpus * ranks_per_gpu < place.local_world:
-        raise WorkloadError(
-            f"--ranks-per-gpu {ranks_per_gpu} seats {gpus * ranks_per_gpu} ranks on {gpus} GPUs, but there are "
-            f"{place.local_world}: use --ranks-per-gpu {-(-place.local_world // gpus)}"
+            f"--ranks-per-gpu {ranks_per_gpu} seats {seats} ranks on {gpus} GPUs, but there are {ranks}: "
+            f"use --ranks-per-gpu {-(-ranks // gpus)}"
         )
 
 

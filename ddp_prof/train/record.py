@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -100,7 +99,7 @@ def describe_run(
     trainer: Trainer,
     seat: Seat,
     host_times: Sequence[HostTimes],
-    messages: Sequence[Message],
+    messages: Sequence[MessageTimes],
     *,
     final_loss: float,
     peak_memory_bytes: int,
@@ -136,9 +135,9 @@ def describe_run(
         ),
         options=options,
         host_times=tuple(host_times),
-        messages=summarize(messages) if variant.is_blocking else (),
-        collectives=len(messages) // counted if counted else None,
-        communicated_bytes=sum(message.bytes for message in messages) // counted if counted else None,
+        messages=tuple(messages) if variant.is_blocking else (),
+        collectives=sum(row.calls for row in messages) // counted if counted else None,
+        communicated_bytes=sum(row.calls * row.bytes for row in messages) // counted if counted else None,
         peak_memory_bytes=peak_memory_bytes,
     )
 
@@ -208,22 +207,15 @@ def resident_bytes() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-class Message(NamedTuple):
-    """One collective: its bytes, and nanoseconds of the host's clock from its launch to its end."""
-
-    bytes: int
-    duration_ns: int
-
-
 class MessageLog:
-    """An ``annotate.Sink`` that notes each collective and lets other ranges pass.
+    """An ``annotate.Sink`` that times each collective from its launch to its end and lets other ranges pass.
 
     ``wait_for_device`` is called before a message and within its time, so that its time is its own; for a variant that
     does not block in each call it must do nothing.
     """
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:
-        self.messages: list[Message] = []
+        self.durations_ns: dict[int, list[int]] = {}  # by the bytes of the message
         self._wait_for_device = wait_for_device
 
     def push(self, text: str) -> object:
@@ -246,15 +238,11 @@ class MessageLog:
         end_ns = time.perf_counter_ns()
         assert isinstance(token, tuple)
         size, start_ns = token
-        self.messages.append(Message(size, end_ns - start_ns))
+        self.durations_ns.setdefault(size, []).append(end_ns - start_ns)
 
-
-def summarize(messages: Sequence[Message]) -> tuple[MessageTimes, ...]:
-    """One row per size, the smallest first."""
-    durations: dict[int, list[int]] = {}
-    for size, duration_ns in messages:
-        durations.setdefault(size, []).append(duration_ns)
-    return tuple(
-        MessageTimes(size, len(times), round(statistics.median(times)), min(times))
-        for size, times in sorted(durations.items())
-    )
+    def summarize(self) -> tuple[MessageTimes, ...]:
+        """One row per size, the smallest first."""
+        return tuple(
+            MessageTimes(size, len(times), round(statistics.median(times)), min(times))
+            for size, times in sorted(self.durations_ns.items())
+        )

@@ -162,7 +162,7 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
     times = [result.times for result in results]
     return describe_run(
-        arguments, trainer, seat, times, log.messages, final_loss=final_loss, peak_memory_bytes=peak_bytes
+        arguments, trainer, seat, times, log.summarize(), final_loss=final_loss, peak_memory_bytes=peak_bytes
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from ddp_prof import annotate
 from ddp_prof.annotate import Recorder
 from ddp_prof.manifest import MessageTimes
-from ddp_prof.train.record import Message, MessageLog, summarize
+from ddp_prof.train.record import MessageLog
 
 
 def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
@@ -20,7 +20,7 @@ def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
             span.end()
         with annotate.backward():
             pass
-    assert [message.bytes for message in log.messages] == [4096]
+    assert [row.bytes for row in log.summarize()] == [4096]
     assert [range_.text for range_ in profiler.ranges] == ["backward"]
 
 
@@ -33,7 +33,7 @@ def test_ranges_that_are_off_are_off_again_afterwards() -> None:
         assert not annotate.is_enabled()
     finally:
         annotate.enable()
-    assert len(log.messages) == 1
+    assert [row.calls for row in log.summarize()] == [1]
 
 
 def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,10 +48,11 @@ def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest
     log = MessageLog(wait_for_device)
     token = log.start("all_reduce|bucket=0|bytes=8|params=1")
     log.end(token)
-    assert log.messages == [Message(8, 10)]
+    assert log.summarize() == (MessageTimes(8, 1, 10, 10),)
 
 
 def test_a_row_a_size() -> None:
-    messages = [Message(8, 30), Message(4, 5), Message(8, 10), Message(8, 20)]
-    assert summarize(messages) == (MessageTimes(4, 1, 5, 5), MessageTimes(8, 3, 20, 10))
-    assert summarize([]) == ()
+    log = MessageLog(lambda: None)
+    assert log.summarize() == ()
+    log.durations_ns = {8: [30, 10, 20], 4: [5]}
+    assert log.summarize() == (MessageTimes(4, 1, 5, 5), MessageTimes(8, 3, 20, 10))
