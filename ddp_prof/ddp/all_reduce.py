@@ -37,7 +37,13 @@ class ReducingVariant(DataParallel):
         schedule: Options of a subclass that decide what is communicated, and when.
     """
 
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {
+        "_reducer",
+        "_remover",
+        "_stepped",
+        "_structure",
+    }
+    _reducer_type: ClassVar[type[Reducer]] = Reducer
     _cap_bytes: float | Sequence[float] | None = None
 
     def __init__(
@@ -62,11 +68,12 @@ class ReducingVariant(DataParallel):
     def _set_up(self) -> None:
         super()._set_up()
         self._reducer = self._make_reducer()
-        self._remover = add_hooks(self, self._trained, self.optimizer_parameters())
+        self._remover = add_hooks(self, self._trained)
+        self._stepped = frozenset(map(id, self.optimizer_parameters()))
         self._structure: Structure | None = None
 
     def _make_reducer(self) -> Reducer:
-        return Reducer(self._trained, self.assignment, self.process_group, self._find_unused)
+        return self._reducer_type(self._trained, self.assignment, self.process_group, self._find_unused)
 
     def _assign(self) -> Assignment:
         return assign_buckets(self._trained, self._cap_bytes)
@@ -83,13 +90,27 @@ class ReducingVariant(DataParallel):
         self._are_buffers_due = is_trained and self._broadcast_buffers
         return super().forward(*args, **kwargs)
 
-    def on_gradient(self, index: int) -> None:
+    def on_gradient(self, index: int, _parameter: torch.Tensor) -> None:
         """Take the gradient of a parameter, which backward has just finished. Called by its hook."""
         if not self._is_synchronizing:
             return
         self.is_unfinished = True
         if not self.is_blocking:
             self._reducer.ready(index)
+
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Any optimizer is about to step. Called by a hook."""
+        if self.is_unfinished and self._is_own(optimizer):
+            raise CommunicationError(
+                "optimizer.step() on gradients that are not synchronized: "
+                "call finish_gradient_synchronization() after backward, before the step"
+            )
+
+    def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        """Any optimizer has stepped. Called by a hook."""
+
+    def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
+        return any(id(parameter) in self._stepped for group in optimizer.param_groups for parameter in group["params"])
 
     def remove(self) -> None:
         self._remover()

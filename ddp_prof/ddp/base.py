@@ -159,17 +159,6 @@ class DataParallel(torch.nn.Module, ABC):
         """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
         return ()
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *, is_own: bool) -> None:  # noqa: ARG002  # sharded looks
-        """Any optimizer is about to step; ``is_own``: on :meth:`optimizer_parameters`. Called by a hook."""
-        if is_own and self.is_unfinished:
-            raise CommunicationError(
-                "optimizer.step() on gradients that are not synchronized: "
-                "call finish_gradient_synchronization() after backward, before the step"
-            )
-
-    def on_step(self) -> None:
-        """An optimizer has stepped on :meth:`optimizer_parameters`. Called by a hook."""
-
     def _state(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in self._not_copied}
 
@@ -232,32 +221,20 @@ def _mark(device: torch.device) -> Any:
     return event
 
 
-def add_hooks(
-    listener: Any, parameters: Sequence[torch.nn.Parameter], stepped: Sequence[torch.Tensor]
-) -> weakref.finalize[..., Any]:
+def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakref.finalize[..., Any]:
     """Register hooks that report gradients and optimizer steps to ``listener``; returns a function that removes them.
 
     The hooks hold the listener weakly, so that a module whose variant was dropped trains alone again.
     """
-    owner, ids = weakref.ref(listener), frozenset(map(id, stepped))
-
-    def is_own(optimizer: torch.optim.Optimizer) -> bool:
-        return any(id(parameter) in ids for group in optimizer.param_groups for parameter in group["params"])
-
-    def report_before_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if (variant := owner()) is not None:
-            variant.before_step(optimizer, is_own=is_own(optimizer))
-
-    def report_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if (variant := owner()) is not None and is_own(optimizer):
-            variant.on_step()
-
+    on_gradient, before_step, on_step = map(
+        weakref.WeakMethod, (listener.on_gradient, listener.before_step, listener.on_step)
+    )
     handles: list[RemovableHandle] = [
-        parameter.register_post_accumulate_grad_hook(partial(_report_gradient, owner, index))  # type: ignore[no-untyped-call]
+        parameter.register_post_accumulate_grad_hook(partial(_report, on_gradient, index))  # type: ignore[no-untyped-call]
         for index, parameter in enumerate(parameters)
     ]
-    handles.append(register_optimizer_step_pre_hook(report_before_step))
-    handles.append(register_optimizer_step_post_hook(report_step))
+    handles.append(register_optimizer_step_pre_hook(partial(_report, before_step)))
+    handles.append(register_optimizer_step_post_hook(partial(_report, on_step)))
 
     def remove() -> None:
         for handle in handles:
@@ -268,11 +245,11 @@ def add_hooks(
     return remover
 
 
-def _report_gradient(owner: weakref.ref[Any], index: int, _parameter: torch.Tensor) -> None:
-    if (variant := owner()) is not None:
-        variant.on_gradient(index)
+def _report(method: weakref.WeakMethod[Any], *arguments: Any) -> None:
+    if (reported := method()) is not None:
+        reported(*arguments)
 
 
 def has_gradient_hook(parameter: torch.Tensor) -> bool:
     hooks = (parameter._post_accumulate_grad_hooks or {}).values()
-    return any(getattr(hook, "func", None) is _report_gradient and hook.args[0]() is not None for hook in hooks)
+    return any(getattr(hook, "func", None) is _report and hook.args[0]() is not None for hook in hooks)

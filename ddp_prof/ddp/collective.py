@@ -88,7 +88,9 @@ def launch(
         started = start()
         works = started if isinstance(started, list) else [started]
         if annotate.is_enabled() and is_on_host(tensor, group):
-            torch.futures.collect_all([work.get_future() for work in works]).add_done_callback(span.end)
+            futures = [work.get_future() for work in works]
+            done = futures[0] if len(futures) == 1 else torch.futures.collect_all(futures)
+            done.add_done_callback(span.end)
     except RuntimeError as error:
         span.end()
         raise communication_error(dist.get_rank(group), what, error) from error

@@ -274,12 +274,13 @@ class FullyShardedDDP(DataParallel):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        self._require_sync(False)
+        module: Any = self.module  # an FSDPModule
+        module.set_requires_gradient_sync(False)
         try:
             with super().no_sync():
                 yield
         finally:
-            self._require_sync(True)
+            module.set_requires_gradient_sync(True)
 
     def remove(self) -> None:
         """Refused: torch has no way back from ``fully_shard``."""
@@ -295,7 +296,3 @@ class FullyShardedDDP(DataParallel):
         norm: Any = super()._clip(max_norm, norm_type)
         whole: torch.Tensor = norm.full_tensor()  # of inf, ``item()`` would be the norm of this rank's part
         return whole
-
-    def _require_sync(self, is_required: bool) -> None:
-        assert isinstance(self.module, fsdp.FSDPModule)
-        self.module.set_requires_gradient_sync(is_required)

@@ -233,6 +233,7 @@ class ShardedDDP(ReducingVariant):
         options: As of :class:`ReducingVariant`, without ``find_unused_parameters``.
     """
 
+    _reducer_type: ClassVar[type[Reducer]] = ShardReducer
     _reducer: ShardReducer
     _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers"}
 
@@ -255,9 +256,6 @@ class ShardedDDP(ReducingVariant):
         for layer in self._layers:
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
 
-    def _make_reducer(self) -> Reducer:
-        return ShardReducer(self._trained, self.assignment, self.process_group, find_unused=False)
-
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
         """This rank's part of each bucket."""
         return [bucket.shard for bucket in self._reducer.buckets]
@@ -269,15 +267,15 @@ class ShardedDDP(ReducingVariant):
             self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
         return super().forward(*args, **kwargs)
 
-    def before_step(self, optimizer: torch.optim.Optimizer, *, is_own: bool) -> None:
-        super().before_step(optimizer, is_own=is_own)
+    def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        super().before_step(optimizer)
         stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         if any(id(parameter) in stepped for parameter in self._trained):
             raise CommunicationError(
                 "the optimizer steps on the module's parameters, whose gradients sharded keeps in parts: "
                 "make it of variant.optimizer_parameters()"
             )
-        if not is_own:
+        if not self._is_own(optimizer):
             return
         if isinstance(optimizer, ShardedOptimizer):
             raise CommunicationError(
@@ -286,9 +284,10 @@ class ShardedDDP(ReducingVariant):
             )
         self.wait_for_parameters()  # an all-gather still reads the part that is stepped on
 
-    def on_step(self) -> None:
-        for bucket in reversed(self._reducer.buckets):
-            self._gathers.add(bucket.index, bucket.gather())
+    def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if self._is_own(optimizer):
+            for bucket in reversed(self._reducer.buckets):
+                self._gathers.add(bucket.index, bucket.gather())
 
     def wait_for_parameters(self) -> None:
         self._gathers.settle()
