@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredRun, StoredStep
 from ddp_prof.present.columns import ms
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
@@ -68,19 +68,15 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class Estimate(StepMedian):
     """The median over runs, in the unit of the field that holds it; ``medians`` are each run's, by its repeat."""
 
-    value: float
-    half_width: float | None = None  # of the 95 % interval, for three runs or more
     medians: Mapping[str, float] = field(default_factory=dict)
 
 
 def estimate(medians: Mapping[str, float]) -> Estimate | None:
-    values = list(medians.values())
-    interval = bootstrap_interval(values)
-    half_width = interval and (interval[1] - interval[0]) / 2
-    return Estimate(float(np.median(values)), half_width, medians) if values else None
+    found = median_of_steps([list(medians.values())])
+    return Estimate(found.value, found.half_width, medians) if found else None
 
 
 def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
@@ -88,7 +84,7 @@ def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
     if above is None or below is None or not below.value:
         return None
     common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
-    return estimate(common) or Estimate(above.value / below.value)
+    return estimate(common) or Estimate(above.value / below.value, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from ddp_prof.capture.recorder import (
     visible_gpus,
 )
 from ddp_prof.errors import WorkloadError, printable
-from ddp_prof.ingest.nsys_program import Nsys
+from ddp_prof.ingest.nsys_program import Nsys, by_number
 from ddp_prof.range_names import BACKWARD, STEP, parse_ranges
 
 PLACE_VARIABLES = (
@@ -69,7 +69,7 @@ class Job:
         own = re.compile(re.escape(self.name) + part + re.escape(suffix))
         return sorted(
             (file for file in self.folder.iterdir() if own.fullmatch(file.name)),
-            key=lambda file: [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", file.name)],
+            key=lambda file: by_number(file.name),
         )
 
     def remove_old(self, folder: Path, world: int | None = None) -> None:

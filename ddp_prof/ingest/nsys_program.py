@@ -86,10 +86,10 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
     yield str(Path(environ.get("NSYS_PREFIX") or Path(__file__).parents[2] / ".nsys", "bin", "nsys"))
     for pattern in environ["NSYS_SEARCH"].split() if "NSYS_SEARCH" in environ else PLACES:
         found_here = [str(path) for path in Path("/").glob(pattern.lstrip("/"))]
-        yield from sorted(found_here, key=_by_number, reverse=True)
+        yield from sorted(found_here, key=by_number, reverse=True)
 
 
-def _by_number(path: str) -> list[int | str]:
+def by_number(path: str) -> list[int | str]:
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path)]
 
 
