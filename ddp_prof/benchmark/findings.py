@@ -18,7 +18,7 @@ from nothing is kept, and no sentence is written about it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
 
@@ -26,7 +26,7 @@ import numpy as np
 
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of
+from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
 from ddp_prof.present.text import percent, size
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
@@ -282,16 +282,14 @@ class TestbedResults:
         return " · ".join(parts)
 
 
-def gather_testbeds(results: Results, summaries: Iterable[SettingSummary]) -> list[TestbedResults]:
+def gather_testbeds(results: Results) -> list[TestbedResults]:
+    environments = {environment.id: environment for environment in results.environments}
     messages = message_costs(results)
-    own: dict[Testbed, list[SettingSummary]] = {}
-    for summary in summaries:
-        own.setdefault(summary.testbed, []).append(summary)
     found = []
-    for testbed, of_testbed in own.items():
-        first, costs = of_testbed[0], messages.get(testbed, ())
+    for testbed, summaries in summarize_settings(results).items():
+        environment, costs = environments.get(testbed.environment), messages.get(testbed, ())
         link = fit_link(costs)
-        model = link if isinstance(link, str) else BucketModel(link, first.first.gradient_bytes)
-        observations = find_observations(of_testbed, model)
-        found.append(TestbedResults(testbed, first.environment, tuple(of_testbed), costs, model, observations))
+        model = link if isinstance(link, str) else BucketModel(link, summaries[0].first.gradient_bytes)
+        observations = find_observations(summaries, model)
+        found.append(TestbedResults(testbed, environment, summaries, costs, model, observations))
     return found

@@ -127,7 +127,11 @@ def _link_note(model: BucketModel, *, contradicted: bool) -> str:
     )
 
 
-def csv_row(summary: SettingSummary) -> Row:
+def csv_rows(testbeds: Sequence[TestbedResults]) -> list[Row]:
+    return [_csv_row(summary, results) for results in testbeds for summary in results.summaries]
+
+
+def _csv_row(summary: SettingSummary, results: TestbedResults) -> Row:
     """One row of ``results.csv``: the columns that the course's study asks for, then all others.
 
     ``avg_comm_time_ms`` is without synchronizing first, as the study measured: on a GPU it includes device work of
@@ -163,13 +167,13 @@ def csv_row(summary: SettingSummary) -> Row:
         "parameters": run.parameters,
         "peak_memory_bytes": summary.peak_memory_bytes,
         "tokens_per_s": run.tokens / step.value * 1e9 if step and step.value else None,
-        "device": summary.testbed.device,
+        "device": results.testbed.device,
         "backend": run.backend,
         "caveat": "; ".join(summary.caveats) or None,
-        "environment": summary.testbed.environment,
-        **{name: getattr(summary.environment, name, None) for name in ("cpu", "cores", "gpus", "torch", "ddp_prof")},
+        "environment": results.testbed.environment,
+        **{name: getattr(results.environment, name, None) for name in ("cpu", "cores", "gpus", "torch", "ddp_prof")},
         "git_commit": run.git_commit,
-        "definitions": summary.testbed.definitions,
+        "definitions": results.testbed.definitions,
     }
 
 
@@ -202,7 +206,6 @@ def _testbed_document(results: TestbedResults) -> dict[str, Any]:
 
 def _setting_document(summary: SettingSummary) -> dict[str, Any]:
     values = asdict(summary)
-    del values["testbed"], values["environment"]
     setting, run = values.pop("setting"), values.pop("first")
     shared = (
         "d_model", "num_layers", "parameters", "gradient_bytes", "backend", "steps", "collectives",
@@ -250,6 +253,6 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
     return problems
 
 
-def write_results_csv(summaries: Sequence[SettingSummary], path: Path) -> None:
+def write_results_csv(testbeds: Sequence[TestbedResults], path: Path) -> None:
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
-        write_csv([csv_row(summary) for summary in summaries], file)
+        write_csv(csv_rows(testbeds), file)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
-from ddp_prof.benchmark.store import OK, Environment, Results, StoredRun, StoredStep
+from ddp_prof.benchmark.store import OK, Results, StoredRun, StoredStep
 from ddp_prof.present.columns import ms
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
 
@@ -62,9 +62,8 @@ class Setting:
         """Batch size and context length: settings of one workload do the same work."""
         return self.local_batch_size, self.seq_len
 
-    @property
-    def order(self) -> tuple[int, str, float]:
-        return variant_order(self.variant, self.bucket_size_mb)
+    def order(self) -> tuple[tuple[int, int], tuple[int, str, float]]:
+        return self.workload, variant_order(self.variant, self.bucket_size_mb)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,6 @@ class SettingSummary:
         speedup: Step of the naive run of the same work in the same testbed over this one's.
     """
 
-    testbed: Testbed
-    environment: Environment | None
     setting: Setting
     status: str
     first: StoredRun
@@ -135,40 +132,35 @@ class SettingSummary:
         return communication.value / step.value if step and communication and step.value else None
 
 
-def summarize_settings(results: Results) -> tuple[SettingSummary, ...]:
+def summarize_settings(results: Results) -> dict[Testbed, tuple[SettingSummary, ...]]:
     """Each setting of each testbed: testbeds as first met; settings by workload, variant and bucket size."""
-    environments = {environment.id: environment for environment in results.environments}
     steps: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in results.steps:
         steps.setdefault((step.run, step.is_synchronized), []).append(step)
     devices = {run.environment: run.device for run in reversed(results.runs) if run.device is not None}
-    runs: dict[tuple[Testbed, Setting], list[StoredRun]] = {}
+    runs: dict[Testbed, dict[Setting, list[StoredRun]]] = {}
     for run in results.runs:
         # A run that failed before it could report its device gets that of its environment.
         testbed = replace(Testbed.from_run(run), device=run.device or devices.get(run.environment))
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
-        runs.setdefault((testbed, setting), []).append(run)
-    testbeds = list(dict.fromkeys(testbed for testbed, _ in runs))
-    summaries = [_summarize(*key, environments.get(key[0].environment), own, steps) for key, own in runs.items()]
-    summaries.sort(key=lambda one: (testbeds.index(one.testbed), *one.setting.workload, *one.setting.order))
-    naive = {(one.testbed, one.setting.workload): one for one in summaries if one.setting.variant == BASELINE}
+        runs.setdefault(testbed, {}).setdefault(setting, []).append(run)
+    found = {}
+    for testbed, settings in runs.items():
+        summaries = [_summarize(setting, settings[setting], steps) for setting in sorted(settings, key=Setting.order)]
+        naive = {one.setting.workload: one for one in summaries if one.setting.variant == BASELINE}
+        found[testbed] = tuple(_with_speedups(one, naive.get(one.setting.workload)) for one in summaries)
+    return found
 
-    def speedup(one: SettingSummary, column: str) -> Estimate | None:
-        base = naive.get((one.testbed, one.setting.workload))
-        return ratio(getattr(base, column), getattr(one, column)) if base else None
 
-    return tuple(
-        replace(one, speedup=speedup(one, "step_ns"), communication_speedup=speedup(one, "communication_ns"))
-        for one in summaries
-    )
+def _with_speedups(one: SettingSummary, naive: SettingSummary | None) -> SettingSummary:
+    if naive is None:
+        return one
+    communication = ratio(naive.communication_ns, one.communication_ns)
+    return replace(one, speedup=ratio(naive.step_ns, one.step_ns), communication_speedup=communication)
 
 
 def _summarize(
-    testbed: Testbed,
-    setting: Setting,
-    environment: Environment | None,
-    runs: Sequence[StoredRun],
-    steps: Mapping[tuple[str, bool], Sequence[StoredStep]],
+    setting: Setting, runs: Sequence[StoredRun], steps: Mapping[tuple[str, bool], Sequence[StoredStep]]
 ) -> SettingSummary:
     """``steps`` are by run, and by whether they are synchronized."""
     measured = [run for run in runs if run.status == OK]
@@ -184,8 +176,6 @@ def _summarize(
         return estimate(medians)
 
     return SettingSummary(
-        testbed=testbed,
-        environment=environment,
         setting=setting,
         status=OK if measured else failed[0].status,
         first=(measured or failed)[0],

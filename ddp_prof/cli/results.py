@@ -35,33 +35,30 @@ def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     from ddp_prof.benchmark.findings import gather_testbeds
     from ddp_prof.benchmark.report import (
         REPORT,
-        csv_row,
+        csv_rows,
         results_document,
         results_markdown,
         results_views,
         write_results,
         write_results_csv,
     )
-    from ddp_prof.benchmark.settings import summarize_settings
     from ddp_prof.benchmark.store import load_results
 
     table = database.with_suffix(".csv")
     protect_inputs([database], *([table] if folder else []))
-    results = load_results(database)
-    summaries = summarize_settings(results)
-    if not summaries:
+    testbeds = gather_testbeds(load_results(database))
+    if not testbeds:
         raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
-    testbeds = gather_testbeds(results, summaries)
     if output.form == "markdown":
         say(results_markdown(testbeds).removesuffix("\n"))
     elif output.form == "json":
         show(output, [TableView("", [], [], results_document(database, testbeds))])
     elif output.form == "csv":
-        show(output, [TableView("", [csv_row(summary) for summary in summaries], [], {})])
+        show(output, [TableView("", csv_rows(testbeds), [], {})])
     else:
         show(output, results_views(testbeds))
     if folder:
         for problem in write_results(testbeds, folder):
             print_note(problem)
-        write_results_csv(summaries, table)
+        write_results_csv(testbeds, table)
         say(f"{folder / REPORT} {table}", err=True)

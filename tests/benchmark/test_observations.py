@@ -7,13 +7,11 @@ from dataclasses import replace
 import pytest
 
 from ddp_prof.benchmark.findings import Observation, TestbedResults, find_observations, gather_testbeds
-from ddp_prof.benchmark.settings import summarize_settings
 from tests.benchmark.results_factory import MS, Sweep, study_like
 
 
 def testbed_of(sweep: Sweep) -> TestbedResults:
-    results = sweep.results()
-    (testbed,) = gather_testbeds(results, summarize_settings(results))
+    (testbed,) = gather_testbeds(sweep.results())
     return testbed
 
 

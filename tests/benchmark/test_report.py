@@ -13,14 +13,13 @@ from ddp_prof.benchmark.report import (
     NO_SPREAD,
     OTHER_CODE,
     SPREAD,
-    csv_row,
+    csv_rows,
     results_markdown,
     results_views,
     settings_view,
     write_results,
     write_results_csv,
 )
-from ddp_prof.benchmark.settings import summarize_settings
 from ddp_prof.benchmark.store import load_results
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
@@ -40,8 +39,7 @@ HEADER = (
 
 
 def testbeds_of(sweep: Sweep) -> list[TestbedResults]:
-    results = sweep.results()
-    return gather_testbeds(results, summarize_settings(results))
+    return gather_testbeds(sweep.results())
 
 
 def testbed_of(sweep: Sweep) -> TestbedResults:
@@ -61,14 +59,12 @@ def exact() -> Sweep:
 
 class TestRows:
     def test_the_columns_of_the_study_come_first(self) -> None:
-        results = exact().results()
-        rows = [csv_row(one) for one in summarize_settings(results)]
+        rows = csv_rows(testbeds_of(exact()))
         assert ",".join(rows[0]) == HEADER
         assert all(list(row) == list(rows[0]) for row in rows)
 
     def test_numbers_are_in_the_units_of_their_columns(self) -> None:
-        results = exact().results()
-        rows = [csv_row(one) for one in summarize_settings(results)]
+        rows = csv_rows(testbeds_of(exact()))
         row = next(row for row in rows if row["bucket_size_mb"] == 10.0)
         numbers = {key: row[key] for key in ("avg_step_time_ms", "avg_comm_time_ms", "comm_overhead_pct")}
         assert numbers == pytest.approx({"avg_step_time_ms": 80, "avg_comm_time_ms": 20, "comm_overhead_pct": 25})
@@ -273,7 +269,7 @@ class TestFiles:
         results = exact().results()
         path = tmp_path / "results.csv"
         path.write_text("old")
-        write_results_csv(summarize_settings(results), path)
+        write_results_csv(gather_testbeds(results), path)
         assert path.read_text().splitlines()[0] == HEADER
         assert [path.name for path in tmp_path.iterdir()] == ["results.csv"]
 
