@@ -227,7 +227,6 @@ class BucketedDDP(ReducingVariant):
         order of readiness      [p9 p8 p6]  [p7 p4 p5]      only the second does
 
     Args:
-        module: What is trained.
         bucket_size_mb: Cap of a bucket in MiB, as torch's ``bucket_cap_mb``; a larger parameter has its own bucket.
             Several: caps of the first buckets, the last for all that follow; ``[1, 25]`` lets a small first bucket
             leave early, as torch's DDP does by default. ``None``: one bucket for all, of each data type and device.

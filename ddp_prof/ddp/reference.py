@@ -52,9 +52,6 @@ class TorchDDP(DataParallel):
               Jaggi 2019), in three messages per bucket. The first two steps are sent whole, as torch demands.
 
     Args:
-        module: What is trained.
-        process_group: ``None`` is the default group.
-        find_unused_parameters: As DDP's.
         mark_buckets: Mark each bucket's all-reduce by a communication hook. Without it ``communication_seconds`` is not
             known (NaN), and buckets can be told from kernels only.
         comm_hook: ``None``, ``"bf16"`` or ``"powersgd"``. A copy of the variant starts without PowerSGD's errors.

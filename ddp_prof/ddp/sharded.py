@@ -227,10 +227,8 @@ class ShardedDDP(ReducingVariant):
     all-gather; before you read one that you kept in a list of your own, call :meth:`wait_for_parameters`. An overflow
     that ``torch.amp.GradScaler`` finds on one rank is found on all.
 
-    Args:
-        module: What is trained.
-        bucket_size_mb: As of :class:`BucketedDDP`.
-        options: As of :class:`ReducingVariant`, without ``find_unused_parameters``.
+    ``bucket_size_mb`` is as of :class:`BucketedDDP`, ``options`` as of :class:`ReducingVariant` without
+    ``find_unused_parameters``.
     """
 
     _reducer_type: ClassVar[type[Reducer]] = ShardReducer

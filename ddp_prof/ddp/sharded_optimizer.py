@@ -43,9 +43,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     Args:
         params: Parameters or groups of them, the same on every rank, in the same order; this is checked.
         optimizer_cls: The optimizer that steps on a rank's own part.
-        process_group: ``None`` is the default group.
         kwargs: Go to ``optimizer_cls``.
-
     """
 
     local: torch.optim.Optimizer
