@@ -113,14 +113,9 @@ def draw_buckets(results: TestbedResults) -> go.Figure:
         same_work = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
         if others := [one for one in same_work if one.setting.swept_mb is None]:
             best = min(others, key=lambda one: value_ms(one.step_ns) or math.inf)
-            traces.append(
-                {
-                    "type": "scatter", "mode": "lines", "x": [min(sizes) / 1.3, max(sizes) * 1.3],
-                    "y": [value_ms(best.step_ns)] * 2, "hoverinfo": "skip",
-                    "name": f"fastest other, {_work_text(best)}: {shown_name(best.setting.label)}",
-                    "line": {"color": color, "width": 1.3, "dash": "dash"},
-                }
-            )  # fmt: skip
+            name = f"fastest other, {_work_text(best)}: {shown_name(best.setting.label)}"
+            ends, step_ms = [min(sizes) / 1.3, max(sizes) * 1.3], value_ms(best.step_ns)
+            traces.append(_line(name, ends, [step_ms, step_ms], color=color, width=1.3, dash="dash"))
     notes = [found.text for found in results.observations if found.name.startswith("model_") and found.text]
     return _figure(
         results, "Step time by bucket size", traces, "".join(notes),
@@ -133,13 +128,8 @@ def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
     """What is left of communication when backward ends: by the model, and by trace, else by timer."""
     sizes = bucket_sizes(results.summaries)
     predicted = np.geomspace(min(sizes) / 2, max(sizes) * 2, 100).tolist()
-    traces: list[dict[str, Any]] = [
-        {
-            "type": "scatter", "mode": "lines", "name": "predicted: b / w + s o / b", "hoverinfo": "skip",
-            "x": predicted, "y": [model.overhead_ns(mb * BYTES_PER_MB) / 1e6 for mb in predicted],
-            "line": {"color": theme.LIGHT.quiet, "width": 2},
-        }
-    ]  # fmt: skip
+    overheads_ms = [model.overhead_ns(mb * BYTES_PER_MB) / 1e6 for mb in predicted]
+    traces = [_line("predicted: b / w + s o / b", predicted, overheads_ms, color=theme.LIGHT.quiet, width=2)]
     for color, aside, buckets in _curves(results):
         tails = [summary.trace.tail_ns if summary.trace else None for summary in buckets]
         is_traced = all(tail is not None for tail in tails)
@@ -194,14 +184,9 @@ def draw_bandwidth(results: TestbedResults) -> go.Figure:
         overhead = milliseconds(round(link.overhead_ns))
         title = f"An all-reduce takes {overhead} per call plus its bytes at {link.bytes_per_ns:.3g} GB/s"
         sizes = np.geomspace(messages[0].bytes, messages[-1].bytes, 200).tolist()
-        traces.append(
-            {
-                "type": "scatter", "mode": "lines", "hoverinfo": "skip",
-                "name": f"fitted s / (o + s / w); median error {percent(link.relative_error)}",
-                "x": sizes, "y": [number / link.time_ns(number) for number in sizes],
-                "line": {"color": theme.LIGHT.quiet, "width": 2},
-            }
-        )  # fmt: skip
+        name = f"fitted s / (o + s / w); median error {percent(link.relative_error)}"
+        fitted = [number / link.time_ns(number) for number in sizes]
+        traces.append(_line(name, sizes, fitted, color=theme.LIGHT.quiet, width=2))
     # Labels with units, as all other sizes have them; the default's would be powers of ten of bytes.
     first, last = (math.floor(math.log(number / 2**10, 8)) for number in (messages[0].bytes, messages[-1].bytes))
     ticks = [2**10 * 8**power for power in range(first, last + 2)]
@@ -223,6 +208,10 @@ def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingS
             found.setdefault(summary.setting.workload, []).append(summary)
     for index, buckets in enumerate(found.values()):
         yield theme.SERIES[index % len(theme.SERIES)], _ASIDE ** (index - (len(found) - 1) / 2), buckets
+
+
+def _line(name: str, x: Sequence[float], y: Sequence[float | None], **style: object) -> dict[str, Any]:
+    return {"type": "scatter", "mode": "lines", "name": name, "hoverinfo": "skip", "x": x, "y": y, "line": style}
 
 
 def _work_text(summary: SettingSummary) -> str:
