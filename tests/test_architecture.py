@@ -130,6 +130,7 @@ def test_no_folder_is_circular() -> None:
     assert [folder for folder in FOLDERS if cycles_in(parts_of(module_of(folder)))] == []
 
 
+@pytest.mark.slow
 def test_large_libraries_have_few_users() -> None:
     users: dict[str, set[str]] = {library: set() for library in SOLE_USERS}
     for path in SOURCES:

@@ -142,6 +142,7 @@ def test_every_picture_is_there() -> None:
 UNET = ROOT.parent / "shared" / "traces" / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
 def test_the_answer_on_a_gpu_in_the_readme_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "scripts" / "dev")

@@ -41,6 +41,7 @@ def test_it_is_kept_without_output() -> None:
     assert (NOTEBOOK["nbformat"], len({cell["id"] for cell in NOTEBOOK["cells"]})) == (4, len(NOTEBOOK["cells"]))
 
 
+@pytest.mark.slow
 def test_its_ranks_are_those_of_overlap(results: tuple[dict[str, Any], list[Any]]) -> None:
     _, (labels, ranks, *_) = results
     documents = json.loads(run("overlap", "--format", "json", ROOT / "traces").stdout)
@@ -50,6 +51,7 @@ def test_its_ranks_are_those_of_overlap(results: tuple[dict[str, Any], list[Any]
     assert (ranks["overlapped_ns"] + ranks["exposed_ns"] == ranks["comm_ns"]).all()
 
 
+@pytest.mark.slow
 def test_its_figures_show_what_the_commands_print(results: tuple[dict[str, Any], list[Any]]) -> None:
     names, (_, _, steps, whys, changes, timeline) = results
     (boxes,) = steps.data

@@ -19,6 +19,7 @@ def test_round_trip(name: str, fields: dict[str, int | str]) -> None:
     assert parse_range(format_range(name, **fields)) == Range(name, fields)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_parsing_never_fails(text: str) -> None:
     parsed = parse_range(text)

@@ -23,6 +23,7 @@ def test_after_it():
 """
 
 
+@pytest.mark.slow
 def test_a_test_that_hangs_fails_with_all_stacks_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_hanging.py").write_text(HANGING)
     command = [sys.executable, "-m", "pytest", "-q", "--timeout", "1", "-p", "no:cacheprovider", tmp_path]

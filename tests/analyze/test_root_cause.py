@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
@@ -199,6 +200,7 @@ def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
     assert (cause.collectives_per_step, cause.same_operation_per_step, cause.is_last) == (2, 1, True)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 @given(runs())
 def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> None:

@@ -81,6 +81,7 @@ def test_a_machine_that_drifts_between_repeats_does_not_hide_a_difference() -> N
     assert (found.value, found.low, found.high) == pytest.approx((0.1, 0.1, 0.1), abs=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_variants_are_rarely_taken_for_different() -> None:
     """In some 5 of 100 sweeps, however loud the machine is."""
     wrong = 0

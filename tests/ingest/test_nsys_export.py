@@ -138,6 +138,7 @@ def test_anything_else_is_refused_with_a_reason(content: bytes, tmp_path: Path) 
         load_trace(path)
 
 
+@pytest.mark.slow
 def test_real_captures_agree_with_an_independent_program(shared_traces: Path) -> None:
     expected = json.loads((shared_traces / "expected.json").read_text())
     for name, want in expected.items():

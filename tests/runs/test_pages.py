@@ -123,6 +123,7 @@ def test_steps_that_are_left_out_are_counted(
     assert said == [(2, False), (1, True)]
 
 
+@pytest.mark.slow
 def test_what_takes_long_is_said_once(captures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("report", "--jobs", 1, *captures, "-o", tmp_path / "report")
     assert "take about" not in run(*asked).stderr

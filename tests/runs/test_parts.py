@@ -137,6 +137,7 @@ def test_parts_of_a_real_capture_tell_what_the_whole_does(trace: Path, rows: int
         assert_equal(found, whole_of(trace))
 
 
+@pytest.mark.slow
 def test_a_step_that_ends_in_the_next_part_is_whole(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(5))
     for rows in (1, 8, 14, 30):
@@ -184,6 +185,7 @@ def test_where_the_memory_would_not_do_a_way_out_is_told(
     assert report._free_memory() is None or report._free_memory() > 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", ["kernels", "info", "timeline"])
 def test_a_command_that_reads_all_at_once_says_so_unless_quiet(command: str, tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(1))

@@ -32,6 +32,7 @@ def same(one: Any, other: Any) -> bool:
     return bool(one == other or (one != one and other != other))  # an unknown share is NaN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trace", [*TRACES, *FOREIGN], ids=lambda path: path.name)
 def test_each_result_survives_the_way(trace: Path) -> None:
     options = LoadOptions(with_launches=True)

@@ -224,6 +224,7 @@ def test_on_the_stream_of_compute_a_collective_holds_compute_up_itself() -> None
     assert [(part.when, part.why, part.ns) for part in only.exposed_by] == [("forward", "blocking_call", 4)]
 
 
+@pytest.mark.slow
 def test_on_real_captures_causes_add_up_to_the_exposed_time_of_each_step(shared_traces: Path) -> None:
     from ddp_prof.ingest.load import load_trace
 

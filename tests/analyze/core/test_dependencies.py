@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -112,6 +113,7 @@ def test_an_edge_that_the_times_contradict_is_counted_and_left_out() -> None:
     assert len(blocking_of(trace).stretches) == 0
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(programs())
 def test_blocking_is_what_the_device_knows(device: Device) -> None:
@@ -120,6 +122,7 @@ def test_blocking_is_what_the_device_knows(device: Device) -> None:
     assert blamed(blocking_of(trace)) == device.standstill()
 
 
+@pytest.mark.slow
 @settings(max_examples=400, deadline=None)
 @given(programs())
 def test_edges_are_the_waits_that_the_device_had(device: Device) -> None:

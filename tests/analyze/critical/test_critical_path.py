@@ -104,6 +104,7 @@ def test_the_path_goes_through_what_the_host_waited_for() -> None:
     assert parts_of(path_of(device.trace(has_step=True))) == (8 + 3, 0, 2)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(programs())
 def test_the_path_is_one_that_the_device_knows(device: Device) -> None:
@@ -195,6 +196,7 @@ def ends_of(kernels: list[list[int]], transfers: list[int]) -> tuple[list[list[i
     return arrivals, ends
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(RANKS)
 def test_no_rank_goes_on_from_a_free_collective_before_all_have_arrived(

@@ -81,6 +81,7 @@ def test_browser_path_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert find_browser() == tmp_path / "chosen"
 
 
+@pytest.mark.slow
 def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\nexit 1\n")
@@ -105,6 +106,7 @@ def test_however_a_browser_breaks_off_it_is_one_clear_error(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_browser_that_speaks_another_language_is_one_clear_error_and_no_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -132,6 +132,7 @@ class TestPages:
         }
         assert "<img" not in (tmp_path / "index.html").read_text(encoding="utf-8")
 
+    @pytest.mark.slow
     def test_with_a_chromium_that_fails_they_are_written_too(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

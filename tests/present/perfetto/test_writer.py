@@ -335,6 +335,7 @@ def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
         assert list(kept(events)) == events
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

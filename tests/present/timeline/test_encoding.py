@@ -5,6 +5,7 @@ import zlib
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ BOX = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(st.lists(st.lists(BOX, max_size=12), max_size=3))
 def test_boxes_come_back(drawn: list[list[dict[str, int]]]) -> None:
     lanes = [
@@ -240,6 +242,7 @@ def test_parts_of_a_collective_sum_to_it() -> None:
     assert hidden == [2, 2], "backward computes until 12 and 32"
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(programs())
 def test_what_waited_for_what_is_what_the_analysis_says(device: Device) -> None:

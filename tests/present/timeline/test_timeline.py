@@ -198,6 +198,7 @@ class TestStrip:
     def test_sums_are_the_figures_of_the_table(self, trace: Trace) -> None:
         self.check(trace)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(
         "name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "nsys2026_2_two_processes_h100.sqlite"]
     )
