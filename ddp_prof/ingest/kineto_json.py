@@ -72,7 +72,7 @@ _MOST_LETTERS = 100
 
 
 def load_kineto_json(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
 ) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     document = read_document(path)

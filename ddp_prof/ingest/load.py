@@ -102,7 +102,7 @@ READERS = (
 
 
 def load_trace(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
 ) -> Trace:
     """Read a trace of any supported format; the format is detected by content, not by name.
 
@@ -111,7 +111,7 @@ def load_trace(
             PyTorch profiler's JSON, plain or gzipped.
         extra_patterns: Regular expressions for communication kernels unknown to the classifier.
         with_launches: Read shapes and registers of kernels, names and ends of calls, too.
-        with_shapes: Else of how many kernels at least, the first ones of the file, shapes are read.
+        with_shapes: Read shapes of kernels.
 
     Raises:
         TraceError: The file cannot be read as a trace.

@@ -23,7 +23,6 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.enrich import ALL_SHAPES
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
 from ddp_prof.ingest.nsys_program import find_nsys
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
@@ -35,15 +34,14 @@ _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
 def load_nsys_report(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
 ) -> Trace:
     """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
 
     def load(export: Path) -> Trace:
-        shapes = with_shapes and ALL_SHAPES  # the export may be gone when those of others are asked for
         trace = load_nsys_sqlite(
-            export, extra_patterns=extra_patterns, run=path, with_launches=with_launches, with_shapes=shapes
+            export, extra_patterns=extra_patterns, run=path, with_launches=with_launches, with_shapes=with_shapes
         )
         return replace(trace, path=path, source="nsys-report")
 
@@ -106,7 +104,7 @@ _HINT = "export the report again"
 
 
 def load_nsys_table_folder(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: int = 0
+    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
 ) -> Trace:
     """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
@@ -118,11 +116,7 @@ def load_nsys_table_folder(
         _write_database(tables, export)
         try:
             trace = load_nsys_sqlite(
-                export,
-                extra_patterns=extra_patterns,
-                run=path,
-                with_launches=with_launches,
-                with_shapes=with_shapes and ALL_SHAPES,  # the export is gone when those of others are asked for
+                export, extra_patterns=extra_patterns, run=path, with_launches=with_launches, with_shapes=with_shapes
             )
         except TraceError as error:
             raise TraceError(path if error.path == export else error.path, error.reason, error.hint) from error

@@ -73,7 +73,7 @@ def load_nsys_sqlite(
     extra_patterns: Sequence[str] = (),
     run: Path | None = None,
     with_launches: bool = False,
-    with_shapes: int = 0,
+    with_shapes: bool = False,
 ) -> Trace:
     """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
@@ -84,18 +84,8 @@ def load_nsys_sqlite(
         return file.run_with_deadline(lambda: _load(file, manifest, classifier, with_launches, with_shapes))
 
 
-def read_all_shapes(trace: Trace) -> Trace:
-    """A trace of which the shapes of the first kernels are known, with those of all kernels.
-
-    Raises:
-        TraceError: The export cannot be read again.
-    """
-    with open_sqlite(trace.path) as file:
-        return add_launch_shapes(trace, file.run_with_deadline(lambda: _kernel_columns(file, SHAPE_COLUMNS)))
-
-
 def _load(
-    file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool, with_shapes: int
+    file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool, with_shapes: bool
 ) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
@@ -103,13 +93,8 @@ def _load(
     range_rows = file.start(_range_rows, file)
     call_columns = file.start(_call_columns, file, with_launches)
     synchronizations = file.start(read_synchronizations, file)
-    launches = (
-        file.start(_kernel_columns, file, (*SHAPE_COLUMNS, REGISTERS))
-        if with_launches
-        else file.start(_kernel_columns, file, SHAPE_COLUMNS, with_shapes)
-        if with_shapes
-        else None
-    )
+    of_launches = (*SHAPE_COLUMNS, REGISTERS) if with_launches else SHAPE_COLUMNS
+    launches = file.start(_kernel_columns, file, of_launches) if with_launches or with_shapes else None
     has_strings = file.has_columns("StringIds", "id", "value")
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
     names = NameTable()
@@ -234,9 +219,9 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     )
 
 
-def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int | None = None) -> list[Ints]:
-    """Columns of the kernels that have a start; of the first rows alone where they are told how many."""
-    start, *found = file.read_integers(KERNELS, ("start", *columns), rows).values()
+def _kernel_columns(file: SqliteFile, columns: Sequence[str]) -> list[Ints]:
+    """Columns of the kernels that have a start."""
+    start, *found = file.read_integers(KERNELS, ("start", *columns)).values()
     return [column[start != UNKNOWN] for column in found]
 
 

@@ -30,16 +30,12 @@ if TYPE_CHECKING:
 
 
 MEASURES = (
-    "overlap", "collectives", "kernels", "slowdown", "device use", "critical", "facts", "inventory", "identity",
+    "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity",
 )  # fmt: skip
 """What can be measured of a report; results are small beside its events."""
 ALL_AT_ONCE = "this needs all events at once"
-FIRST_KERNELS = 1 << 16
-"""Kernels whose launch shapes are read to limit a slowdown: some hundred steps."""
-BY_SHAPE = frozenset({"kernels", "device use"})
-"""What tells kernels apart by their launch shapes."""
-OF_EACH_KERNEL = BY_SHAPE | {"slowdown"}
-"""What is measured of each kernel: it may have rows for all of them."""
+OF_EACH_KERNEL = frozenset({"kernels", "device use"})
+"""What is measured of each kernel, with its launch shape: it may have rows for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +46,8 @@ class LoadOptions:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_launches: Read more of launches: kernels' shapes, names and ends of calls, which timelines show. What is
-            measured of each kernel is measured with shapes, whatever is said here.
-        with_shapes: Else of how many kernels at least, the first ones of the file, shapes are read.
+        with_launches: Read more of launches: kernels' shapes, names and ends of calls, which timelines show.
+        with_shapes: Read shapes alone. What is measured of each kernel is measured with them, whatever is said here.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         part_rows: Read exports in parts of about so many rows; by default only those that are large.
@@ -63,7 +58,7 @@ class LoadOptions:
     backward_range: str | None = None
     comm_patterns: tuple[str, ...] = ()
     with_launches: bool = False
-    with_shapes: int = 0
+    with_shapes: bool = False
     one_run: bool = False
     separate: bool = False
     to_draw: bool = False
@@ -112,20 +107,6 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
 
-def add_all_shapes(part: TraceEvents) -> TraceEvents:
-    """The same with the launch shapes of all kernels, where only those of the first ones are known.
-
-    Raises:
-        TraceError: The file cannot be read again.
-    """
-    from ddp_prof.ingest.nsys_export import read_all_shapes
-
-    if part.trace.shape_id is None or part.trace.knows_shapes:
-        return part
-    trace = read_all_shapes(part.trace)
-    return TraceEvents(trace, tuple(rank.in_trace(trace) for rank in part.ranks))
-
-
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
     return {measure: _measure(part, options, measure) for measure in measures}
 
@@ -157,12 +138,7 @@ def measure_report(
                 measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
                 for measure in measures
             }
-    from ddp_prof.ingest.enrich import ALL_SHAPES
-
-    if BY_SHAPE & {*measures}:
-        options = replace(options, with_shapes=ALL_SHAPES)
-    elif "slowdown" in measures:
-        options = replace(options, with_shapes=FIRST_KERNELS)
+    options = replace(options, with_shapes=options.with_shapes or bool(OF_EACH_KERNEL & {*measures}))
     events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
@@ -181,11 +157,10 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
 
             found = analyze_trace(trace, ranks, to_draw=options.to_draw, warnings=part.warnings)
             return found if measure == "collectives" else _identities(found)
-        case "kernels" | "slowdown":
-            from ddp_prof.analyze.kernels.contention import limit_slowdown, sample_kernels
+        case "kernels":
+            from ddp_prof.analyze.kernels.contention import sample_kernels
 
-            is_sampled = measure == "kernels" or trace.knows_shapes
-            return [sample_kernels(rank) if is_sampled else limit_slowdown(rank) for rank in ranks]
+            return [sample_kernels(rank) for rank in ranks]
         case "device use":
             from ddp_prof.analyze.kernels.device_use import measure_rank_use
 
