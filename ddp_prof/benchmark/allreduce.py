@@ -26,8 +26,7 @@ from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, fit
 from ddp_prof.benchmark.measure import probe_machine
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.table import TableView, show
+from ddp_prof.present.table import SCHEMA, TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES

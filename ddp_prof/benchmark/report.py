@@ -18,8 +18,7 @@ from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.columns import percent as in_percent
 from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
-from ddp_prof.present.json_documents import SCHEMA
-from ddp_prof.present.table import TableView, markdown, markdown_text, write_csv
+from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.variants import BYTES_PER_MB
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -285,13 +284,10 @@ def compare(
 
 def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartChange]) -> TableView:
     from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.json_documents import changes_document
     from ddp_prof.present.tables.comparison import compare_view
 
     results = [run.overlap() for run in runs]
-    view = compare_view(results, compare_variants(results))
-    more = {"waterfall": asdict(changes), "changes": changes_document(parts)}
-    return replace(view, document={**view.document, **more})
+    return compare_view(results, compare_variants(results), changes, parts)
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:

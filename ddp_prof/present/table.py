@@ -25,6 +25,9 @@ from ddp_prof.present.columns import ALWAYS, Column, Row, Value, columns_of
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+    from ddp_prof.analyze.overlap import TraceOverlap
+
 MOST_ROWS = 24
 """Rows that a table on a terminal shows whole, where it can be made short."""
 FIRST_ROWS = 8
@@ -40,6 +43,18 @@ NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 LONGEST_NAME = 2 * WORDS
 ENDLESS = 10_000
 """Width of what is not printed on a terminal: a line that wraps elsewhere can be read, a column that was cut cannot."""
+
+Document = dict[str, Any]
+"""Of ``--format json``: a contract, in which keys may be added and are never renamed.
+
+Times are nanoseconds. What is not known is ``null``.
+"""
+SCHEMA = 1
+
+
+def run_document(run: TraceOverlap | RunAnalysis, **parts: Any) -> Document:
+    """A document about a run."""
+    return {"schema": SCHEMA, "trace": str(run.trace), "label": run.label, "device": run.device, **parts}
 
 
 @dataclass(frozen=True)
@@ -66,7 +81,7 @@ class TableView:
     title: str
     rows: Sequence[Row]
     notes: Sequence[str]
-    document: dict[str, Any]
+    document: Document
     shown: Sequence[Row] = ()
     """Rows for people, if they differ from ``rows``, which are for programs."""
     digest: Digest | None = None

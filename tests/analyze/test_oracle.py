@@ -22,7 +22,6 @@ from ddp_prof.analyze.overlap import StepLength, TraceOverlap, measure_overlap, 
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
-from ddp_prof.present.json_documents import overlap_document
 from ddp_prof.present.tables.collectives import _summed_rows
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.trace import Trace
@@ -127,7 +126,7 @@ def check_what_is_printed(traces: tuple[Trace, ...]) -> None:
     """tail <= exposed <= comm in every document that prints them."""
     result = overlap_of(traces)
     (summary,) = compare_variants([result])
-    document = overlap_document(result, "")
+    document = overlap_view(result, by_step=False).document
     for row in overlap_view(result, by_step=True).rows:
         assert (row["tail_ms"] or 0) <= (row["exposed_ms"] or 0) <= (row["comm_ms"] or 0)
     for step in (step for rank in document["ranks"] for step in rank["steps"]):

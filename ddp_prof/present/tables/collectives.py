@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import asdict
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
@@ -12,14 +13,18 @@ from ddp_prof.analyze.core.attribution import NOTIFY
 from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical, StepPath
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
-from ddp_prof.present.json_documents import collectives_document, critical_document, skew_document
-from ddp_prof.present.table import MOST_ROWS, Digest, TableView
+from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, source_name
 
+COLLECTIVES_SCHEMA = 2
+"""2: ``exposed_by`` (when and why) in place of ``causes``."""
+SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
+"""Times of collectives that are summed in a row of several."""
 DIGEST = Digest(
     "exposed_ms",
     (
-        *("collectives", "duration_ms", "wait_ms", "overlapped_ms", "exposed_ms", "blocking_ms", "exposed_wait_ms"),
+        "collectives",
+        *(f"{name}_ms" for name in SUMMED),
         *(f"when_{when}_ms" for when in WHENS),
         *(f"why_{why}_ms" for why in WHYS),
     ),
@@ -30,8 +35,7 @@ MOST_READ = 1000
 """Rows of a few ranks that are shown one by one on a terminal."""
 WORST_ROWS = 10
 """Collectives that are shown by default where there are no buckets."""
-SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
-"""Times of collectives that are summed in a row of several."""
+_DERIVED = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
 
 
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = BY[0]) -> TableView:
@@ -58,7 +62,20 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
             notes.append(f"{note}; all {count_noun(count, 'collective')}: --by collective")
     else:
         rows = list(_summed_rows(result.collectives, by or ""))
-    document = collectives_document(run, result, headline.text)
+    document = run_document(
+        run,
+        collectives=[
+            {**asdict(collective), **{name: getattr(collective, name) for name in _DERIVED}}
+            for collective in result.collectives
+        ],
+        alignment=_alignment_document(result.alignment),
+        matched=result.matched,
+        unmatched=result.unmatched,
+        headline=headline.text,
+        outliers=asdict(result.outliers) if result.outliers else None,
+        warnings=list(result.warnings),
+    )
+    document["schema"] = COLLECTIVES_SCHEMA
     # Hundreds of collectives of a few ranks are to be read one by one, those of hundreds of ranks are not.
     digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
     named, shown = ([{"run": run.label, **row} for row in some] for some in (rows, shown))
@@ -69,12 +86,14 @@ def _digest_rows(collectives: Sequence[Collective], rows: Sequence[Row]) -> tupl
     """One row per bucket, or the worst collectives where there are no buckets, and what they are."""
     if all(collective.bucket is not None for collective in collectives):
         return list(_summed_rows(collectives, "bucket")), "one row per bucket"
-    of_whom = "blocking" if any(collective.blocking_ns for collective in collectives) else "exposed"
+    cost = "blocking" if any(collective.blocking_ns for collective in collectives) else "exposed"
+    worst = sorted(rows, key=lambda row: float(row[f"{cost}_ms"] or 0), reverse=True)[:WORST_ROWS]
+    return worst, f"the {WORST_ROWS} with most {cost} time"
 
-    def cost(row: Row) -> float:
-        return float(row[f"{of_whom}_ms"] or 0)
 
-    return sorted(rows, key=cost, reverse=True)[:WORST_ROWS], f"the {WORST_ROWS} with most {of_whom} time"
+def _alignment_document(alignment: Alignment) -> Document:
+    clocks = [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks]
+    return {**asdict(alignment), "clocks": clocks}
 
 
 def alignment_note(alignment: Alignment) -> str:
@@ -93,10 +112,8 @@ def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
     """The first time of each step of each rank."""
     origins: dict[Hashable, int] = {}
     for collective in collectives:
-        first = min(
-            time for time in (collective.ready_ns, collective.launch_ns, collective.start_ns) if time is not None
-        )
-        origins[collective.step_identity] = min(first, origins.get(collective.step_identity, first))
+        times = (collective.ready_ns, collective.launch_ns, origins.get(collective.step_identity))
+        origins[collective.step_identity] = min([collective.start_ns, *(time for time in times if time is not None)])
     return origins
 
 
@@ -156,14 +173,11 @@ def _key(collective: Collective, by: str) -> Row:
     if by == "step":
         return {"rank": _rank(collective), "step": collective.step}
     if by == "group":
-        return {
-            "rank": _rank(collective), "group": collective.group, "op": collective.op, "phase": collective.phase,
-        }  # fmt: skip
+        names = ("group", "op", "phase")
+        return {"rank": _rank(collective), **{name: getattr(collective, name) for name in names}}
     index = collective.index if collective.bucket is None else None
-    return {
-        "rank": _rank(collective), "bucket": collective.bucket, "index": index, "op": collective.op,
-        "bytes": collective.bytes,
-    }  # fmt: skip
+    bucket: Row = {"rank": _rank(collective), "bucket": collective.bucket, "index": index}
+    return {**bucket, "op": collective.op, "bytes": collective.bytes}
 
 
 def _rank(collective: Collective) -> str | int:
@@ -175,13 +189,22 @@ SKEW_DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "las
 
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     headline = skew_headline(skew).text
+    document = run_document(
+        run,
+        ranks=[asdict(rank) for rank in skew.ranks],
+        steps=[asdict(step) for step in skew.steps],
+        straggler=skew.straggler,
+        alignment=_alignment_document(skew.alignment),
+        headline=headline,
+        warnings=list(skew.warnings),
+    )
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if skew.reason:  # a table would be of zeros
-        return TableView(f"{title}\n{headline}", [], skew.warnings, skew_document(run, skew, headline))
+        return TableView(f"{title}\n{headline}", [], skew.warnings, document)
     rows: list[Row] = [{"run": run.label, **_skew_row(rank, skew)} for rank in skew.ranks]
     notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
     steps = f" · {count_noun(len(skew.steps), 'step')}" if skew.has_steps else ""
-    return TableView(f"{title}{steps}\n{headline}", rows, notes, skew_document(run, skew, headline), digest=SKEW_DIGEST)
+    return TableView(f"{title}{steps}\n{headline}", rows, notes, document, digest=SKEW_DIGEST)
 
 
 _OF_STEPS = (
@@ -233,7 +256,15 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
         *run.warnings,
     ]
-    return TableView(title, rows, notes if rows else run.warnings, critical_document(run, critical, headline))
+    document = run_document(
+        run,
+        steps=[asdict(path) for path in critical.steps],
+        reason=critical.reason,
+        gain_reason=critical.gain_reason,
+        headline=headline,
+        warnings=list(run.warnings),
+    )
+    return TableView(title, rows, notes if rows else run.warnings, document)
 
 
 def critical_headline(critical: RunCritical) -> str:

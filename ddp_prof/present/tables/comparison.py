@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, fields, replace
 
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -21,8 +21,7 @@ from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
 from ddp_prof.present.columns import Row, ms, times_of
 from ddp_prof.present.columns import percent as in_percent
-from ddp_prof.present.json_documents import compare_document, gate_document
-from ddp_prof.present.table import TableView, markdown, markdown_text
+from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
 from ddp_prof.present.text import collective_name, milliseconds, percent, source_name
 from ddp_prof.variants import BASELINE
@@ -33,8 +32,13 @@ HOW_TO_READ = (
 )
 
 
-def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> TableView:
-    """The summaries of some runs, with what is noted of their results."""
+def compare_view(
+    results: Sequence[TraceOverlap],
+    summaries: Sequence[VariantSummary],
+    waterfall: Waterfall,
+    changes: Sequence[PartChange],
+) -> TableView:
+    """The summaries of some runs, with what is noted of their results; the document holds the changes, too."""
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
     notes = [how_to_read(summaries), f"recorded by {recorders}"]
@@ -42,7 +46,17 @@ def compare_view(results: Sequence[TraceOverlap], summaries: Sequence[VariantSum
     if other := [summary.label for summary in summaries if base and summary.device != base.device]:
         notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
     notes += warnings
-    return TableView("", compare_rows(summaries), notes, compare_document(summaries, warnings))
+    document = {
+        "schema": SCHEMA,
+        "variants": [asdict(summary) for summary in summaries],
+        "warnings": warnings,
+        "waterfall": asdict(waterfall),
+        "changes": [
+            {**asdict(change), "change_ns": change.change_ns, "is_beyond_spread": change.is_beyond_spread}
+            for change in changes
+        ],
+    }
+    return TableView("", compare_rows(summaries), notes, document)
 
 
 def how_to_read(summaries: Iterable[VariantSummary]) -> str:
@@ -209,7 +223,30 @@ def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, caus
     compared = baseline is not None
     rows = [_verdict_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
     notes = [*causes, *_check_notes(checks, baseline)]
-    return TableView(verdict_line(checks), rows, notes, gate_document(checks, baseline, notes))
+    document = {
+        "schema": SCHEMA,
+        "passed": all(check.passed for check in checks),
+        "baseline": None if baseline is None else str(baseline.trace),
+        "runs": [_gate_document(check) for check in checks],
+        "warnings": notes,
+    }
+    return TableView(verdict_line(checks), rows, notes, document)
+
+
+def _gate_document(check: GateReport) -> Document:
+    verdicts = [
+        {
+            **{column.name: getattr(verdict, column.name) for column in fields(verdict)},
+            "reason": verdict.reason or None,
+            "rank": verdict.rank and verdict.rank.rank,
+            "process": verdict.rank and verdict.rank.process,
+            "rank_device": verdict.rank and verdict.rank.device,
+        }
+        for verdict in check.verdicts
+    ]
+    run = check.run
+    named = {"trace": str(run.trace), "label": run.label, "device": run.device}
+    return {**named, "passed": check.passed, "verdicts": verdicts}
 
 
 def check_summary(view: TableView) -> str:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.present.columns import Row, ms, percent
-from ddp_prof.present.json_documents import kernels_document
-from ddp_prof.present.table import TableView
+from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.present.text import count_noun, plain_name, source_name
 
@@ -34,7 +34,18 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
     title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
     notes = _kernel_notes(use, top)
-    document = kernels_document(result, use, [*notes, *result.warnings])
+    ranks = [
+        {
+            **{name: getattr(rank, name) for name in ("process", "device", "rank", "overlapped_ns")},
+            "hidden": [asdict(part) for part in rank.hidden],
+            "idle_ns": rank.idle.idle_ns,
+            "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],
+            "idle_reason": rank.idle.reason,
+        }
+        for rank in use.ranks
+    ]
+    times = [asdict(kernel) for kernel in use.kernels]
+    document = run_document(result, kernels=times, ranks=ranks, warnings=[*notes, *result.warnings])
     kernels = use.kernels[:top]
     whole = sum(kernel.total_ns for kernel in use.kernels)
     run: Row = {"run": result.label}

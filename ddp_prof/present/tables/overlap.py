@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING
 
-from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import outliers_text
-from ddp_prof.present.json_documents import info_document, overlap_document
-from ddp_prof.present.table import Digest, TableView
+from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 from ddp_prof.variants import variant_extras
@@ -40,7 +40,32 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
         )
     title = "\n".join(filter(None, (headline, _title(result))))
-    return TableView(title, rows, notes, overlap_document(result, headline), digest=DIGEST)
+    document = {
+        "schema": SCHEMA,
+        "trace": str(result.trace),
+        **{name: getattr(result, name) for name in ("label", "source", "producer", "device")},
+        "attribution": {name: getattr(result.attribution, name) for name in ("activities", "device_time", "method")},
+        "ranks": [_rank_document(rank) for rank in result.ranks],
+        "outliers": asdict(result.outliers) if result.outliers else None,
+        "warnings": list(result.warnings),
+        "headline": headline,
+    }
+    return TableView(title, rows, notes, document, digest=DIGEST)
+
+
+def _rank_document(rank: RankOverlap) -> Document:
+    return {
+        **_fields_of(rank),
+        "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
+        "overlap_ratio": rank.overlap_ratio,
+        "backward_overlap_ratio": rank.backward_overlap_ratio,
+        "steps": [{**_fields_of(step), "length": _fields_of(step.length)} for step in rank.steps],
+    }
+
+
+def _fields_of(result: RankOverlap | StepOverlap | StepLength) -> Document:
+    """The fields as they are; ``asdict`` would copy each of them."""
+    return {column.name: getattr(result, column.name) for column in fields(result)}
 
 
 def _title(result: TraceOverlap) -> str:
@@ -131,7 +156,8 @@ def info_view(inventory: TraceInventory) -> TableView:
     names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
     named = [f"recognized: {names}"] if names else []
     notes = [*_run_notes(inventory.manifest), *named, *inventory.advice, *inventory.warnings]
-    return TableView(title, [_process_row(process) for process in inventory.processes], notes, info_document(inventory))
+    document = {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
+    return TableView(title, [_process_row(process) for process in inventory.processes], notes, document)
 
 
 def _process_row(process: ProcessInventory) -> Row:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from shlex import quote
 from string import digits
 from typing import TYPE_CHECKING
 
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.columns import Row, ms, percent, times_of
 from ddp_prof.present.headlines import cause_headline, gain_headline
-from ddp_prof.present.json_documents import SCHEMA, Document, doctor_document
-from ddp_prof.present.table import TableView
+from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.present.text import percent as percent_text
@@ -49,7 +49,6 @@ class SummarizedRun:
 
     @property
     def cause(self) -> str:
-        """The main cause of exposed time with its advice, or why there is nothing to gain."""
         collectives = self.explanation.collectives
         return cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
 
@@ -60,7 +59,6 @@ class SummarizedRun:
 
     @property
     def next_commands(self) -> list[str]:
-        """Commands that say more about this run."""
         traces = _all_files(self.result)
         if self.summary.reason:
             return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
@@ -117,7 +115,6 @@ def _row(run: SummarizedRun) -> Row:
 
 
 def _lines(run: SummarizedRun) -> list[str]:
-    unknown = overlap_notes(run.result)
     named = {
         "read": _source_text(run.result, run.summary),
         "step": _parts(run.summary),
@@ -125,7 +122,7 @@ def _lines(run: SummarizedRun) -> list[str]:
         "gain": run.headline,
         "cause": None if run.summary.reason else run.cause,
         "doctor": _doctor(run),
-        "not known": "; ".join(unknown) or None,
+        "not known": "; ".join(overlap_notes(run.result)) or None,
         "next": run.next_commands[0],
         "": run.next_commands[1],
     }
@@ -175,25 +172,31 @@ def _doctor(run: SummarizedRun) -> str:
     if (diagnosis := run.diagnosis) is None:
         return "not asked, since the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:
-        undecided = len(diagnosis.abstained)
-        return f"no finding; {count_noun(undecided, 'rule')} could not decide" if undecided else "no finding"
+        return f"no finding{_undecided(diagnosis)}"
     first, *others = diagnosis.findings
-    of = "per step" if run.summary.steps else "in all"
-    cost = "" if first.cost_ns is None else f" (at most {milliseconds(first.cost_ns)} {of})"
     more = f" {count_noun(len(others), 'more finding')}." if others else ""
-    return f"{first.rule}{cost}: {first.advice}{more}"
+    return f"{_rule_and_cost(first, has_steps=bool(run.summary.steps))}: {first.advice}{more}"
+
+
+def _undecided(diagnosis: Diagnosis) -> str:
+    undecided = len(diagnosis.abstained)
+    return f"; {count_noun(undecided, 'rule')} could not decide" if undecided else ""
+
+
+def _rule_and_cost(finding: Finding, *, has_steps: bool) -> str:
+    of = "per step" if has_steps else "in all"
+    cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
+    return f"{finding.rule}{cost}"
 
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     """The findings in words, and a row each for programs."""
     lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
-    of = "per step" if run.has_steps else "in all"
     for number, finding in enumerate(diagnosis.findings, 1):
-        cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
-        lines.append(f"{number}. {finding.rule}{cost}: {finding.evidence} {finding.advice}")
+        found = _rule_and_cost(finding, has_steps=run.has_steps)
+        lines.append(f"{number}. {found}: {finding.evidence} {finding.advice}")
     if not diagnosis.findings:
-        undecided = len(diagnosis.abstained)
-        lines.append("none found" + (f"; {count_noun(undecided, 'rule')} could not decide" if undecided else ""))
+        lines.append(f"none found{_undecided(diagnosis)}")
     by_reason: dict[str, list[str]] = {}
     for one in diagnosis.abstained:
         by_reason.setdefault(one.reason, []).append(one.rule)
@@ -209,4 +212,10 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         }
         for one in diagnosis.findings
     ]
-    return TableView("\n".join(lines), rows, notes, doctor_document(run, diagnosis), is_text=True)
+    document = run_document(
+        run,
+        findings=[asdict(one) for one in diagnosis.findings],
+        abstained=[asdict(one) for one in diagnosis.abstained],
+        warnings=list(run.warnings),
+    )
+    return TableView("\n".join(lines), rows, notes, document, is_text=True)

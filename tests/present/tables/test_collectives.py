@@ -10,9 +10,8 @@ import pytest
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.present.headlines import Headline, root_cause_headline
-from ddp_prof.present.json_documents import COLLECTIVES_SCHEMA
 from ddp_prof.present.tables import collectives
-from ddp_prof.present.tables.collectives import collectives_view
+from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view
 from ddp_prof.runs import load_runs
 from tests.analyze.collectives.test_timing import OURS
 from tests.measuring import analysis_of
