@@ -65,8 +65,8 @@ class Machine:
 
 def probe_machine() -> Machine:
     """Ask a process that imports torch, so that this one need not; raises WorkloadError where it cannot."""
-    command = [sys.executable, "-m", __name__]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  # our own
+    code = "import json; from ddp_prof.train.record import describe_host; print(json.dumps(describe_host()))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
         raise WorkloadError(f"torch does not work in {sys.prefix}: {reason}: run scripts/env.sh train")
@@ -74,20 +74,6 @@ def probe_machine() -> Machine:
     versions = {name: found["versions"].get(name) for name in ("python", "torch", "cuda", "nccl", "ddp_prof")}
     known = found["machine"] | versions
     return Machine(Environment(id=digest(known), **known), found["gpus"], found["git_commit"], digest_code())
-
-
-def _print_machine() -> None:
-    import torch
-
-    from ddp_prof.train import record
-
-    answer = {
-        "machine": record.machine(),
-        "versions": record.versions(),
-        "git_commit": record.git_commit(),
-        "gpus": torch.cuda.device_count() if torch.cuda.is_available() else 0,
-    }
-    sys.stdout.write(json.dumps(answer) + "\n")
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
@@ -166,7 +152,3 @@ def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
         known = [value for step in steps if (value := getattr(step, name)) is not None]
         found[f"trace_{name}"] = round(statistics.median(known)) if known else None
     return found
-
-
-if __name__ == "__main__":
-    _print_machine()

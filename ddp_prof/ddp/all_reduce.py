@@ -116,7 +116,7 @@ class ReducingVariant(DataParallel):
         self._remover()
 
     def kept_tensors(self) -> list[torch.Tensor]:
-        return self._reducer.kept_tensors()
+        return [view for bucket in self._reducer.buckets for view in bucket.views]
 
     def _synchronize(self) -> None:
         self._reducer.finish()

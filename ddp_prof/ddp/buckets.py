@@ -91,7 +91,7 @@ class GradientBucket:
     Attributes:
         index: Position in the order of launch.
         views: The gradients of ``parameters`` in the buffer, in the same order.
-        missing: How many of them have not been taken in this step.
+        taken: Which of them have been taken in this step; ``missing`` have not.
         refused: Parameters whose gradient of this step is sparse.
     """
 
@@ -104,17 +104,11 @@ class GradientBucket:
         self.reset()
         self._placeholders = [TakenGradient(parameter) for parameter in self.parameters]
 
-    def __len__(self) -> int:
-        return len(self.parameters)
-
-    def is_taken(self, slot: int) -> bool:
-        return self._taken[slot]
-
     def take(self, slot: int, scale: float) -> bool:
         """Take one gradient over, times ``scale``; zeros where there is none. Says whether there was one."""
         gradient = self._require_dense(slot, self.parameters[slot].grad)
         self._place(slot)
-        self._taken[slot] = True
+        self.taken[slot] = True
         self.missing -= 1
         view = self.views[slot]
         if gradient is None:
@@ -146,11 +140,11 @@ class GradientBucket:
 
     def is_dropped(self) -> bool:
         """Whether ``zero_grad()`` dropped all gradients that were taken, and no backward brought others since."""
-        return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self._taken) if taken)
+        return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self.taken) if taken)
 
     def take_missing(self, scale: float) -> list[int]:
         """Take what no hook brought; returns the slots that had no gradient at all."""
-        missing = [slot for slot, taken in enumerate(self._taken) if not taken]
+        missing = [slot for slot, taken in enumerate(self.taken) if not taken]
         return [slot for slot in missing if not self.take(slot, scale)]
 
     def tensor(self) -> torch.Tensor:
@@ -205,7 +199,7 @@ class GradientBucket:
         """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""
         self.missing = len(self.parameters)
         self.refused: list[torch.nn.Parameter] = []
-        self._taken = [False] * len(self.parameters)
+        self.taken = [False] * len(self.parameters)
         self._dropped: set[int] = set()
 
 

@@ -45,7 +45,7 @@ class Reducer:
         group: dist.ProcessGroup | None,
         find_unused: bool,
     ) -> None:
-        self._group = group
+        self._group, self._parameters = group, parameters
         self.buckets = [
             self._make_bucket(index, [parameters[member] for member in members])
             for index, members in enumerate(assignment)
@@ -68,7 +68,7 @@ class Reducer:
         """Take the gradient of one parameter, which autograd just finished, and launch what this completes."""
         with self._lock:
             bucket, slot = self._places[index]
-            if bucket.is_taken(slot):
+            if bucket.taken[slot]:
                 self._take_late(index)
                 return
             bucket.take(slot, self._scale)
@@ -107,7 +107,7 @@ class Reducer:
             unused = {index for index, count in enumerate(of_used) if not count}
             late = {index for index, count in enumerate(of_late) if count}
         # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
-        frozen = {index for index in self._unused if not self.parameter(index).requires_grad}
+        frozen = {index for index in self._unused if not self._parameters[index].requires_grad}
         without = self._unused if is_discarded else unused if self._find_unused else frozen
         self._restore_gradients(without, self._reduce_late(late))
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
@@ -118,18 +118,11 @@ class Reducer:
         )
         self._raise_for(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
 
-    def parameter(self, index: int) -> torch.nn.Parameter:
-        bucket, slot = self._places[index]
-        return bucket.parameters[slot]
-
-    def kept_tensors(self) -> list[torch.Tensor]:
-        return [view for bucket in self.buckets for view in bucket.views]
-
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return GradientBucket(index, parameters)
 
     def _launch(self, bucket: GradientBucket) -> InFlight:
-        return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket))
+        return launch_all_reduce(bucket.tensor(), self._group, bucket.index, len(bucket.parameters))
 
     def _take_late(self, index: int) -> None:
         bucket, slot = self._places[index]
@@ -160,7 +153,7 @@ class Reducer:
             for number in numbers
         }
         flights = [
-            launch_all_reduce(bucket.tensor(), self._group, number, len(bucket), late=1)
+            launch_all_reduce(bucket.tensor(), self._group, number, len(bucket.parameters), late=1)
             for number, bucket in second.items()
         ]
         for flight in flights:

@@ -130,7 +130,7 @@ class ShardBucket(GradientBucket):
                 return dist.all_to_all_single(self._received, full, group=self._group, async_op=True)
             return reduce_scatter(self._reduced, full, group=self._group, async_op=True)
 
-        return launch(start, range_names.REDUCE_SCATTER, full, self._group, self.index, len(self))
+        return launch(start, range_names.REDUCE_SCATTER, full, self._group, self.index, len(self.parameters))
 
     def gather(self) -> InFlight:
         """Launch the all-gather of the parameters, in place.
@@ -147,7 +147,7 @@ class ShardBucket(GradientBucket):
                 ]
             return all_gather(self._flat, self.shard.detach(), self._group, async_op=True)
 
-        return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self))
+        return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self.parameters))
 
     def give_shard(self, late: dict[int, torch.Tensor]) -> None:
         """Add the reduced gradient to the shard's own."""
@@ -157,7 +157,7 @@ class ShardBucket(GradientBucket):
             hold_for_current_stream(self._received)
             torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
             self._received = None
-        dropped = {slot for slot in range(len(self)) if self._changes_since_taken(slot)[0]}
+        dropped = {slot for slot in range(len(self.parameters)) if self._changes_since_taken(slot)[0]}
         if dropped or self._dropped:  # what is dropped need not be finite
             ones = {slot: torch.ones_like(self.parameters[slot]) for slot in dropped | self._dropped}
             self._reduced.masked_fill_(self._own_part(ones) != 0, 0)
@@ -182,7 +182,7 @@ class ShardBucket(GradientBucket):
         """Drop what was taken where ``zero_grad()`` reached the shard; says whether it did."""
         is_dropped = self._is_shard_dropped()
         if is_dropped:
-            for parameter, is_taken in zip(self.parameters, self._taken, strict=True):
+            for parameter, is_taken in zip(self.parameters, self.taken, strict=True):
                 if is_taken:
                     parameter.grad = None
             self._before = None

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -165,6 +166,11 @@ def machine() -> dict[str, str | int]:
         "system": f"{platform.system()} {platform.release()}",
         "gpus": ", ".join(gpus),
     }
+
+
+def describe_host() -> dict[str, Any]:
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return {"machine": machine(), "versions": versions(), "git_commit": git_commit(), "gpus": gpus}
 
 
 def git_commit() -> str | None:
