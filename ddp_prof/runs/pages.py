@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Generator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,16 +20,8 @@ from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
 from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_in_process, write_run_pages
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, timeline_sources
-from ddp_prof.runs.workers import (
-    count_cores,
-    own_version,
-    pickle_with_names,
-    run_safely,
-    run_tasks,
-    unpickle_with_names,
-)
+from ddp_prof.runs.workers import count_cores, pack_task, run_tasks, unpickle_with_names
 
 MEASURES = ("overlap", "collectives", "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""
@@ -74,18 +66,6 @@ def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
     return [first, *others]
 
 
-@dataclass(frozen=True, slots=True)
-class PagesTask:
-    """The pages of a run, for a worker: fields of a ``Run``, those of a ``Place``, the version that asks."""
-
-    files: tuple[Path, ...]
-    options: LoadOptions
-    notes: tuple[str, ...]
-    measured: tuple[tuple[Path, dict[str, Any]], ...]
-    place: tuple[Any, ...]
-    version: str = field(default_factory=own_version)
-
-
 def make_pages(
     runs: Sequence[Run], reports: Sequence[ReportRun], folder: Path, places: Sequence[Place]
 ) -> Generator[PagesOutcome]:
@@ -110,38 +90,25 @@ def make_pages(
 def _make_elsewhere(
     runs: Sequence[Run], folder: Path, places: Sequence[Place], processes: int
 ) -> Generator[PagesOutcome]:
-    tasks = [_task(*each) for each in zip(runs, places, strict=True)]
-    for run in runs:
+    tasks = []
+    for run, place in zip(runs, places, strict=True):
+        of_run = {"files": run.files, "options": run.options, "notes": run.notes, "folder": run.folder}
+        tasks.append(pack_task(run.files[0], _make_page_files, {**of_run, "measured": run.measured}, place))
         run.release_events()
-    with closing(run_tasks(work_pages, tasks, runs[0].workers, processes)) as outcomes:
-        for at, outcome in outcomes:
+    with closing(run_tasks(tasks, runs[0].workers, processes)) as outcomes:
+        for at, made in outcomes:
+            outcome = unpickle_with_names(made)
             yield at, outcome if isinstance(outcome, TraceError) else _write_pages(outcome, folder, places[at])
 
 
-def _task(run: Run, place: Place) -> bytes:
-    """With what its paths are called by whoever works in another folder."""
-    measured = tuple((file, run.measured[file]) for file in run.files)
-    paths = {str(file): str(file.absolute()) for file in run.files}
-    return pickle_with_names(
-        (paths, pickle_with_names(PagesTask(run.files, run.options, run.notes, measured, tuple(place))))
-    )
-
-
-def work_pages(task: bytes) -> bytes:
-    """Make the pages of a run: a task of :func:`make_pages` in, their names and contents and a picture's figure out."""
-    paths, inner = unpickle_with_names(task)
-    asked: PagesTask = unpickle_with_names(inner, {here: Path(there) for here, there in paths.items()})
-    return run_safely(asked.files[0], asked.version, lambda: _make_pages_of_task(asked))
-
-
-def _make_pages_of_task(asked: PagesTask) -> tuple[dict[str, bytes], str]:
+def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, bytes], str]:
+    """The pages of a run, in a worker: their names and contents, and the figure of a picture."""
     from plotly.io.json import to_json_plotly
 
-    run = Run(asked.files, asked.options, asked.notes, measured=dict(asked.measured))
-    (report,) = report_runs([run])
+    (report,) = report_runs([Run(**of_run)])
     with TemporaryDirectory(prefix="ddp_prof.") as name:
         folder = Path(name)
-        picture = write_run_pages(report, folder, Place(*asked.place))
+        picture = write_run_pages(report, folder, place)
         if isinstance(picture, TraceError):
             raise picture
         return {page.name: page.read_bytes() for page in folder.iterdir()}, to_json_plotly(picture)

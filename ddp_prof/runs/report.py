@@ -11,7 +11,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, reduce
+from functools import cached_property, partial, reduce
 from operator import add, or_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -97,7 +97,7 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
-    warn_reading_whole(file, why, asked=options.part_rows is not None, with_launches=options.with_launches)
+    _warn_reading_whole(file, options, why)
     trace = load_trace(
         file,
         extra_patterns=options.comm_patterns,
@@ -126,18 +126,12 @@ def measure_report(
 
     why = ALL_AT_ONCE
     if SPLITTABLE | {"identity"} >= set(measures):
-        found = None
         try:
-            found = measure_in_parts(
-                file, options.patterns, options.comm_patterns, options.part_rows, to_draw=options.to_draw
-            )
+            if found := measure_in_parts(file, options):
+                found["identity"] = _identities(found["collectives"])
+                return {measure: found[measure] for measure in measures}
         except CannotSplitError as error:
             why = f"{error}, so it cannot be cut into parts"
-        if found is not None:
-            return {
-                measure: _identities(found["collectives"]) if measure == "identity" else found[measure]
-                for measure in measures
-            }
     options = replace(options, with_shapes=options.with_shapes or bool(OF_EACH_KERNEL & {*measures}))
     events = load_events(file, options, why)
     keep(events)
@@ -223,14 +217,7 @@ class PartResult(NamedTuple):
     collectives: RunAnalysis
 
 
-def measure_in_parts(
-    file: Path,
-    patterns: RangePatterns,
-    comm_patterns: Sequence[str],
-    part_rows: int | None = None,
-    *,
-    to_draw: bool = False,
-) -> dict[str, Any] | None:
+def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     """The results of :data:`SPLITTABLE` of a large export, or with ``part_rows`` of one of any size; else ``None``.
 
     Raises:
@@ -240,42 +227,38 @@ def measure_in_parts(
     from ddp_prof.ingest.split_export import SplitExport
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
-    if not is_read_in_parts(file, part_rows):
+    if not count_rows_of_parts(file, options.part_rows):
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        structure, steps = _structure_filter(patterns), _find_steps(patterns)
-        split = SplitExport(export, Path(folder), comm_patterns, structure, steps, part_rows or PART_ROWS)
-        measured = [_measure_part(part, patterns, None, None, to_draw=to_draw) for _, part in split.parts()]
+        structure, steps = _structure_filter(options.patterns), partial(_find_steps, options.step_range)
+        part_rows = options.part_rows or PART_ROWS
+        split = SplitExport(export, Path(folder), options.comm_patterns, structure, steps, part_rows)
+        measured = [_measure_part(part, options) for _, part in split.parts()]
         while True:  # until no part was measured with assumptions that others contradict; once as a rule
             known, ahead = reduce(or_, (one.found for one in measured)), _find_hosts_ahead(measured)
             again = [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
             if not again:
                 break
             for number, part in split.parts(again):
-                measured[number] = _measure_part(part, patterns, known, ahead, to_draw=to_draw)
+                measured[number] = _measure_part(part, options, known, ahead)
     return _merge_results(measured)
 
 
-def is_read_in_parts(file: Path, part_rows: int | None) -> bool:
-    """Whether a capture is so large that what can be measured in parts is, or ``part_rows`` asks for it."""
+def count_rows_of_parts(file: Path, part_rows: int | None) -> int:
+    """About how many rows a capture has where it is large or ``part_rows`` asks for parts; else 0."""
     from ddp_prof.ingest.split_export import count_rows
 
     least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
-    return count_rows(file, least * LEAST_BYTES_PER_ROW) > least
-
-
-def warn_reading_whole(file: Path, why: str, *, asked: bool, with_launches: bool) -> None:
-    """Log that a large export is read as a whole and why, the memory needed, and advice if it is too much.
-
-    With ``asked`` of captures of any size, since parts were asked for.
-    """
-    from ddp_prof.ingest.split_export import count_rows
-
-    least = 0 if asked else MOST_ROWS_AS_A_WHOLE
     rows = count_rows(file, least * LEAST_BYTES_PER_ROW)
-    if rows <= least:
+    return rows if rows > least else 0
+
+
+def _warn_reading_whole(file: Path, options: LoadOptions, why: str) -> None:
+    """Log that a large export is read as a whole and why, the memory needed, and advice if it is too much."""
+    rows = count_rows_of_parts(file, options.part_rows)
+    if not rows:
         return
-    needed, free = rows * (BYTES_PER_ROW_TO_DRAW if with_launches else BYTES_PER_ROW), _free_memory()
+    needed, free = rows * (BYTES_PER_ROW_TO_DRAW if options.with_launches else BYTES_PER_ROW), _free_memory()
     note = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
     if free is not None and free < needed:
         note += (
@@ -304,25 +287,21 @@ def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
     return lambda name: name.startswith(ours) or any(pattern.search(name) for pattern in (usual, *own))
 
 
-def _find_steps(patterns: RangePatterns) -> Callable[[Trace], tuple[Ints, Ints]]:
+def _find_steps(step_range: str | None, trace: Trace) -> tuple[Ints, Ints]:
     """Start of each step of a trace, and the time until which its launches matter: the end of the following step."""
+    import numpy as np
 
-    def starts_and_ends(trace: Trace) -> tuple[Ints, Ints]:
-        import numpy as np
+    from ddp_prof.analyze.core.steps import find_steps
 
-        from ddp_prof.analyze.core.steps import find_steps
-
-        found = [find_steps(trace, process, patterns.step)[0] for process in trace.processes]
-        nothing = np.empty(0, np.int64)
-        starts = np.concatenate([nothing, *(steps.start_ns for steps in found)])
-        # Where the host runs ahead a step lasts until the next one's first work on the device.
-        return starts, np.concatenate([nothing, *(np.append(steps.end_ns[1:], steps.end_ns[-1:]) for steps in found)])
-
-    return starts_and_ends
+    found = [find_steps(trace, process, step_range)[0] for process in trace.processes]
+    nothing = np.empty(0, np.int64)
+    starts = np.concatenate([nothing, *(steps.start_ns for steps in found)])
+    # Where the host runs ahead a step lasts until the next one's first work on the device.
+    return starts, np.concatenate([nothing, *(np.append(steps.end_ns[1:], steps.end_ns[-1:]) for steps in found)])
 
 
 def _measure_part(
-    part: Part, patterns: RangePatterns, known: CaptureFacts | None, ahead: _Ahead | None, *, to_draw: bool
+    part: Part, options: LoadOptions, known: CaptureFacts | None = None, ahead: _Ahead | None = None
 ) -> PartResult:
     from ddp_prof.analyze.core.rank_events import collect_capture_facts, find_rank_events
     from ddp_prof.analyze.intervals import union_of_one
@@ -331,7 +310,7 @@ def _measure_part(
 
     trace = part.trace
     seen = collect_capture_facts(trace)
-    ranks = find_rank_events(trace, patterns, known or seen)
+    ranks = find_rank_events(trace, options.patterns, known or seen)
     _refuse_unsplittable(trace, ranks)
     found = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
     span = union_of_one(part.start_ns, part.end_ns)
@@ -349,7 +328,7 @@ def _measure_part(
         lead,
         gather_diagnostics(trace, ranks, span),
         measure_part_overlap(trace, ranks, span),
-        analyze_part(trace, ranks, span, to_draw=to_draw),
+        analyze_part(trace, ranks, span, to_draw=options.to_draw),
     )
 
 

@@ -12,16 +12,13 @@ import os
 import pickle
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof.errors import DdpProfError, TraceError, printable
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
-
-if TYPE_CHECKING:
-    Outcome = tuple[int, bytes]
 
 _LOG = logging.getLogger("ddp_prof")
 
@@ -30,10 +27,6 @@ BYTES_PER_WORKER = 64 * 2**20
 
 SECONDS_TO_CONNECT = 10
 SECONDS_WITHOUT_WORKERS = 10
-
-
-def _ignore(*_told: object) -> None:
-    """Where nobody wants to be told: of events as a rule only what was measured of them is kept."""
 
 
 @dataclass(frozen=True)
@@ -51,9 +44,9 @@ class Workers:
 
     jobs: int | None = 1
     scheduler: str | None = None
-    progress: Callable[[int, int], None] = _ignore
+    progress: Callable[[int, int], None] = lambda _done, _total: None
     leave_out: Callable[[TraceError], None] | None = None
-    keep: Callable[[TraceEvents], None] = _ignore
+    keep: Callable[[TraceEvents], None] = lambda _events: None
 
 
 def measure_files(
@@ -88,33 +81,22 @@ def _measure_here(
 def _measure_elsewhere(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
-    real = [Path(os.path.realpath(file)) for file, _ in files]
-    here = {str(path): file for path, (file, _) in zip(real, files, strict=True)}
-    tasks = [pickle_with_names(Task(path, options, measures)) for path, (_, measures) in zip(real, files, strict=True)]
-    with closing(run_tasks(run_task, tasks, workers, _processes(real, workers.jobs), here)) as outcomes:
-        yield from outcomes
-
-
-def run_tasks(
-    work: Callable[[bytes], bytes],
-    tasks: Sequence[bytes],
-    workers: Workers,
-    processes: int,
-    here: Mapping[str, Path] | None = None,
-) -> Generator[tuple[int, Any | TraceError]]:
-    """Have tasks done by other processes, each as it gets done: its position, and the result or why there is none.
-
-    Its caller closes it, as of :func:`measure_files`. ``work`` goes from bytes to bytes of :func:`pickle_with_names`,
-    of which ``here`` are the names; so many processes of this machine do it, where no scheduler does.
-    """
-    found = (
-        _run_by_scheduler(workers.scheduler, work, tasks)
-        if workers.scheduler
-        else _run_in_processes(processes, work, tasks)
-    )
-    with closing(found) as outcomes:
+    paths = [file for file, _ in files]
+    here = {str(file.absolute()): file for file in paths}
+    tasks = [pack_task(file, measure_report, file, options, measures) for file, measures in files]
+    with closing(run_tasks(tasks, workers, _processes(paths, workers.jobs))) as outcomes:
         for index, outcome in outcomes:
             yield index, unpickle_with_names(outcome, here)
+
+
+def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Generator[tuple[int, bytes]]:
+    """Have tasks done by other processes, each as it gets done: its position, and what :func:`run_task` returned.
+
+    Its caller closes it, as of :func:`measure_files`. So many processes of this machine do it, where no scheduler does.
+    """
+    if workers.scheduler:
+        return _run_by_scheduler(workers.scheduler, tasks)
+    return _run_in_processes(processes, tasks)
 
 
 def _processes(files: Sequence[Path], jobs: int | None) -> int:
@@ -130,7 +112,7 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _run_in_processes(jobs: int, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
+def _run_in_processes(jobs: int, tasks: Sequence[bytes]) -> Generator[tuple[int, bytes]]:
     from concurrent.futures import ProcessPoolExecutor, as_completed
     from concurrent.futures.process import BrokenProcessPool
     from multiprocessing import get_context
@@ -139,7 +121,7 @@ def _run_in_processes(jobs: int, work: Callable[[bytes], bytes], tasks: Sequence
         jobs, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(_LOG.getEffectiveLevel(),)
     )
     try:
-        futures = {pool.submit(work, task): index for index, task in enumerate(tasks)}
+        futures = {pool.submit(run_task, task): index for index, task in enumerate(tasks)}
         for future in as_completed(list(futures)):
             yield futures.pop(future), future.result()
     except BrokenProcessPool as error:
@@ -168,7 +150,7 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Sequence[bytes]) -> Generator[Outcome]:
+def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple[int, bytes]]:
     """By Dask, which gives a report to another worker where one is lost."""
     try:
         from distributed import Client, KilledWorker, as_completed
@@ -184,7 +166,7 @@ def _run_by_scheduler(scheduler: str, work: Callable[[bytes], bytes], tasks: Seq
     done = Event()
     with client:
         Thread(target=_warn_no_workers, args=(client, scheduler, done), daemon=True).start()
-        futures = {client.submit(work, task, pure=False): index for index, task in enumerate(tasks)}
+        futures = {client.submit(run_task, task, pure=False): index for index, task in enumerate(tasks)}
         try:
             for future in as_completed(list(futures), loop=client.loop):
                 yield futures.pop(future), future.result()
@@ -207,7 +189,7 @@ def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:
 
 class _Pickler(pickle.Pickler):
     def persistent_id(self, value: Any) -> str | None:
-        return str(value) if isinstance(value, Path) else None
+        return str(value.absolute()) if isinstance(value, Path) else None
 
 
 class _Unpickler(pickle.Unpickler):
@@ -220,6 +202,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pickle_with_names(value: Any) -> bytes:
+    """With paths from the root, as who reads it may work in another folder."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
@@ -236,29 +219,20 @@ def own_version() -> str:
     return version("ddp-prof")
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A report, by a path from the root, and what is to be measured of it, as ``version`` of the package asks."""
-
-    path: Path
-    options: LoadOptions
-    measures: tuple[str, ...]
-    version: str = field(default_factory=own_version)
+def pack_task(path: Path, work: Callable[..., Any], *arguments: Any) -> bytes:
+    """A call for a worker, about a report; what is called can be unpacked by the same version only."""
+    return pickle_with_names((path, own_version(), pickle_with_names((work, arguments))))
 
 
 def run_task(task: bytes) -> bytes:
-    """Measure a report: takes a pickled :class:`Task`, returns pickled results by measure, or a ``TraceError``."""
-    asked: Task = unpickle_with_names(task)
-    return run_safely(asked.path, asked.version, lambda: measure_report(asked.path, asked.options, asked.measures))
-
-
-def run_safely(path: Path, version: str, made: Callable[[], Any]) -> bytes:
-    """Pickle what a worker makes of a report for a package of some version, or the ``TraceError`` that stopped it."""
+    """Pickle the result of the call that :func:`pack_task` packed, or the ``TraceError`` that stopped it."""
+    path, version, call = unpickle_with_names(task)
     if version != (own := own_version()):
         reason = f"a worker has ddp_prof {own}, and {version} asks it"
         return pickle_with_names(TraceError(path, reason, "install one version everywhere"))
+    work, arguments = unpickle_with_names(call)
     try:
-        return pickle_with_names(made())
+        return pickle_with_names(work(*arguments))
     except TraceError as error:
         return pickle_with_names(error)
     except (DdpProfError, OSError, MemoryError) as error:

@@ -73,8 +73,11 @@ def test_processes_make_the_same_pages_to_the_byte(
     captures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # names are relative here
+    (tmp_path / "after").mkdir()
+    namesake = write_capture(tmp_path / "after" / captures[0].name, known_truth(2))
+    files = [file.relative_to(tmp_path) for file in (*captures, namesake)]
     for jobs in (1, 2):
-        result = run("report", "--jobs", jobs, *(file.name for file in captures), "-o", f"report{jobs}")
+        result = run("report", "--jobs", jobs, *files, "-o", f"report{jobs}")
         assert result.exit_code == 0, result.stderr
     alone, together = content(tmp_path / "report1"), content(tmp_path / "report2")
     assert alone.keys() == together.keys()

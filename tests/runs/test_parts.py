@@ -79,7 +79,7 @@ def whole_of(path: Path, options: LoadOptions = LoadOptions()) -> dict[str, Any]
 
 def parts_of(path: Path, rows: int, options: LoadOptions = LoadOptions()) -> dict[str, Any] | None:  # noqa: B008
     with patch.object(split_export, "BLOCK_ROWS", 4), suppress(split_export.CannotSplitError):
-        return measure_in_parts(path, options.patterns, options.comm_patterns, rows)
+        return measure_in_parts(path, replace(options, part_rows=rows))
     return None
 
 
@@ -130,7 +130,7 @@ CUDA = [trace for trace in FOREIGN if trace.suffix == ".sqlite"]
 def test_parts_of_a_real_capture_tell_what_the_whole_does(trace: Path, rows: int) -> None:
     found = None
     with suppress(split_export.CannotSplitError):
-        found = measure_in_parts(trace, LoadOptions().patterns, (), rows)
+        found = measure_in_parts(trace, LoadOptions(part_rows=rows))
     if "ddp_unet" in trace.name:
         assert found is not None, "it has steps and collectives, and can be cut"
     if found is not None:
@@ -198,7 +198,7 @@ def test_a_command_that_reads_all_at_once_says_so_unless_quiet(command: str, tmp
 
 def test_small_ones_are_read_as_a_whole_unless_told(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(5))
-    assert measure_in_parts(path, LoadOptions().patterns, ()) is None
+    assert measure_in_parts(path, LoadOptions()) is None
     assert count_rows(path, 0) == 5 * (15 + 15 + 3)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from ddp_prof.errors import TraceError
 from ddp_prof.runs.report import MEASURES, LoadOptions, load_events, measure_events
-from ddp_prof.runs.workers import Task, pickle_with_names, unpickle_with_names
+from ddp_prof.runs.workers import pack_task, pickle_with_names, run_task, unpickle_with_names
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.sqlite"))
 FOREIGN = sorted((Path(__file__).parents[3] / "shared" / "traces").glob("*.*[ez]"))
@@ -41,8 +41,12 @@ def test_each_result_survives_the_way(trace: Path) -> None:
 
 
 def test_a_task_survives_the_way() -> None:
-    task = Task(Path("/x.sqlite"), LoadOptions(comm_patterns=("a", "b")), ("overlap",))
-    assert same(unpickle_with_names(pickle_with_names(task)), task)
+    arguments = Path("/x.sqlite"), LoadOptions(comm_patterns=("a", "b")), ("overlap",)
+    assert unpickle_with_names(run_task(pack_task(arguments[0], _return_arguments, *arguments))) == arguments
+
+
+def _return_arguments(*arguments: Any) -> tuple[Any, ...]:
+    return arguments
 
 
 def test_paths_get_the_names_that_they_have_here() -> None:
