@@ -45,6 +45,9 @@ class EventArguments(msgspec.Struct, gc=False):
     awaited_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 
 
+NO_ARGUMENTS = EventArguments()
+
+
 class Event(msgspec.Struct, gc=False):
     """One event; times are microseconds."""
 

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
 from ddp_prof.ingest.enrich import (
     UNNAMED_CALL,
@@ -29,7 +30,7 @@ from ddp_prof.ingest.enrich import (
     refuse_impossible_times,
     report_unresolved_names,
 )
-from ddp_prof.ingest.kineto_document import Event, EventArguments, read_document
+from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, read_document
 from ddp_prof.ingest.names import KernelClassifier, NameTable
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
@@ -71,9 +72,7 @@ _MOST = 2**62
 _MOST_LETTERS = 100
 
 
-def load_kineto_json(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
-) -> Trace:
+def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     document = read_document(path)
     by_category: dict[str, list[Event]] = defaultdict(list)
@@ -93,7 +92,7 @@ def load_kineto_json(
             event.name = str(event.name).removeprefix(OPERATOR_PREFIX)
         ranges = [*by_category[_RANGE], *ours]
     names = NameTable()
-    classifier = KernelClassifier(extra_patterns)
+    classifier = KernelClassifier(options.comm_patterns)
     spans = _spans(ranges, names)
     told = document.distributedInfo or {}
     rank, world, base_ns = told.get("rank"), told.get("world_size"), document.baseTimeNanoseconds
@@ -110,14 +109,22 @@ def load_kineto_json(
         taken = f"{processes} processes launched what is in this file, and are taken for one"
         doubt = "which rank each device is of is not known; give the file of each rank"
         warnings = (f"{taken}: steps and phases may be wrong, and {doubt}",)
+    call_details = None
+    if options.with_launches:
+        call_details = CallDetails(call_end_ns, _intern_names(launches, names, UNNAMED_CALL))
     trace = Trace(
         path=path,
         source="kineto",
         producer=None,
         activities=activities,
         spans=spans,
-        calls=Calls(call_ns, np.full(len(launches), PROCESS, np.int64), _thread_ids(launches), _correlations(launches)),
-        call_details=CallDetails(call_end_ns, _intern_names(launches, names, UNNAMED_CALL)) if with_launches else None,
+        calls=Calls(
+            call_ns,
+            np.full(len(launches), PROCESS, np.int64),
+            _thread_ids(launches),
+            _argument(launches, "correlation"),
+        ),
+        call_details=call_details,
         threads=_thread_names(document.traceEvents, operations, ranges),
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
@@ -135,11 +142,10 @@ def load_kineto_json(
         gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
     trace = name_operations(name_ranks(report_unresolved_names(refuse_impossible_times(trace))))
-    if not (with_launches or with_shapes):
+    if not (options.with_launches or options.with_shapes):
         return trace
     kernels = by_category[_KERNEL]
-    registers = _parse_integers((event.args or EventArguments()).registers for event in kernels)
-    return add_launch_shapes(trace, [*_launch_sizes(kernels), registers])
+    return add_launch_shapes(trace, [*_launch_sizes(kernels), _argument(kernels, "registers")])
 
 
 def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
@@ -196,22 +202,17 @@ def _activities(
         name_id = _intern_names(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     start_ns, end_ns = _times(events)
-    arguments = [event.args or EventArguments() for event in events]
     return Activities(
         start_ns=start_ns,
         end_ns=end_ns,
         process=np.full(len(events), PROCESS, np.int64),
-        device=_parse_integers(
-            a.device if a.device is not None else e.pid for a, e in zip(arguments, events, strict=True)
-        ),
-        lane=_parse_integers(
-            a.stream if a.stream is not None else e.tid for a, e in zip(arguments, events, strict=True)
-        ),
+        device=_argument(events, "device", otherwise="pid"),
+        lane=_argument(events, "stream", otherwise="tid"),
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,
-        correlation=_parse_integers(argument.correlation for argument in arguments),
-        bytes=_parse_integers(argument.bytes for argument in arguments),
+        correlation=_argument(events, "correlation"),
+        bytes=_argument(events, "bytes"),
     )
 
 
@@ -227,7 +228,7 @@ def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
         is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
-    noted = [event.args or EventArguments() for event in kernels]
+    noted = [event.args or NO_ARGUMENTS for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
     return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
 
@@ -280,9 +281,8 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     A wait names its record by the record's call number and stream. If only the call is known, the record is unknown.
     """
     rows = [event for event in events if event.name in _SYNC_KINDS]
-    noted = [event.args or EventArguments() for event in rows]
-    seen = set(_parse_integers(arguments.correlation for arguments in noted).tolist())
-    numbers = _correlations(launches).tolist()
+    seen = set(_argument(rows, "correlation").tolist())
+    numbers = _argument(launches, "correlation").tolist()
     bare, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
     for event, number in zip(launches, numbers, strict=True):
         if number not in seen and (found := _CALL_NAME.match(str(event.name))):
@@ -290,12 +290,9 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
             kinds.append(_CALL_KINDS[found[1]])
     both = [*rows, *bare]
     start_ns, end_ns = _times(both)
-    correlation, count = _correlations(both), len(both)
+    correlation, count = _argument(both, "correlation"), len(both)
     thread_of = dict(zip(numbers, _thread_ids(launches).tolist(), strict=True))
-    arguments = [event.args or EventArguments() for event in both]
-    record, stream = (
-        _parse_integers(getattr(one, name) for one in arguments) for name in ("awaited_record", "awaited_stream")
-    )
+    record, stream = _argument(both, "awaited_record"), _argument(both, "awaited_stream")
     is_told = (record > 0) & (stream >= 0)
     waits = Synchronizations(
         kind=np.array(kinds, np.int64),
@@ -304,12 +301,12 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
         process=np.full(count, PROCESS, np.int64),
         thread=np.array([thread_of.get(number, UNKNOWN) for number in correlation.tolist()], np.int64),
         correlation=correlation,
-        device=_parse_integers(one.device for one in arguments),
-        stream=_parse_integers(one.stream for one in arguments),
+        device=_argument(both, "device"),
+        stream=_argument(both, "stream"),
         awaits=np.where(is_told, count + np.cumsum(is_told) - 1, UNKNOWN),
     )
     told = int(is_told.sum())
-    nothing, no_time = np.full(told, UNKNOWN, np.int64), np.full(told, NO_TIME, np.int64)
+    nothing, no_time = np.full(told, UNKNOWN), np.full(told, NO_TIME)
     records = replace(
         select(waits, is_told),
         kind=np.full(told, SyncKind.RECORD, np.int64),
@@ -322,10 +319,6 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     )
     reason = None if told else _NO_RECORDS if rows else _NO_SYNCS
     return concatenate(waits, records), "kineto" if told else "none", reason
-
-
-def _correlations(events: Sequence[Event]) -> Ints:
-    return _parse_integers((event.args or EventArguments()).correlation for event in events)
 
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
@@ -360,6 +353,16 @@ def _parse_integers(values: Any) -> Ints:
         return int(found.group()) if found else UNKNOWN
 
     return np.array([v if isinstance(v, int) and -_MOST <= v < _MOST else within(v) for v in values], np.int64)
+
+
+def _argument(events: Sequence[Event], name: str, otherwise: str | None = None) -> Ints:
+    """An argument of each event; where it has none, one of its fields."""
+    found = [getattr(event.args or NO_ARGUMENTS, name) for event in events]
+    if otherwise:
+        found = [
+            getattr(event, otherwise) if value is None else value for event, value in zip(events, found, strict=True)
+        ]
+    return _parse_integers(found)
 
 
 def _thread_ids(events: Iterable[Event]) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from shlex import quote
@@ -13,12 +13,14 @@ from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.errors import TraceError, printable
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
 
 if TYPE_CHECKING:
     from ddp_prof.trace import Trace
 
 _LOG = logging.getLogger(__name__)
+ALL_BUT_LAUNCHES = ReadOptions()
 _HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _TABLE_FOLDER = b"\0folder of tables"
@@ -31,17 +33,16 @@ class Reader(NamedTuple):
 
     Attributes:
         source: What :attr:`~ddp_prof.trace.Trace.source` says; shown as it is where ``SOURCE_NAMES`` has no other.
-        suffixes: How its files are named.
-        is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
         recognises: Whether the first bytes of a file are of this format.
         load: The function that reads it, as ``module:function``; imported when it is needed.
+        is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
     """
 
     source: str
     suffixes: tuple[str, ...]
-    is_common_suffix: bool
     recognises: Callable[[bytes], bool]
     load: str
+    is_common_suffix: bool = False
 
 
 def _is_kineto(head: bytes) -> bool:
@@ -72,28 +73,25 @@ READERS = (
     Reader(
         "nsys-sqlite",
         (".sqlite",),
-        is_common_suffix=False,
         recognises=lambda head: head.startswith(b"SQLite format 3\0"),
         load="ddp_prof.ingest.nsys_export:load_nsys_sqlite",
     ),
     Reader(
         "nsys-report",
         (".nsys-rep", ".qdrep"),
-        is_common_suffix=False,
         recognises=lambda head: b"Profiler Report" in head[:4096],
         load="ddp_prof.ingest.nsys_conversion:load_nsys_report",
     ),
     Reader(
         "kineto",
         (".json", ".json.gz"),
-        is_common_suffix=True,
         recognises=_is_kineto,
         load="ddp_prof.ingest.kineto_json:load_kineto_json",
+        is_common_suffix=True,
     ),
     Reader(
         "nsys-tables",
         ("_pqtdir", "_arwdir"),
-        is_common_suffix=False,
         recognises=lambda head: head.startswith(_TABLE_FOLDER),
         load="ddp_prof.ingest.nsys_conversion:load_nsys_table_folder",
     ),
@@ -101,17 +99,11 @@ READERS = (
 """All formats. A new one is a row here, and a module that reads it."""
 
 
-def load_trace(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
-) -> Trace:
+def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
     """Read a trace of any supported format; the format is detected by content, not by name.
 
-    Args:
-        path: A report of Nsight Systems or its export, as SQLite or as a folder of Parquet or Arrow files, or a
-            PyTorch profiler's JSON, plain or gzipped.
-        extra_patterns: Regular expressions for communication kernels unknown to the classifier.
-        with_launches: Read shapes and registers of kernels, names and ends of calls, too.
-        with_shapes: Read shapes of kernels.
+    It is a report of Nsight Systems or its export, as SQLite or as a folder of Parquet or Arrow files, or a PyTorch
+    profiler's JSON, plain or gzipped.
 
     Raises:
         TraceError: The file cannot be read as a trace.
@@ -121,9 +113,9 @@ def load_trace(
         raise TraceError(path, "an empty file", "capture or export it again")
     for reader in READERS:
         if reader.recognises(head):
-            load: Callable[..., Trace] = resolve_name(reader.load)
+            load: Callable[[Path, ReadOptions], Trace] = resolve_name(reader.load)
             started = perf_counter()
-            trace = load(path, extra_patterns=extra_patterns, with_launches=with_launches, with_shapes=with_shapes)
+            trace = load(path, options)
             counts = f"{len(trace.activities):,} activities, {len(trace.calls):,} calls, {len(trace.spans):,} ranges"
             _LOG.info(
                 "%s: %s, %s, read in %.2f s", printable(str(path)), reader.source, counts, perf_counter() - started

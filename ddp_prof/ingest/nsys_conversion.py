@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
 from ddp_prof.ingest.nsys_program import find_nsys
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
@@ -33,17 +34,12 @@ EXPORT_TO_REPORT = 4
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
-def load_nsys_report(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
-) -> Trace:
+def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
     """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
 
     def load(export: Path) -> Trace:
-        trace = load_nsys_sqlite(
-            export, extra_patterns=extra_patterns, run=path, with_launches=with_launches, with_shapes=with_shapes
-        )
-        return replace(trace, path=path, source="nsys-report")
+        return replace(load_nsys_sqlite(export, options, path), path=path, source="nsys-report")
 
     if is_exported(path):
         return load(beside)
@@ -103,9 +99,7 @@ MOST_TEXT_PER_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
 _HINT = "export the report again"
 
 
-def load_nsys_table_folder(
-    path: Path, *, extra_patterns: Sequence[str] = (), with_launches: bool = False, with_shapes: bool = False
-) -> Trace:
+def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
     """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
@@ -115,9 +109,7 @@ def load_nsys_table_folder(
         export = Path(folder) / "export.sqlite"
         _write_database(tables, export)
         try:
-            trace = load_nsys_sqlite(
-                export, extra_patterns=extra_patterns, run=path, with_launches=with_launches, with_shapes=with_shapes
-            )
+            trace = load_nsys_sqlite(export, options, path)
         except TraceError as error:
             raise TraceError(path if error.path == export else error.path, error.reason, error.hint) from error
     return replace(trace, path=path, source="nsys-tables")

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.enrich import (
     REGISTERS,
@@ -67,34 +68,26 @@ _SESSION = "TARGET_INFO_SESSION_START_TIME"
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
-def load_nsys_sqlite(
-    path: Path,
-    *,
-    extra_patterns: Sequence[str] = (),
-    run: Path | None = None,
-    with_launches: bool = False,
-    with_shapes: bool = False,
-) -> Trace:
+def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
     """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
     ``run`` is the file whose ``run.json`` counts, where it is not the export's own.
     """
     with open_sqlite(path) as file:
-        manifest, classifier = load_manifest(manifest_path(run or path)), KernelClassifier(extra_patterns)
-        return file.run_with_deadline(lambda: _load(file, manifest, classifier, with_launches, with_shapes))
+        manifest = load_manifest(manifest_path(run or path))
+        return file.run_with_deadline(lambda: _load(file, manifest, options))
 
 
-def _load(
-    file: SqliteFile, manifest: Manifest | None, classifier: KernelClassifier, with_launches: bool, with_shapes: bool
-) -> Trace:
+def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
     activity_columns = file.start(_activity_columns, file)
     range_rows = file.start(_range_rows, file)
-    call_columns = file.start(_call_columns, file, with_launches)
+    call_columns = file.start(_call_columns, file, options.with_launches)
     synchronizations = file.start(read_synchronizations, file)
-    of_launches = (*SHAPE_COLUMNS, REGISTERS) if with_launches else SHAPE_COLUMNS
-    launches = file.start(_kernel_columns, file, of_launches) if with_launches or with_shapes else None
+    of_launches = (*SHAPE_COLUMNS, REGISTERS) if options.with_launches else SHAPE_COLUMNS
+    has_launches = options.with_launches or options.with_shapes
+    launches = file.start(_kernel_columns, file, of_launches) if has_launches else None
     has_strings = file.has_columns("StringIds", "id", "value")
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
     names = NameTable()
@@ -102,11 +95,12 @@ def _load(
     spans = _spans(ranges, texts, strings, names)
     columns = activity_columns.result()
     refuse_shared_process_ids(file.path, columns["globalPid"])
-    activities = _activities(columns, _kernel_names(file, columns, strings, names), names, classifier)
+    kernel_names = _kernel_names(file, columns, strings, names)
+    activities = _activities(columns, kernel_names, names, KernelClassifier(options.comm_patterns))
     calls = call_columns.result()
     tid = calls["globalTid"]
     call_details = None
-    if with_launches:
+    if options.with_launches:
         name_id = names.fill_unknown(strings.intern(calls["nameId"], names, strip_call_version), UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits, sync_source, sync_reason = synchronizations.result()

@@ -28,6 +28,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.errors import DdpProfError, TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.nsys_export import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
@@ -141,7 +142,6 @@ class SplitExport:
     Args:
         file: The export.
         folder: The folder.
-        extra_patterns: As of :func:`load_nsys_sqlite`.
         marks_structure: Whether a range of this name tells steps, phases or the like.
         find_step_times: Finds, from the ranges of a trace, when each step of each process starts, and until when
             a launch belongs to it.
@@ -155,13 +155,14 @@ class SplitExport:
         self,
         file: SqliteFile,
         folder: Path,
-        extra_patterns: Sequence[str],
+        options: ReadOptions,
         marks_structure: Callable[[str], bool],
         find_step_times: Callable[[Trace], tuple[Ints, Ints]],
         part_rows: int,
     ) -> None:
         require_disk_space(file.path, folder, BYTES_PER_ROW * part_rows)
-        self.path, self._file, self._patterns = file.path, file, extra_patterns
+        self.path, self._file = file.path, file
+        self._options = ReadOptions(comm_patterns=options.comm_patterns)
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
         if not (
             file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *_COLUMNS[CALLS])
@@ -178,7 +179,7 @@ class SplitExport:
             self.spans = self._spans(part_rows)
 
     def _load(self, export: Path) -> Trace:
-        trace = load_nsys_sqlite(export, extra_patterns=self._patterns, run=self.path)
+        trace = load_nsys_sqlite(export, self._options, self.path)
         return replace(trace, sync_reason=SYNC_IN_PARTS)
 
     def _make_base(self, marks_structure: Callable[[str], bool]) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import printable
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 
 if TYPE_CHECKING:
@@ -39,15 +40,12 @@ OF_EACH_KERNEL = frozenset({"kernels", "device use"})
 
 
 @dataclass(frozen=True, slots=True)
-class LoadOptions:
+class LoadOptions(ReadOptions):
     """How files are read.
 
     Attributes:
         step_range: Regular expression for ranges that are steps; a first group is the step's number.
         backward_range: Regular expression for ranges that hold the backward pass.
-        comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_launches: Read more of launches: kernels' shapes, names and ends of calls, which timelines show.
-        with_shapes: Read shapes alone. What is measured of each kernel is measured with them, whatever is said here.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
         part_rows: Read exports in parts of about so many rows; by default only those that are large.
@@ -56,9 +54,6 @@ class LoadOptions:
 
     step_range: str | None = None
     backward_range: str | None = None
-    comm_patterns: tuple[str, ...] = ()
-    with_launches: bool = False
-    with_shapes: bool = False
     one_run: bool = False
     separate: bool = False
     to_draw: bool = False
@@ -98,12 +93,7 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     from ddp_prof.ingest.load import load_trace
 
     _warn_reading_whole(file, options, why)
-    trace = load_trace(
-        file,
-        extra_patterns=options.comm_patterns,
-        with_launches=options.with_launches,
-        with_shapes=options.with_shapes,
-    )
+    trace = load_trace(file, options)
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
 
@@ -232,7 +222,7 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure_filter(options.patterns), partial(_find_steps, options.step_range)
         part_rows = options.part_rows or PART_ROWS
-        split = SplitExport(export, Path(folder), options.comm_patterns, structure, steps, part_rows)
+        split = SplitExport(export, Path(folder), options, structure, steps, part_rows)
         measured = [_measure_part(part, options) for _, part in split.parts()]
         while True:  # until no part was measured with assumptions that others contradict; once as a rule
             known, ahead = reduce(or_, (one.found for one in measured)), _find_hosts_ahead(measured)

@@ -24,6 +24,7 @@ from repeat_capture import repeat_capture
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.html.timeline_page import write_timeline_page
@@ -78,7 +79,7 @@ class Figure(NamedTuple):
 def build(capture: Path, page: Path) -> Iterator[Figure]:
     """Write the page and say what that took."""
     begun = time.perf_counter()
-    trace = load_trace(capture, with_launches=True)
+    trace = load_trace(capture, ReadOptions(with_launches=True))
     loaded = time.perf_counter()
     part = TraceEvents(trace, find_rank_events(trace))
     source = timeline_source(capture.stem, part, merge_analyses([analyze_trace(*part)]))

@@ -24,6 +24,7 @@ import numpy as np
 from mutations import write_database, write_kineto
 
 from ddp_prof.errors import DdpProfError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
@@ -111,7 +112,7 @@ def execute(reader: str, seed: int, samples: Sequence[bytes], folder: Path) -> s
 
 def _read(path: Path) -> str | None:
     try:
-        check_trace(load_trace(path, with_launches=True))
+        check_trace(load_trace(path, ReadOptions(with_launches=True)))
     except DdpProfError as error:
         line = str(error)
         return None if len(line) < LONGEST_LINE and line.isprintable() else f"no clear line: {line[:200]!r}"

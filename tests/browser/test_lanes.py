@@ -165,9 +165,10 @@ class TestLaunches:
     @pytest.mark.parametrize("name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "kineto_a100_ddp_rank0of2.json.gz"])
     def test_launches_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
         """Each box of a device has the call that the trace joins it with."""
+        from ddp_prof.ingest import ReadOptions
         from ddp_prof.ingest.load import load_trace
 
-        trace = load_trace(shared_traces / name, with_launches=True)
+        trace = load_trace(shared_traces / name, ReadOptions(with_launches=True))
         write_timeline_page(build_timeline([source_of("real", trace)]), tmp_path / "real.html")
         visit.open_timeline(tmp_path / "real.html")
         delays = visit.ask("""page.shownRows.filter(({ kind }) => kind === "communication").flatMap((row) =>

@@ -12,6 +12,7 @@ import pytest
 
 import ddp_prof.trace
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category
 from tests.ingest.test_nsys_raw_report import report, stand_in  # noqa: F401
@@ -58,7 +59,7 @@ def everything(path: Path) -> Path:
 
 
 def test_launches_are_joined_once(joins: list[int], tmp_path: Path) -> None:
-    trace = load_trace(everything(tmp_path / "x.sqlite"), with_launches=True)
+    trace = load_trace(everything(tmp_path / "x.sqlite"), ReadOptions(with_launches=True))
     assert trace.activities.category.tolist() == [Category.COMPUTE, Category.COMMUNICATION, Category.COMMUNICATION]
     assert (trace.ranks, trace.world_size) == ({MAIN: 1}, 2)
     assert trace.collective_metadata.bytes.tolist() == [4096, UNKNOWN], "the copies' range has no payload"
@@ -84,7 +85,7 @@ def test_launches_of_kineto_are_joined_once(joins: list[int], tmp_path: Path) ->
     event = {"ph": "X", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7, "args": {"correlation": 3}}
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"traceEvents": [event | {"cat": "kernel"}, event | {"cat": "cuda_runtime"}]}))
-    assert load_trace(path, with_launches=True).launching_calls.tolist() == [0]
+    assert load_trace(path, ReadOptions(with_launches=True)).launching_calls.tolist() == [0]
     assert joins == [1]
 
 

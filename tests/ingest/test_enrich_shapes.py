@@ -7,6 +7,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Trace
 from tests.nsys_factory import Capture, Kernel, write_capture
@@ -28,7 +29,7 @@ def shapes_of(trace: Trace) -> list[str | None]:
 
 def test_shapes_of_an_export(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", CAPTURE)
-    trace = load_trace(path, with_launches=True)
+    trace = load_trace(path, ReadOptions(with_launches=True))
     seven, nine = "grid 7x1x1 block 128x1x1", "grid 9x1x1 block 128x1x1"
     assert shapes_of(trace) == [seven, nine, seven, None], "kernels come first, then the copy"
     plain = load_trace(path)
@@ -41,12 +42,14 @@ def test_shapes_of_kineto_and_what_is_no_shape(tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1, "dur": 2, "pid": 0, "tid": 7}
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"traceEvents": [event | {"args": shape} for shape in shapes]}))
-    assert shapes_of(load_trace(path, with_launches=True)) == ["grid 7x1x1 block 128x1x1", None, None]
+    assert shapes_of(load_trace(path, ReadOptions(with_launches=True))) == ["grid 7x1x1 block 128x1x1", None, None]
 
 
 def test_an_export_without_kernels_has_no_shapes(tmp_path: Path) -> None:
     copies = Capture(kernels=[CAPTURE.kernels[1]])
-    assert shapes_of(load_trace(write_capture(tmp_path / "x.sqlite", copies), with_launches=True)) == [None]
+    assert shapes_of(load_trace(write_capture(tmp_path / "x.sqlite", copies), ReadOptions(with_launches=True))) == [
+        None
+    ]
 
 
 def calls_of(trace: Trace) -> list[tuple[int, int, str]]:
@@ -60,7 +63,9 @@ def calls_of(trace: Trace) -> list[tuple[int, int, str]]:
 def test_calls_of_an_export_have_names_and_ends(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", CAPTURE)
     starts = [500, 600, 700, 800]
-    assert calls_of(load_trace(path, with_launches=True)) == [(at, at + 5000, "cudaLaunchKernel") for at in starts]
+    assert calls_of(load_trace(path, ReadOptions(with_launches=True))) == [
+        (at, at + 5000, "cudaLaunchKernel") for at in starts
+    ]
     assert load_trace(path).call_details is None
 
 
@@ -71,7 +76,7 @@ def test_calls_and_registers_of_kineto(tmp_path: Path) -> None:
             "args": {"correlation": 3}}  # fmt: skip
     path = tmp_path / "x.json"
     path.write_text(json.dumps({"traceEvents": [kernel, call]}))
-    trace = load_trace(path, with_launches=True)
+    trace = load_trace(path, ReadOptions(with_launches=True))
     assert calls_of(trace) == [(1000, 1500, "cudaLaunchKernel")]
     assert trace.registers is not None
     assert trace.registers.tolist() == [96]
@@ -83,6 +88,6 @@ def test_registers_of_an_export(shared_traces: Path) -> None:
     path = shared_traces / "nsys2025_3_single_gpu_t4.sqlite"
     with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
         (expected,) = database.execute("SELECT sum(registersPerThread) FROM CUPTI_ACTIVITY_KIND_KERNEL").fetchone()
-    registers = load_trace(path, with_launches=True).registers
+    registers = load_trace(path, ReadOptions(with_launches=True)).registers
     assert registers is not None
     assert int(registers[registers != UNKNOWN].sum()) == expected

@@ -26,6 +26,7 @@ from typing import Any
 import pytest
 from click.testing import Result
 
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.command_line import run
 from tests.ingest import endless
@@ -628,7 +629,7 @@ def test_rows_that_are_only_in_the_log_count(tmp_path: Path) -> None:
 def test_shapes_beyond_all_bounds_are_not_known(size: str, tmp_path: Path) -> None:
     path = arguments(grid=["SIZE", 1, 1], block=[1, 1, 1])(tmp_path)
     path.write_text(path.read_text().replace('"SIZE"', size))
-    shapes = load_trace(path, with_launches=True).shape_id
+    shapes = load_trace(path, ReadOptions(with_launches=True)).shape_id
     assert shapes is not None
     assert shapes.tolist() == [-1] * 3
 
@@ -646,7 +647,7 @@ def test_sizes_at_both_ends_of_the_range_are_told_apart(tmp_path: Path) -> None:
         f"UPDATE CUPTI_ACTIVITY_KIND_KERNEL SET gridX = {size} WHERE rowid = {row}"
         for row, size in ((1, 2**63 - 1), (2, -(2**63) + 7))
     )
-    shapes = load_trace(export(*ends)(tmp_path), with_launches=True).shape_id
+    shapes = load_trace(export(*ends)(tmp_path), ReadOptions(with_launches=True)).shape_id
     assert shapes is not None
     assert len(set(shapes[:3].tolist())) == 3
 

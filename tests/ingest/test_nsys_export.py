@@ -10,6 +10,7 @@ import pytest
 
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
@@ -95,7 +96,7 @@ def test_a_users_pattern_adds_communication(tmp_path: Path) -> None:
     capture = Capture(kernels=[Kernel("my_fabric_reduce(float*)", 10, 20, launch=5, thread=1)])
     path = write_capture(tmp_path / "x.sqlite", capture)
     assert overlap_of(path).ranks[0].collectives == 0
-    assert measure_overlap(load_trace(path, extra_patterns=["fabric_reduce"])).ranks[0].collectives == 1
+    assert measure_overlap(load_trace(path, ReadOptions(comm_patterns=("fabric_reduce",)))).ranks[0].collectives == 1
 
 
 def test_the_file_stays_as_it_was(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from pyarrow import ipc, parquet
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import find_traces, load_trace
 from ddp_prof.trace import Trace
 from tests.command_line import run
@@ -63,9 +64,9 @@ def assert_same(one: Trace, other: Trace) -> None:
 def test_the_trace_is_that_of_the_database(tmp_path: Path, product: str, kind: str) -> None:
     export = write_capture(tmp_path / "x.sqlite", known_truth(2), product)
     folder = write_tables(export, tmp_path / "x_pqtdir", kind)
-    trace = load_trace(folder, with_launches=True)
+    trace = load_trace(folder, ReadOptions(with_launches=True))
     assert (trace.path, trace.source) == (folder, "nsys-tables")
-    assert_same(trace, load_trace(export, with_launches=True))
+    assert_same(trace, load_trace(export, ReadOptions(with_launches=True)))
 
 
 def test_text_as_other_programs_write_it_is_text(tmp_path: Path) -> None:

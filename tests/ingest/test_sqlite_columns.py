@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import sqlite_columns
 from ddp_prof.ingest.enrich import UNNAMED_RANGE
-from ddp_prof.ingest.nsys_export import load_nsys_sqlite
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, is_constant, open_sqlite
 from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import Capture, Range, write_capture
@@ -144,6 +144,6 @@ def test_names_of_ranges_arrive_inline_and_by_number_whatever_the_batch(ranges: 
     spans = [Range(name, at, at + 1, 100, registered=by_number) for at, (name, by_number) in enumerate(ranges, 1)]
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         patch.setattr(sqlite_columns, "_BATCH_ROWS", 2)
-        trace = load_nsys_sqlite(write_capture(Path(folder) / "capture.sqlite", Capture(ranges=spans)))
+        trace = load_trace(write_capture(Path(folder) / "capture.sqlite", Capture(ranges=spans)))
     found = [trace.names[name_id] for name_id in trace.spans.name_id[np.argsort(trace.spans.start_ns)]]
     assert found == [name or UNNAMED_RANGE for name, _ in ranges]

@@ -13,6 +13,7 @@ sys.path.insert(0, str(ROOT / "scripts/dev"))
 
 import fuzz
 
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 
 
@@ -43,7 +44,7 @@ def test_the_corpus_is_sound(reader: str, tmp_path: Path) -> None:
     for index, sample in enumerate(fuzz.corpus(reader, tmp_path)):
         path = tmp_path / f"sample{index}{fuzz.SUFFIXES[reader]}"
         path.write_bytes(sample)
-        fuzz.check_trace(load_trace(path, with_launches=True))
+        fuzz.check_trace(load_trace(path, ReadOptions(with_launches=True)))
 
 
 def test_a_reader_that_fails_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     measure_kernels,
 )
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -78,7 +79,7 @@ def test_ranks_are_taken_together(ranks: list[list[tuple[int, int, int]]]) -> No
 
 
 def kernels_of(tmp_path, capture: Capture) -> list[KernelTime]:
-    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture), with_launches=True)
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture), ReadOptions(with_launches=True))
     (rank,) = find_rank_events(trace)
     return list(measure_kernels([find_kernel_runs(rank)]))
 

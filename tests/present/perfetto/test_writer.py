@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_rank
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto import CATEGORIES, separate_crossing, write_perfetto
 from ddp_prof.present.timeline.model import Source
@@ -346,7 +347,7 @@ def test_slices_of_a_lane_always_nest(drawn: list[tuple[int, int]]) -> None:
     ],
 )
 def test_real_captures_keep_every_slice_and_every_figure(shared_traces: Path, name: str, tmp_path: Path) -> None:
-    trace = load_trace(shared_traces / name, with_launches=True)
+    trace = load_trace(shared_traces / name, ReadOptions(with_launches=True))
     source = source_of(trace)
     viewed = Viewed.open(source, folder=tmp_path)
     assert viewed.by_category() == ours(trace)
