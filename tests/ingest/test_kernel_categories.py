@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ddp_prof.ingest.names import COMMUNICATION_KERNELS, KernelClassifier
@@ -8,9 +10,38 @@ from ddp_prof.trace import Category
 CLASSIFIER = KernelClassifier()
 
 
-@pytest.mark.parametrize("family", COMMUNICATION_KERNELS, ids=lambda family: family.origin)
-def test_every_family_is_known_by_its_example(family) -> None:
-    assert CLASSIFIER.category(family.example) is Category.COMMUNICATION
+EXAMPLES = {
+    "NCCL 2.27 symmetric": "ncclSymDevKernel_AllReduce_AGxLL_R_sum_f32",
+    "NCCL >= 2.28 symmetric": "ncclSymkDevKernel_AllGather_LL",
+    "NCCL >= 2.19": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)",
+    "NCCL 2.8 to 2.18": "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
+    "NCCL <= 2.7": "ncclAllReduceRingLLKernel_sum_f32(ncclColl)",
+    "NCCL, one rank": "void oneRankReduce<FuncPreMulSum<float>>(void*, void*)",
+    "RCCL": "rcclGenericKernel_1(ncclDevComm*)",
+    "MSCCL": "mscclKernel_Sum_half_LL_false(ncclDevComm*)",
+    "other NCCL descendants": "void my_nccl_all_to_all<float>()",
+    "PyTorch symmetric memory": "multimem_all_gather_kernel<16>(...)",
+    "PyTorch symmetric memory, TensorRT-LLM": "void two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(...)",
+    "vLLM, aiter": "void vllm::cross_device_reduce_1stage<half>()",
+    "QuickReduce": "quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<...>>()",
+    "FlashInfer, TensorRT-LLM": "void allreduce_fusion_kernel_oneshot_lamport<...>()",
+    "NVSHMEM": "void barrier_on_stream_kernel_threadgroup<1>(int, int)",
+    "MSCCL++": "void allreduce_simple<__half>(mscclpp::SmChannelDeviceHandle *, ...)",
+    "Transformer Engine": "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)",
+    "oneCCL": "oneccl_reduce_base<float, 2, 16, 1, 1, 2>",
+    "DeepEP": "void deep_ep::intranode::dispatch<8, 768>(...)",
+}
+"""A kernel of each library."""
+
+
+def test_there_is_an_example_of_each_library() -> None:
+    assert EXAMPLES.keys() == COMMUNICATION_KERNELS.keys()
+
+
+@pytest.mark.parametrize("library", EXAMPLES)
+def test_the_kernels_of_each_library_are_known(library: str) -> None:
+    assert re.search(COMMUNICATION_KERNELS[library], EXAMPLES[library], re.IGNORECASE)
+    assert CLASSIFIER.category(EXAMPLES[library]) is Category.COMMUNICATION
 
 
 @pytest.mark.parametrize(

@@ -11,9 +11,9 @@ from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.attribution import bus_factor, operation_of
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.ingest.names import COMMUNICATION_KERNELS
 from ddp_prof.trace import NO_TIME
 from tests.drawing import PID, draw_trace
+from tests.ingest.test_kernel_categories import EXAMPLES
 from tests.measuring import collectives_of, results_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -130,7 +130,7 @@ def test_operations_are_told_from_names(name: str, operation: str | None) -> Non
 
 
 def test_names_of_all_libraries_are_looked_at() -> None:
-    unknown = {family.origin for family in COMMUNICATION_KERNELS if operation_of(family.example) is None}
+    unknown = {library for library, example in EXAMPLES.items() if operation_of(example) is None}
     assert unknown == {"RCCL", "MSCCL", "Transformer Engine", "oneCCL"}, "names that do not tell the operation"
 
 
