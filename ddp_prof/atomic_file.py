@@ -7,14 +7,10 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddp_prof.errors import TraceError
 
-if TYPE_CHECKING:
-    Keys = dict[str | tuple[int, int], Path]
-
-_PROTECTED: list[Keys] = []
+_PROTECTED: list[dict[str | tuple[int, int], Path]] = []
 
 
 @contextmanager

@@ -109,12 +109,7 @@ class Spans(Table):
 
 @dataclass(frozen=True)
 class Calls(Table):
-    """What the host asked: a CUDA API call that launched something.
-
-    Attributes:
-        lane: Thread that made the call.
-        correlation: Id that the launched activities carry too.
-    """
+    """What the host asked: a CUDA API call that launched something; ``lane`` is the thread that made it."""
 
     start_ns: Ints
     process: Ints
@@ -288,7 +283,7 @@ class Trace(Brief):
 
     def __post_init__(self) -> None:
         if self.launching_calls is None:
-            object.__setattr__(self, "launching_calls", find_launching_calls(self.activities, self.calls))
+            object.__setattr__(self, "launching_calls", join_launches(self.activities, self.calls)[0])
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
 
@@ -327,11 +322,6 @@ class Trace(Brief):
         """From the first event to the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
         return int(max(t.end_ns.max() for t in tables) - min(t.start_ns.min() for t in tables)) if tables else 0
-
-
-def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
-    """Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds none."""
-    return join_launches(activities, calls)[0]
 
 
 def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:

@@ -6,10 +6,14 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.quality import diagnose
-from ddp_prof.trace import UNKNOWN, Activities, Calls, empty, find_launching_calls
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Ints, empty, join_launches
 from tests.drawing import draw_trace, table
 
 keys = st.lists(st.tuples(st.integers(1, 3), st.integers(-1, 6)), max_size=15)
+
+
+def find_launching_calls(activities: Activities, calls: Calls) -> Ints:
+    return join_launches(activities, calls)[0]
 
 
 def rows(kind, pairs: list[tuple[int, int]]):

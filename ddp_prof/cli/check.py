@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
 NS_PER_MS = 1_000_000
 
 
-def _parse_share(_context: click.Context, _parameter: click.Parameter, text: str | None) -> float | None:
-    """``80%`` or ``0.8``."""
+def _parse_share(_context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    """``80%`` or ``0.8``; a regression is below 1, as ``1`` would be meant for 1 %."""
     if text is None:
         return None
     try:
@@ -32,13 +33,7 @@ def _parse_share(_context: click.Context, _parameter: click.Parameter, text: str
     if not 0 <= share <= 1:
         meant = f"{text}% or {share / 100:g}" if 1 < share <= 100 and not text.endswith("%") else "80% or 0.8"
         raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like {meant}")
-    return share
-
-
-def _parse_regression(context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """A share below 1, as ``1`` would be meant for 1 %."""
-    share = _parse_share(context, parameter, text)
-    if share == 1:
+    if share == 1 and parameter.name == "max_regression":
         raise click.BadParameter(f"{text!r} allows twice the baseline: write one per cent as 1% or 0.01")
     return share
 
@@ -51,6 +46,9 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     return round(ms * NS_PER_MS)
 
 
+_limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
+
+
 @trace_command("check", "--min-overlap 50% --max-tail-ms 40 traces/overlap.sqlite")
 @click.option(
     "--min-overlap",
@@ -58,19 +56,10 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     callback=_parse_share,
     help="Least share of communication that compute hides, such as 80%.",
 )
-@click.option(
-    "--max-exposed-ms", type=float, callback=_milliseconds_to_ns, help="Most exposed communication in a step."
-)
-@click.option(
-    "--max-tail-ms",
-    type=float,
-    callback=_milliseconds_to_ns,
-    help="Most exposed communication after backward's last compute in a step.",
-)
-@click.option(
+@_limit_option("--max-exposed-ms", help="Most exposed communication in a step.")
+@_limit_option("--max-tail-ms", help="Most exposed communication after backward's last compute in a step.")
+@_limit_option(
     "--max-blocking-ms",
-    type=float,
-    callback=_milliseconds_to_ns,
     help="Most time of a step in which a stream (on a CPU: the host) stands still for communication.",
 )
 @click.option(
@@ -84,7 +73,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
 @click.option(
     "--max-regression",
     metavar="SHARE",
-    callback=_parse_regression,
+    callback=_parse_share,
     help="By how much step time and exposed time may exceed the baseline's.  [default: 5%]",
 )
 @click.option(
@@ -154,8 +143,7 @@ def check(
         )
         checks.append(check_run(result, replace(requirements, incomparable=differences)))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
-            with progress(1) as begin:
-                begin("looking for the cause")
+            with progress("looking for the cause"):
                 changes = change_texts(changes_between(compared, run, runs))
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
     view = check_view(checks, baseline, causes)

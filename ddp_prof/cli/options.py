@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress_bar, protect_inputs, say
+from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress, protect_inputs, say
 from ddp_prof.errors import InterruptedReadingError, TraceError
 from ddp_prof.present.table import TableOptions
 from ddp_prof.runs.report import LoadOptions
@@ -81,13 +81,7 @@ class TraceCommand(click.Command):
 
 @dataclass(frozen=True)
 class Loader:
-    """Reads the traces of a command.
-
-    Attributes:
-        options: How they are read.
-        jobs, scheduler: As of ``Workers``.
-        strict: Whether a trace that cannot be read ends the command.
-    """
+    """Reads the traces of a command; ``strict`` says whether one that cannot be read ends it."""
 
     options: LoadOptions
     jobs: int | None
@@ -102,7 +96,7 @@ class Loader:
 
         files = find_files(traces)
         protect_inputs(file for trace in files for file in files_of(trace))
-        with progress_bar() as show:
+        with progress() as show:
             workers = Workers(
                 self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _warn_left_out
             )

@@ -10,7 +10,7 @@ from time import monotonic
 import click
 
 from ddp_prof.cli.options import Loader, trace_command
-from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, progress_bar, say
+from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
 
 SECONDS_TO_TELL = 15
 """How long the pages must take for a note to say it."""
@@ -39,8 +39,7 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
 
     runs = load.runs(traces, *MEASURES, with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
-    with Pictures() as pictures, progress_bar() as show:  # the browser starts while runs are compared
-        show("comparing the runs", 0, 1)
+    with Pictures() as pictures, progress("comparing the runs") as show:  # the browser starts meanwhile
         reports = report_runs(runs)
         tell = _Progress(folder, show)
         problems = write_report(
@@ -124,21 +123,19 @@ def timeline(
     from ddp_prof.runs.run import timeline_sources
 
     runs = load.runs(traces, with_launches=True)
-    with progress(2) as begin:
-        begin("reading")
+    with progress() as show:
+        show("reading", 0, 2)
         sources = timeline_sources(runs)
-        begin("laying out")
+        show("laying out", 1, 2)
         model = build_timeline(sources, steps=steps)
     pictures = [path for path in (png, svg) if path]
     figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
     page = output or default_output(sources[0].title, ".html")
     del sources  # the events take more memory than all that is drawn
-    with open_output(page) as file, progress(1) as begin:
-        begin("writing")
+    with open_output(page) as file, progress("writing"):
         write_timeline_page(model, file)
     if figure is not None:
-        with progress(1) as begin:
-            begin("drawing")
+        with progress("drawing"):
             write_pictures([(figure, path) for path in pictures])
         say("\n".join(map(str, pictures)))
 
@@ -159,10 +156,8 @@ def export(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
     from ddp_prof.runs.run import timeline_sources
 
     runs = load.runs(traces, with_launches=True)
-    with progress(1) as begin:
-        begin("reading")
+    with progress("reading"):
         sources = timeline_sources(runs)
     target = output or default_output(sources[0].title, ".perfetto.json.gz")
-    with open_output(target) as file, progress(1) as begin:
-        begin("writing")
+    with open_output(target) as file, progress("writing"):
         write_perfetto(sources, file)

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from itertools import count
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -103,16 +102,10 @@ def print_note(text: str) -> None:
 
 
 @contextmanager
-def progress(parts: int) -> Iterator[Callable[[str], None]]:
-    """Yield a function to call with the name of each part of the work when it begins; shows a bar."""
-    with progress_bar() as show:
-        done = count()
-        yield lambda part: show(part, next(done), parts)
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
+def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
     """Yield a function to call with the current part, the number of finished parts and of all parts.
+
+    It was called already with the first part, where that is given.
 
     A bar on stderr shows it where that is a terminal and the work takes more than a second. Of a single part nobody
     knows how far it is: the bar moves to and fro.
@@ -133,6 +126,8 @@ def progress_bar() -> Iterator[Callable[[str, int, int], None]]:
 
     timer = Timer(DELAY_S, bar.start)
     timer.start()
+    if what is not None:
+        show(what, 0, 1)
     try:
         yield show
     finally:

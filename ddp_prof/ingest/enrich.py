@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +22,6 @@ _LATEST_NS = 4 * 10**18
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
 """Placeholders for kernels, ranges and calls without a name in the file."""
-
-_VERSION = re.compile(r"_v\d{4,}$")
 
 
 def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
@@ -110,11 +107,6 @@ def name_ranks(trace: Trace) -> Trace:
     worlds = {world for world in worlds if 0 < world < MOST_RANKS}
     world_size = worlds.pop() if len(worlds) == 1 else None
     return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)
-
-
-def strip_call_version(name: str) -> str:
-    """Remove the version from a call's name: ``cudaLaunchKernel_v7000`` becomes ``cudaLaunchKernel``."""
-    return _VERSION.sub("", name)
 
 
 def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:

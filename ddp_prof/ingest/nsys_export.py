@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -28,7 +29,6 @@ from ddp_prof.ingest.enrich import (
     refuse_impossible_times,
     refuse_shared_process_ids,
     report_unresolved_names,
-    strip_call_version,
     warn_missing_starts,
 )
 from ddp_prof.ingest.names import MOST_LETTERS, KernelClassifier, NameTable, NsysStringIds, intern_texts
@@ -64,6 +64,7 @@ _RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 _CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _CALL_DETAILS = ("end", "nameId")
 _MOST_LETTERS = 100
+_CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _SESSION = "TARGET_INFO_SESSION_START_TIME"
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
@@ -101,7 +102,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     tid = calls["globalTid"]
     call_details = None
     if options.with_launches:
-        name_id = names.fill_unknown(strings.intern(calls["nameId"], names, strip_call_version), UNNAMED_CALL)
+        name_id = strings.intern(calls["nameId"], names, partial(_CALL_VERSION.sub, ""))
+        name_id = names.fill_unknown(name_id, UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits, sync_source, sync_reason = synchronizations.result()
     gpu_ids, gpus = _gpus(file, activities)

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from pathlib import Path
 
 PLACES = (
@@ -35,15 +35,7 @@ class Nsys:
     version: str
 
     def supports(self, command: str, option: str) -> bool:
-        return option in (self._profile_help if command == "profile" else self._export_help)
-
-    @cached_property
-    def _profile_help(self) -> str:
-        return _query_nsys(self.path, "profile", "--help")
-
-    @cached_property
-    def _export_help(self) -> str:
-        return _query_nsys(self.path, "export", "--help")
+        return option in _read_help(self.path, command)
 
     def export(self, report: Path, target: Path) -> str:
         """Export a report to SQLite; returns the output of nsys. ``target`` must not exist.
@@ -91,6 +83,11 @@ def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
 
 def by_number(path: str) -> list[int | str]:
     return [int(word) if word.isdecimal() else word for word in re.split(r"(\d+)", path)]
+
+
+@cache
+def _read_help(nsys: str, command: str) -> str:
+    return _query_nsys(nsys, command, "--help")
 
 
 def _query_nsys(nsys: str, *question: str) -> str:

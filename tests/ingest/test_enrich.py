@@ -38,13 +38,13 @@ EVERYTHING = Capture(
 def joins(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one element with each join of activities and calls."""
     counted: list[int] = []
-    join = ddp_prof.trace.find_launching_calls
+    join = ddp_prof.trace.join_launches
 
     def counting(activities: Activities, calls: Calls) -> Any:
         counted.append(len(activities))
         return join(activities, calls)
 
-    monkeypatch.setattr(ddp_prof.trace, "find_launching_calls", counting)
+    monkeypatch.setattr(ddp_prof.trace, "join_launches", counting)
     return counted
 
 
