@@ -16,21 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ddp_prof.ingest.names import NameTable
-from ddp_prof.trace import (
-    UNKNOWN,
-    Calls,
-    Category,
-    CollectiveMetadata,
-    Ints,
-    Kind,
-    Mask,
-    Spans,
-    Trace,
-    concatenate,
-    distinct_rows,
-    select,
-    take_or_unknown,
-)
+from ddp_prof.table import UNKNOWN, Ints, Mask, concatenate, distinct_rows, select, take_or_unknown
+from ddp_prof.trace import Calls, Category, CollectiveMetadata, Kind, Spans, Trace
 
 _COLLECTIVE = re.compile(
     r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"

@@ -34,18 +34,15 @@ from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, read_document
 from ddp_prof.ingest.names import KernelClassifier, NameTable
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
-from ddp_prof.table import concatenate
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, empty, select
 from ddp_prof.trace import (
     AUTOGRAD,
-    NO_TIME,
-    UNKNOWN,
     Activities,
     CallDetails,
     Calls,
     Category,
     CollectiveCalls,
     CollectiveMetadata,
-    Ints,
     Kind,
     Operators,
     Overhead,
@@ -53,9 +50,6 @@ from ddp_prof.trace import (
     Synchronizations,
     SyncKind,
     Trace,
-    distinct,
-    empty,
-    select,
 )
 
 PROCESS = 0

@@ -35,20 +35,8 @@ from ddp_prof.ingest.names import MOST_LETTERS, KernelClassifier, NameTable, Nsy
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
 from ddp_prof.manifest import Manifest, load_manifest, manifest_path
-from ddp_prof.trace import (
-    UNKNOWN,
-    Activities,
-    CallDetails,
-    Calls,
-    Category,
-    Ints,
-    Kind,
-    Overhead,
-    Spans,
-    Trace,
-    distinct,
-    select,
-)
+from ddp_prof.table import UNKNOWN, Ints, distinct, select
+from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"

@@ -29,6 +29,10 @@ SECONDS_TO_CONNECT = 10
 SECONDS_WITHOUT_WORKERS = 10
 
 
+def _ignore(*_told: object) -> None:
+    """Where nobody wants to be told: of events as a rule only what was measured of them is kept."""
+
+
 @dataclass(frozen=True)
 class Workers:
     """How reports are read in parallel.
@@ -44,9 +48,9 @@ class Workers:
 
     jobs: int | None = 1
     scheduler: str | None = None
-    progress: Callable[[int, int], None] = lambda _done, _total: None
+    progress: Callable[[int, int], None] = _ignore
     leave_out: Callable[[TraceError], None] | None = None
-    keep: Callable[[TraceEvents], None] = lambda _events: None
+    keep: Callable[[TraceEvents], None] = _ignore
 
 
 def measure_files(

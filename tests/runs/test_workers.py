@@ -100,7 +100,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     names: list[str] = []
     load_trace = load.load_trace
     monkeypatch.setattr(
-        load, "load_trace", lambda path, **options: (names.append(path.name), load_trace(path, **options))[1]
+        load, "load_trace", lambda path, options: (names.append(path.name), load_trace(path, options))[1]
     )
     return names
 

@@ -9,6 +9,7 @@ import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention, sample_kernels
+from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.drawing import draw_trace
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -45,7 +46,7 @@ def samples(
 ) -> list[KernelSamples]:
     made = capture(overlapping, other_shape_first)
     trace = load_trace(
-        write_capture(folder / f"{overlapping}{with_launches}.sqlite", made), with_launches=with_launches
+        write_capture(folder / f"{overlapping}{with_launches}.sqlite", made), ReadOptions(with_launches=with_launches)
     )
     return [sample_kernels(rank) for rank in find_rank_events(trace)]
 
