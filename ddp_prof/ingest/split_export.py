@@ -21,6 +21,7 @@ import sqlite3
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -58,10 +59,6 @@ class Blocks:
     end_ns: Ints
     least_id: Ints
     most_id: Ints
-
-    def with_ids(self, least: int, most: int) -> Mask:
-        found: Mask = (self.least_id <= most) & (self.most_id >= least)
-        return found
 
     def where(self, chosen: Mask) -> str:
         edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
@@ -137,18 +134,11 @@ class Part(NamedTuple):
 
 
 class SplitExport:
-    """A large export, cut into parts, of which there is one at a time in a folder.
+    """A large export, cut into parts, of which there is one at a time in a folder; or a CannotSplitError.
 
-    Args:
-        file: The export.
-        folder: The folder.
-        marks_structure: Whether a range of this name tells steps, phases or the like.
-        find_step_times: Finds, from the ranges of a trace, when each step of each process starts, and until when
-            a launch belongs to it.
-        part_rows: About so many rows of activities and calls lie in a span.
-
-    Raises:
-        CannotSplitError: It cannot be cut.
+    ``marks_structure`` says whether a range of this name tells steps, phases or the like. ``find_step_times`` finds,
+    from the ranges of a trace, when each step of each process starts, and until when a launch belongs to it. About
+    ``part_rows`` rows of activities and calls lie in a span.
     """
 
     def __init__(
@@ -226,12 +216,16 @@ class SplitExport:
             database.commit()
             self._nccl_ids = [key for key, name in names.items() if _NCCL.match(name)]
 
-    def parts(self, spans: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
+    def parts(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """The parts with their numbers, one after the other; all or those asked for."""
-        for number in range(len(self.spans)) if spans is None else spans:
+        for number in range(len(self.spans)) if numbers is None else numbers:
+            start_ns, end_ns = self.spans[number]
             with self._translate_errors():
-                part = self._part(*self.spans[number])
-            yield number, part
+                self._file.run_with_deadline(partial(self._copy_part, start_ns, end_ns))
+                trace = replace(self._load(self._made), path=self.path)
+            spans = trace.spans
+            spans = replace(spans, end_ns=np.where(spans.is_open == 1, self._last_ns, spans.end_ns))
+            yield number, Part(replace(trace, spans=spans), start_ns, end_ns)
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
@@ -289,13 +283,6 @@ class SplitExport:
         edges = [-END_OF_TIME_NS, *starts[at[(at > 0) & (at < len(starts))]].tolist(), END_OF_TIME_NS]
         return list(pairwise(edges))
 
-    def _part(self, start_ns: int, end_ns: int) -> Part:
-        self._file.run_with_deadline(lambda: self._copy_part(start_ns, end_ns))
-        trace = replace(self._load(self._made), path=self.path)
-        is_open = trace.spans.is_open == 1
-        spans = replace(trace.spans, end_ns=np.where(is_open, self._last_ns, trace.spans.end_ns))
-        return Part(replace(trace, spans=spans), start_ns, end_ns)
-
     def _copy_part(self, start_ns: int, end_ns: int) -> None:
         shutil.copyfile(self._base, self._made)
         with self._open(self._made) as database:
@@ -319,7 +306,7 @@ class SplitExport:
         least, most = database.execute(_ID_RANGE.format("launched")).fetchone()
         start, end = min(start_ns, launches[0]), max(end_ns, launches[1])
         for blocks in self._activity_blocks():
-            where = blocks.where(blocks.with_ids(least, most))
+            where = blocks.where((blocks.least_id <= most) & (blocks.most_id >= least))
             self._copy_rows(database, blocks.table, f"{where} AND correlationId IN (SELECT id FROM launched)")
             query = f'SELECT min(start), max({END}) FROM main."{blocks.table}"'
             first, last = database.execute(query).fetchone()
@@ -342,7 +329,7 @@ class SplitExport:
                 )
         least, most = database.execute(_ID_RANGE.format("wanted")).fetchone()
         calls = self._blocks[CALLS]
-        where = calls.where(calls.with_ids(least, most))
+        where = calls.where((calls.least_id <= most) & (calls.most_id >= least))
         self._copy_rows(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")
 
     def _copy_nccl_ranges(self, database: sqlite3.Connection) -> None:

@@ -24,24 +24,18 @@ _BARE_NUMBER = re.compile(r"(?<=[._-])(\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
 
 
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
-    """Files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``report.3.sqlite``.
-
-    Returns:
-        Groups of at least two files, each by rank.
-    """
-    by_name: dict[tuple[Path, str], dict[int, Path]] = {}
-    by_number: dict[tuple[Path, str], dict[int, Path]] = {}
+    """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``."""
+    alike: dict[tuple[bool, Path, str], dict[int, Path]] = {}
     for file in files:
-        if hits := list(_NAMED_RANK.finditer(file.name)):
-            hit = hits[-1]
-            key = file.parent, f"{file.name[: hit.start()]}*{file.name[hit.end() :]}"
-            by_name.setdefault(key, {})[int(hit.group(1))] = file
-        elif bare := _BARE_NUMBER.search(file.name):
-            key = file.parent, f"{file.name[: bare.start()]}*{file.name[bare.end() :]}"
-            by_number.setdefault(key, {})[int(bare.group(1))] = file
-    groups = [ranks for ranks in by_name.values() if len(ranks) > 1]
-    groups += [ranks for ranks in by_number.values() if len(ranks) > 1 and set(ranks) == set(range(len(ranks)))]
-    return [[ranks[rank] for rank in sorted(ranks)] for ranks in groups]
+        named = list(_NAMED_RANK.finditer(file.name))
+        if hit := named[-1] if named else _BARE_NUMBER.search(file.name):
+            key = bool(named), file.parent, f"{file.name[: hit.start()]}*{file.name[hit.end() :]}"
+            alike.setdefault(key, {})[int(hit.group(1))] = file
+    groups = []
+    for (is_named, *_), ranks in alike.items():
+        if len(ranks) > 1 and (is_named or set(ranks) == set(range(len(ranks)))):
+            groups.append([ranks[rank] for rank in sorted(ranks)])
+    return groups
 
 
 def load_runs(

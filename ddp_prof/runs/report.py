@@ -84,11 +84,7 @@ class TraceEvents:
 
 
 def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
-    """Read a report as a whole; ``why`` not in parts is said of a large one.
-
-    Raises:
-        TraceError: It cannot be read.
-    """
+    """Read a report as a whole; ``why`` not in parts is said of a large one."""
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
 
@@ -107,11 +103,7 @@ def measure_report(
     measures: tuple[str, ...],
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
-    """Read a report and measure it: a large one in parts, where that can be; else ``keep`` is given its events.
-
-    Raises:
-        TraceError: It cannot be read.
-    """
+    """Read a report and measure it: a large one in parts, where that can be; else ``keep`` is given its events."""
     from ddp_prof.ingest.split_export import CannotSplitError
 
     why = ALL_AT_ONCE

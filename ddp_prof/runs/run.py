@@ -193,8 +193,7 @@ class Run:
 
     def kernels(self) -> list[KernelSamples]:
         """Samples of the compute kernels of the steps, to measure contention; of many files, those of the first few."""
-        samples: list[KernelSamples] = self._measure_sampled("kernels")
-        return samples
+        return self._measure_sampled("kernels")
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""
@@ -258,11 +257,6 @@ class Run:
             for measure in OF_EACH_KERNEL & of_file.keys():
                 del of_file[measure]
 
-    def leave_out(self, files: Collection[Path], *notes: str) -> None:
-        """Go on without some files."""
-        self.files = tuple(file for file in self.files if file not in files)
-        self.notes = (*self.notes, *notes)
-
     def _measure_sampled(self, measure: str) -> list[Any]:
         self.prepare(measure)
         return [of_rank for file in self.files for of_rank in self.measured[file].get(measure, ())]
@@ -308,9 +302,9 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         if stop.args or leave_out is None or len(unread | broken.keys()) == len(wanted):
             raise
     errors = [broken[key] for key in sorted(broken, key=lambda key: key[1])]
-    if len(errors) == len(wanted) or leave_out is None:
-        if errors:
-            raise errors[0]
+    if len(errors) == len(wanted):
+        raise errors[0]
+    if leave_out is None:
         return list(runs)
     if unread:
         errors.append(InterruptedReadingError(min(file for _, file in unread), len(unread), len(wanted)))
@@ -318,9 +312,11 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         leave_out(error)
     for run in runs:
         lost = [file for file in run.files if (run, file) in unread | broken.keys()]
-        run.leave_out(lost, *(f"left out: {error}" for error in errors if error.path in lost))
+        run.files = tuple(file for file in run.files if file not in lost)
+        run.notes = (*run.notes, *(f"left out: {error}" for error in errors if error.path in lost))
         if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
-            run.leave_out((), f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only")
+            note = f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only"
+            run.notes = (*run.notes, note)
     return [run for run in runs if run.files]
 
 
