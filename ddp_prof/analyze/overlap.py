@@ -375,12 +375,12 @@ def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:
     if not rank.has_steps:
         return [StepLength()] * len(rank.steps)
     times = rank.step_times
-    told = () if blind else ("overlapped_ns", "exposed_ns", "exposed_memory_ns")
-    parts = {name: getattr(times, name) for name in told}
+    columns = {"start_ns": times.start_ns, "ns": times.length_ns}
+    if not blind:
+        columns |= {name: getattr(times, name) for name in ("overlapped_ns", "exposed_ns", "exposed_memory_ns")}
     if not blind and not hides_work(rank):
-        parts["compute_only_ns"] = times.compute_ns - times.overlapped_ns
-        parts["idle_ns"] = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
-    columns = {"start_ns": times.start_ns, "ns": times.length_ns, **parts}
+        columns["compute_only_ns"] = times.compute_ns - times.overlapped_ns
+        columns["idle_ns"] = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
     lengths = make_rows(StepLength, {name: column.tolist() for name, column in columns.items()})
     return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
 

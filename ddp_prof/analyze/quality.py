@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from typing import NamedTuple
 
 import numpy as np
 
@@ -138,14 +137,8 @@ _NUMBERS = re.compile(r"\d[\d.,]*")
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
 
 
-class Window(NamedTuple):
-    """When a process computed on a device: ``gpu`` is the machine's number of it, where that is known."""
-
-    process: int
-    device: int
-    gpu: int | None
-    start_ns: int
-    end_ns: int
+Window = tuple[int, int, int | None, int, int]
+"""When a process computed on a device: process, device, the machine's number of it where known, start and end."""
 
 
 @dataclass(frozen=True)
@@ -285,7 +278,7 @@ def _kernel_windows(trace: Trace, span: Intervals = EVER) -> tuple[Window, ...]:
     first, which = distinct_rows(process, device)
     owners = zip(process[first].tolist(), device[first].tolist(), strict=True)
     return tuple(
-        Window(*owner, trace.gpu_ids.get(owner), int(start[which == row].min()), int(end[which == row].max()))
+        (*owner, trace.gpu_ids.get(owner), int(start[which == row].min()), int(end[which == row].max()))
         for row, owner in enumerate(owners)
     )
 

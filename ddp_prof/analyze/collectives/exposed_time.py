@@ -66,30 +66,23 @@ input count from the launch. Where it is known they count from it: that a gradie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, distinct, take_or_unknown
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, concatenate, distinct, select, take_or_unknown
 
 TAIL, OUTSIDE, UNKNOWN_WHEN = "tail", "outside", "unknown"
 WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)
 """When communication can be exposed, in the order of a step."""
 
-BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER = WHYS = (
-    "blocking_call",
-    "launched_late",
-    "queued",
-    "late_input",
-    "peer_wait",
-    "transfer",
-)
+BLOCKING_CALL, LAUNCHED_LATE, QUEUED = "blocking_call", "launched_late", "queued"
+LATE_INPUT, PEER_WAIT, TRANSFER = "late_input", "peer_wait", "transfer"
+WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER)
 """Why communication is exposed."""
 
 BACK_TO_BACK_NS = 20_000
@@ -120,8 +113,9 @@ class Part(NamedTuple):
     end_ns: Ints
 
 
-class PhasePart(NamedTuple):
-    """A part of some collectives, by row, in one stretch of the device's phases; ``when`` as of :data:`WHENS`."""
+@dataclass(frozen=True)
+class PhaseParts(Table):
+    """Parts of collectives, by row, each in one stretch of the device's phases; ``when`` indexes :data:`WHENS`."""
 
     row: Ints
     when: Ints
@@ -176,7 +170,7 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
     }
 
 
-def divide_by_when(rank: RankCollectives, part: Part) -> PhasePart:
+def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
     """Cut a part of each collective at the borders of the device's phases; empty pieces are left out."""
     row, stretch = _overlapping_stretches(rank, part)
     phases = rank.device_phases
@@ -188,14 +182,9 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhasePart:
     is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == NO_TIME)
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
-    cells = PhasePart(
-        np.concatenate([row, row]),
-        np.concatenate([when, np.full(len(row), WHENS.index(TAIL))]),
-        np.concatenate([start, tail_from]),
-        np.concatenate([tail_from, end]),
-    )
-    some = cells.end_ns > cells.start_ns
-    return PhasePart(*(column[some] for column in cells))
+    in_tail = PhaseParts(row, np.full(len(row), WHENS.index(TAIL)), tail_from, end)
+    cells = concatenate(PhaseParts(row, when, start, tail_from), in_tail)
+    return select(cells, cells.end_ns > cells.start_ns)
 
 
 def _overlapping_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:

@@ -312,17 +312,15 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
         for name, stream, start_ns, held_by in zip(*(column.tolist() for column in needs), strict=True)
     ]
     columns = {
+        **{name: none_for_unknown(getattr(timings, name)) for name in ("bucket", "bytes", "blocking_ns")},
+        **{name: none_for_unknown(getattr(timings, name), NO_TIME) for name in ("ready_ns", "launch_ns", "slack_ns")},
         "step": none_for_unknown(take_or_unknown(rank.step_numbers, timings.step)),
         "index": rank.timings.index[rows].tolist(),
         "op": _look_up_names(OPERATIONS, timings.operation),
         "phase": _look_up_names(PHASES, timings.phase),
-        "bucket": none_for_unknown(timings.bucket),
-        "bytes": none_for_unknown(timings.bytes),
         "group": _look_up_names(rank.groups, timings.group),
         "ranks": [size or all_ranks for size in none_for_unknown(timings.group_size)],
-        "ready_ns": none_for_unknown(timings.ready_ns, NO_TIME),
         "ready_source": _look_up_names(READY_SOURCES, timings.ready_source),
-        "launch_ns": none_for_unknown(timings.launch_ns, NO_TIME),
         "start_ns": start,
         "end_ns": timings.end_ns.tolist(),
         "overlapped_ns": exposure.overlapped_ns[rows].tolist(),
@@ -336,8 +334,6 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
             None if end is None else end - begin for begin, end in zip(start, backward_end, strict=True)
         ],
         "step_key": none_for_unknown(rank.keys[rows]),
-        "blocking_ns": none_for_unknown(timings.blocking_ns),
-        "slack_ns": none_for_unknown(timings.slack_ns, NO_TIME),
         "consumer": consumers,
     }
     shared = {name: getattr(rank, name) for name in ("rank", "process", "device", "qualifier", "of_several")}

@@ -51,20 +51,7 @@ ALL_REDUCE = "all_reduce"
 NOTIFY = "notify"
 """Of DeepEP: tells peers how much a dispatch or combine will bring them. A part of that one, not another collective."""
 
-OPERATIONS = (
-    ALL_REDUCE,
-    "all_gather",
-    "reduce_scatter",
-    "all_to_all",
-    "broadcast",
-    "send_recv",
-    "gather",
-    "scatter",
-    "barrier",
-    "reduce",
-    NOTIFY,
-)
-"""All that are told apart; a table holds an index into it."""
+POINT_TO_POINT = "send_recv"
 
 _SIGNS = (
     ("notifydispatch", NOTIFY),
@@ -79,9 +66,9 @@ _SIGNS = (
     ("moeaa", "all_to_all"),  # moeA2ADispatchKernel
     ("broadcast", "broadcast"),
     ("bcast", "broadcast"),
-    ("sendrecv", "send_recv"),
-    ("ncclsend", "send_recv"),
-    ("ncclrecv", "send_recv"),
+    ("sendrecv", POINT_TO_POINT),
+    ("ncclsend", POINT_TO_POINT),
+    ("ncclrecv", POINT_TO_POINT),
     ("gather", "gather"),
     ("scatter", "scatter"),
     ("barrier", "barrier"),
@@ -90,7 +77,8 @@ _SIGNS = (
 )
 """Substrings of names (lower-case letters only) and their operations; the first match counts."""
 
-POINT_TO_POINT = "send_recv"
+OPERATIONS = tuple(dict.fromkeys(operation for _, operation in _SIGNS if operation))
+"""All that are told apart; a table holds an index into it."""
 
 
 def operation_of(name: str) -> str | None:

@@ -145,10 +145,8 @@ def _streams(trace: Trace) -> Ints:
     activities, calls = trace.activities, trace.synchronizations
     first, _ = distinct_rows(activities.process, activities.device, activities.lane)
     of_process = distinct_rows(activities.process[first], activities.lane[first])[0]
-    process, lane = (
-        np.concatenate([activities.process, calls.process]),
-        np.concatenate([activities.lane, calls.stream]),
-    )
+    process = np.concatenate([activities.process, calls.process])
+    lane = np.concatenate([activities.lane, calls.stream])
     if len(of_process) == len(first):
         return distinct_rows(process, lane)[1]
     return distinct_rows(process, np.concatenate([activities.device, calls.device]), lane)[1]

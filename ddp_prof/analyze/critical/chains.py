@@ -36,14 +36,13 @@ class Chains(Table):
         activity: Row in the trace's activities of the collective; ``UNKNOWN`` for a step.
         step: Index of the step, whose window's start ends the chain at the latest.
         before: Row here of the collective that the chain leads to; ``UNKNOWN`` where it reaches the window's start.
-        from_ns: Where the chain ends going backwards; ``to_ns`` where it begins. Its :data:`PARTS` fill that time.
+        from_ns: Where the chain ends going backwards; its :data:`PARTS` fill the time from there to where it begins.
     """
 
     activity: Ints
     step: Ints
     before: Ints
     from_ns: Ints
-    to_ns: Ints
     compute_ns: Ints
     copies_ns: Ints
     queue_ns: Ints
@@ -158,6 +157,5 @@ def follow_chains(
         rows, source, gap = active[goes_on], source[goes_on], np.where(launched, HOST, QUEUE)[goes_on]
         take(rows, work.end_ns[source], gap)
         active = arrive(rows, source)
-    return Chains(
-        np.concatenate([work.activity[collectives], np.full(len(steps), UNKNOWN)]), step, before, now_ns, to_ns, *parts
-    )
+    activity = np.concatenate([work.activity[collectives], np.full(len(steps), UNKNOWN)])
+    return Chains(activity, step, before, now_ns, *parts)

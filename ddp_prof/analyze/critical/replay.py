@@ -160,13 +160,9 @@ def join_replays(
 ) -> tuple[Replay, Ints] | None:
     """Those of several ranks as one: nobody goes on from a collective before all have arrived.
 
-    Args:
-        replays: One per rank; ``step`` is a number that all ranks give a step.
-        common_ns: The times of each on the common clock.
-        matches: Of each collective in common its arrivals: rows of all times one after the other.
-
-    Returns:
-        All times in one order, and where each of them stands in it; ``None`` where the clocks contradict that order.
+    ``step`` is a number that all ranks give a step, and ``common_ns`` are the times on the common clock. Of each
+    collective in common ``matches`` holds its arrivals, rows of all times one after the other. Returns all times in one
+    order, and where each of them stands in it; ``None`` where the clocks contradict that order.
     """
     if len(replays) == 1:
         return replays[0], np.arange(len(replays[0].times))

@@ -66,14 +66,14 @@ class Contention:
             its interval.
     """
 
-    kernels: int
-    runs: int
-    share: float | None
-    slowdown: float | None
-    slowdown_low: float | None
-    slowdown_high: float | None
-    contention_ns: int | None
-    reason: str | None
+    kernels: int = 0
+    runs: int = 0
+    share: float | None = None
+    slowdown: float | None = None
+    slowdown_low: float | None = None
+    slowdown_high: float | None = None
+    contention_ns: int | None = None
+    reason: str | None = None
     half_width_ns: int | None = None
 
 
@@ -113,7 +113,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     ``reference`` are ranks of other runs of the same model, whose kernels count only where they ran alone.
     """
     if not any(len(sample.kernel) for sample in samples):
-        return _without_figure("no GPU kernels in steps: contention is not told apart from compute")
+        return Contention(reason="no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
     _, kernel = merge_keys((sample.names, sample.kernel) for sample in both)
     position = np.concatenate([sample.position for sample in both])
@@ -124,16 +124,15 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
     is_beside: Mask = own & is_mostly_overlapped(duration, beside)
     if not is_beside.any():
-        return _without_figure("no kernel ran beside communication for more than half of its time")
+        return Contention(reason="no kernel ran beside communication for more than half of its time")
     alone_ns, has_alone = _medians_by_key(key, duration, beside == 0)
     compared = is_beside & has_alone[key]
     kernels = np.unique(key[compared])
     if len(kernels) < LEAST_KERNELS:
-        return _without_figure(
-            f"only {len(kernels)} kernels ran both beside communication and alone; {LEAST_KERNELS} are needed"
-        )
+        counted = f"only {len(kernels)} kernels ran both beside communication and alone"
+        return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
     if doubt := _other_difference(samples, key, duration, beside, is_beside):
-        return _without_figure(doubt)
+        return Contention(reason=doubt)
     taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
     interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
     steps = sum(sample.steps for sample in samples)
@@ -145,7 +144,6 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
         slowdown_low=interval and interval[0],
         slowdown_high=interval and interval[1],
         contention_ns=round((taken_ns - expected_ns) / steps),
-        reason=None,
         half_width_ns=interval and round((interval[1] - interval[0]) / 2 * expected_ns / steps),
     )
 
@@ -204,7 +202,3 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
         return found
 
     return bootstrap_interval(sums, ratio)
-
-
-def _without_figure(reason: str) -> Contention:
-    return Contention(0, 0, None, None, None, None, None, reason)
