@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,21 @@ def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
     """The column's values at the rows, ``missing`` where the row is ``UNKNOWN``."""
     return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
+
+
+def positions(rows: Ints, length: int) -> Ints:
+    """Where each number from 0 on below ``length`` stands in ``rows``, which may hold ``UNKNOWN``; else ``UNKNOWN``."""
+    found = np.full(length, UNKNOWN, np.int64)
+    known = np.flatnonzero(rows != UNKNOWN)
+    found[rows[known]] = known
+    return found
+
+
+def begins_run(*columns: NDArray[Any]) -> Mask:
+    """Which rows differ from the one before in any of the columns; the first row does."""
+    begins = np.ones(len(columns[0]), np.bool_)
+    begins[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
+    return begins
 
 
 def distinct(column: Ints) -> list[int]:

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.table import distinct_rows
+from ddp_prof.table import UNKNOWN, begins_run, distinct_rows, positions
 
 VALUES = st.integers(-3, 3) | st.sampled_from((-(2**62), 2**21, 2**62))
 ROWS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=20))
@@ -23,3 +23,14 @@ def test_no_row_is_no_combination() -> None:
     nothing = np.empty(0, np.int64)
     first, which = distinct_rows(nothing, nothing)
     assert (len(first), len(which)) == (0, 0)
+
+
+@given(ROWS)
+def test_a_run_begins_where_any_column_differs(rows: list[tuple[int, ...]]) -> None:
+    begins = begins_run(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
+    assert begins.tolist() == [at == 0 or row != rows[at - 1] for at, row in enumerate(rows)]
+    assert len(begins_run(np.empty(0, np.int64))) == 0
+
+
+def test_positions_are_those_of_what_is_known() -> None:
+    assert positions(np.array([3, UNKNOWN, 0]), 4).tolist() == [2, UNKNOWN, UNKNOWN, 0]

@@ -30,7 +30,7 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.table import UNKNOWN, Ints, Mask, Table, empty, select, take_or_unknown
+from ddp_prof.table import UNKNOWN, Ints, Mask, Table, begins_run, empty, positions, select, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
@@ -123,7 +123,6 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     is_known = call[asked] != UNKNOWN
     found = Consumers(needed, needers[asked], slack_ns, held_by[asked])
     found = select(found, np.lexsort((found.consumer, slack_ns, needed)))
-    closest = np.append(True, found.collective[1:] != found.collective[:-1]) if len(found) else np.empty(0, np.bool_)
 
     blocks = is_last & (last_ns > could_ns)[asked] & is_known
     mine = np.flatnonzero(is_mine & is_collective)
@@ -131,7 +130,7 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
         stretches=_disjoint(
             Stretches(could_ns[asked[blocks]], last_ns[asked[blocks]], needed[blocks], needers[asked[blocks]])
         ),
-        consumers=select(found, closest),
+        consumers=select(found, begins_run(found.collective)),
         unknown=np.unique(needed[~is_known]),
         unneeded=np.setdiff1d(mine, needed),
     )
@@ -213,9 +212,7 @@ class RankBlocking:
     @property
     def consumer_of_event(self) -> Ints:
         """Row in :attr:`consumers` of each of the rank's events, ``UNKNOWN`` where nothing is known to need it."""
-        rows = np.full(len(self.is_known), UNKNOWN, np.int64)
-        rows[self.consumers.collective] = np.arange(len(self.consumers))
-        return np.where(self.is_known, rows, UNKNOWN)
+        return np.where(self.is_known, positions(self.consumers.collective, len(self.is_known)), UNKNOWN)
 
 
 def device_blocking(
@@ -223,9 +220,7 @@ def device_blocking(
 ) -> RankBlocking:
     """Of a rank with a device; collectives that are none of its events, as those of warm-up steps, are left out."""
     found = find_blocking(trace, dependencies, is_mine)
-    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
-    own = np.flatnonzero(events.activity != UNKNOWN)
-    row_of[events.activity[own]] = own
+    row_of = positions(events.activity, len(trace.activities))
     collectives = np.flatnonzero(events.category == Category.COMMUNICATION)
 
     calls = trace.synchronizations

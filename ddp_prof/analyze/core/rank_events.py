@@ -45,7 +45,7 @@ from ddp_prof.analyze.core.steps import (
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
-from ddp_prof.table import Brief
+from ddp_prof.table import Brief, begins_run
 from ddp_prof.trace import (
     NO_TIME,
     SYNC_IN_PARTS,
@@ -247,8 +247,8 @@ class RankEvents(Brief):
             return empty(Phases)
         events = select(events, np.flatnonzero(known)[np.argsort(events.launch_ns[known], kind="stable")])
         is_backward = events.phase == BACKWARD_PHASE
-        changes = np.flatnonzero((np.diff(is_backward) != 0) | (np.diff(events.step) != 0))
-        first, last = np.append(0, changes + 1), np.append(changes, len(events) - 1)
+        first = np.flatnonzero(begins_run(is_backward, events.step))
+        last = np.append(first[1:], len(events)) - 1
         first, last = first[is_backward[first]], last[is_backward[first]]
         return Phases(events.launch_ns[first], events.launch_ns[last], events.phase[first], events.launcher[first])
 

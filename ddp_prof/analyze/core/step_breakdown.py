@@ -43,7 +43,8 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE,
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, union_by_group
 from ddp_prof.range_names import FORWARD, OPTIMIZER, PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, Table, distinct_rows
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, distinct_rows, select
+from ddp_prof.trace import Category
 
 
 @dataclass(frozen=True)
@@ -255,9 +256,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     order = np.lexsort((start, step))
     step, start, before = step[order], start[order], phase[order]
     after = np.where(np.append(step[1:] == step[:-1], False), np.append(before[1:], NONE), NONE)
-    changes = np.ones(len(step), np.bool_)
-    changes[1:] = (step[1:] != step[:-1]) | (before[1:] != before[:-1]) | (after[1:] != after[:-1])
-    return DevicePhases(step[changes], start[changes], before[changes], after[changes])
+    return select(DevicePhases(step, start, before, after), begins_run(step, before, after))
 
 
 def _within_backward(step: Ints, start_ns: Ints, phase: Ints) -> Ints:

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, begins_run, positions, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
@@ -73,23 +73,21 @@ class Work(Table):
 def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_thread: int) -> Work:
     """What bound each operation of a device. What the main thread waits for holds up autograd's launches, too."""
     activities, rows = trace.activities, calls.work
-    place = np.full(len(activities), UNKNOWN, np.int64)
-    place[rows] = np.arange(len(rows))
+    place = positions(rows, len(activities))
     start, end, stream = activities.start_ns[rows], activities.end_ns[rows], dependencies.stream[rows]
     launching = trace.launching_calls[rows]
     launch = take_or_unknown(trace.calls.start_ns, launching, NO_TIME)
 
     bound_by, bound_ns = np.full(len(rows), UNKNOWN, np.int64), launch.copy()
-    follows = np.flatnonzero(stream[1:] == stream[:-1]) + 1
+    follows = np.flatnonzero(~begins_run(stream))
     later = follows[end[follows - 1] >= bound_ns[follows]]
     bound_by[later], bound_ns[later] = later - 1, end[later - 1]
     producer, consumer = place[dependencies.edges.producer], place[dependencies.edges.consumer]
     known = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[known], consumer[known]
-    order = np.lexsort((end[producer], consumer))  # of several the one that ends last stays
+    order = np.lexsort((end[producer], consumer))[::-1]
+    order = order[begins_run(consumer[order])]  # of several the one that ends last
     producer, consumer = producer[order], consumer[order]
-    last = np.append(consumer[1:] != consumer[:-1], True) if len(consumer) else np.empty(0, np.bool_)
-    producer, consumer = producer[last], consumer[last]
     later_edge = end[producer] >= bound_ns[consumer]
     bound_by[consumer[later_edge]] = producer[later_edge]
 
@@ -107,11 +105,9 @@ def follow_chains(
 
     ``activities_step`` is the step of each activity of the trace, ``last_activity`` what ends each step's window.
     """
-    place = np.full(len(activities_step), UNKNOWN, np.int64)
-    place[work.activity] = np.arange(len(work))
+    place = positions(work.activity, len(activities_step))
     collectives = np.flatnonzero(work.part == UNKNOWN)
-    row_of = np.full(len(work), UNKNOWN, np.int64)
-    row_of[collectives] = np.arange(len(collectives))
+    row_of = positions(collectives, len(work))
     steps = np.arange(len(window_start_ns))
     last = take_or_unknown(place, last_activity)
 

@@ -23,7 +23,7 @@ from ddp_prof.analyze.critical.chains import Chains, find_work, follow_chains
 from ddp_prof.analyze.critical.replay import Replay, find_replay, join_replays, measure_gains
 from ddp_prof.analyze.quality import hides_work, why_unknown
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
-from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, take_or_unknown
+from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, positions, take_or_unknown
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 
@@ -149,9 +149,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
     step_of_last[lasts] = of_step[lasts]
     replay = find_replay(trace, dependencies, work, rank.host_calls, main_thread, step_of_last)
     chains = follow_chains(work, step, window.start_ns, ends_ns, last)
-    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
-    is_collective = chains.activity != UNKNOWN
-    row_of[chains.activity[is_collective]] = np.flatnonzero(is_collective)
+    row_of = positions(chains.activity, len(trace.activities))
     of_timing = take_or_unknown(row_of, events.activity[collective_rows(rank)])
     return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, None)
 
@@ -181,9 +179,9 @@ class _Walker:
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains], gains: _Gains) -> None:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
-        self.timing_of = [_inverse_positions(chains.of_timing, len(chains.chains)) for chains in ranks]
+        self.timing_of = [positions(chains.of_timing, len(chains.chains)) for chains in ranks]
         self.match_of = [
-            _inverse_positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
+            positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
@@ -303,10 +301,3 @@ def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
         parts[part] += taken
         left -= taken
     return most - left
-
-
-def _inverse_positions(rows: Ints, length: int) -> Ints:
-    found = np.full(length, UNKNOWN, np.int64)
-    known = rows != UNKNOWN
-    found[rows[known]] = np.flatnonzero(known)
-    return found

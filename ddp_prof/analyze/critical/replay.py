@@ -28,7 +28,18 @@ import numpy as np
 
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.critical.chains import Work
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, concatenate, distinct_rows, select, take_or_unknown
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Table,
+    begins_run,
+    concatenate,
+    distinct_rows,
+    positions,
+    select,
+    take_or_unknown,
+)
 from ddp_prof.trace import Trace
 
 _NEVER = -(2**60)
@@ -87,13 +98,12 @@ def find_replay(
     """
     rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
-    row_of = np.full(len(trace.activities), UNKNOWN, np.int64)
-    row_of[work.activity] = rows
+    row_of = positions(work.activity, len(trace.activities))
     producer, consumer = row_of[dependencies.edges.producer], row_of[dependencies.edges.consumer]
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
 
-    before = np.where(np.append(False, stream[1:] == stream[:-1])[: len(rows)], rows - 1, UNKNOWN)
+    before = np.where(begins_run(stream), UNKNOWN, rows - 1)
     bound_ns = np.maximum(work.launch_ns, take_or_unknown(work.end_ns, before, NO_TIME))
     np.maximum.at(bound_ns, consumer, work.end_ns[producer])
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # of what nothing is known its own start
@@ -108,18 +118,16 @@ def find_replay(
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
     counts = [len(kept), len(collectives), len(syncs.place)]
     order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
-    position = np.empty(len(order), np.int64)
-    position[order] = np.arange(len(order))
-    ends, arrivals, sync_of = np.split(position, np.cumsum(counts)[:-1])
+    ends, arrivals, sync_of = np.split(positions(order, len(order)), np.cumsum(counts)[:-1])
     # Of each operation the row of its end, and the row up to which others delay it: a collective's arrival.
     end_of = np.full(len(work), UNKNOWN, np.int64)
     end_of[kept] = ends
     begin_of = end_of.copy()
     begin_of[collectives] = arrivals
-    which, step = np.full(len(order), UNKNOWN), np.full(len(order), UNKNOWN)
-    which[arrivals] = np.arange(len(collectives))
+    step = np.full(len(order), UNKNOWN)
     step[ends] = step_of_last[kept]
-    times = Times(np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order], which, step)
+    time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
+    times = Times(time_ns, positions(arrivals, len(order)), step)
 
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
@@ -168,8 +176,7 @@ def join_replays(
         return replays[0], np.arange(len(replays[0].times))
     times = replace(concatenate(*(one.times for one in replays)), time_ns=np.concatenate(common_ns))
     order = np.argsort(times.time_ns, kind="stable")
-    place = np.empty(len(times), np.int64)
-    place[order] = np.arange(len(times))
+    place = positions(order, len(times))
     for arrivals in matches:
         place[arrivals] = place[arrivals].max()
     first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()

@@ -25,6 +25,7 @@ from ddp_prof.table import (
     Ints,
     Mask,
     Table,
+    begins_run,
     concatenate,
     distinct,
     distinct_rows,
@@ -123,12 +124,12 @@ class Gradients(Table):
 
     @property
     def is_last(self) -> Mask:
-        return np.append(self.of[1:] != self.of[:-1], np.ones(min(1, len(self)), np.bool_))
+        return begins_run(self.of[::-1])[::-1]
 
     def select_steps(self, chosen: Mask) -> Gradients:
         """Those of some steps, which are numbered anew."""
         found = select(self, chosen[self.of])
-        return replace(found, of=np.cumsum(np.append(True, np.diff(found.of) != 0))[: len(found)] - 1)
+        return replace(found, of=np.cumsum(begins_run(found.of)) - 1)
 
     def every_in_step(self, rows: Mask) -> Mask:
         """The steps all of whose collectives are among the rows."""
@@ -161,8 +162,7 @@ def find_gradients(run: RunAnalysis) -> Gradients:
             )
         )
     together = concatenate(*found)
-    borders = (np.diff(together.of) != 0) | (np.diff(together.rank) != 0)
-    return replace(together, of=np.cumsum(np.append(True, borders))[: len(together)] - 1)
+    return replace(together, of=np.cumsum(begins_run(together.of, together.rank)) - 1)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
+from ddp_prof.table import begins_run
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
 
 Floats = NDArray[np.float64]
@@ -99,11 +100,9 @@ def sample_kernels(rank: RankEvents) -> KernelSamples:
 def _positions(step: Ints, kernel: Ints) -> Ints:
     """For each kernel, how many of its name came before it in its step; rows are in the order of launch."""
     order = np.lexsort((kernel, step))
-    is_first = np.ones(len(step), np.bool_)
-    is_first[1:] = (np.diff(kernel[order]) != 0) | (np.diff(step[order]) != 0)
     count = np.arange(len(step))
     position = np.empty(len(step), np.int64)
-    position[order] = count - np.maximum.accumulate(np.where(is_first, count, 0))
+    position[order] = count - np.maximum.accumulate(np.where(begins_run(kernel[order], step[order]), count, 0))
     return position
 
 
