@@ -8,9 +8,8 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
-from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
-from ddp_prof.table import NO_TIME, UNKNOWN, select
+from ddp_prof.table import NO_TIME, UNKNOWN
 
 _COMPUTE_STREAM = BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
@@ -21,14 +20,15 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 
     Found where more than half of the time of communication is on the stream that computes.
     """
-    timings = [rank.timings for rank in run.analysis.ranks]
-    lengths_ns = [of_rank.end_ns - of_rank.start_ns for of_rank in timings]
-    there = [of_rank.blocking == _COMPUTE_STREAM for of_rank in timings]
-    own_ns = [np.where(rows, length_ns, 0) for rows, length_ns in zip(there, lengths_ns, strict=True)]
-    total_ns = sum(int(length_ns.sum()) for length_ns in lengths_ns)
-    if run.is_cpu or 2 * sum(int(own.sum()) for own in own_ns) <= total_ns:
+    total_ns = there_ns = 0
+    per_step: list[int] = []
+    for timings in (rank.timings for rank in run.analysis.ranks):
+        length_ns = timings.end_ns - timings.start_ns
+        own_ns = np.where(timings.blocking == _COMPUTE_STREAM, length_ns, 0)
+        total_ns, there_ns = total_ns + int(length_ns.sum()), there_ns + int(own_ns.sum())
+        per_step += timings.sum_by_step(own_ns)[1].tolist()
+    if run.is_cpu or 2 * there_ns <= total_ns:
         return None
-    per_step = [ns for of_rank, own in zip(timings, own_ns, strict=True) for ns in of_rank.sum_by_step(own)[1].tolist()]
     found = [one for one in run.collectives.collectives if one.blocking == "compute_stream"]
     return Finding(
         "communication on the compute stream",
@@ -148,29 +148,27 @@ def bucket_count(run: RunEvidence) -> Finding | None:
 
     Found where most steps have very many small reductions, or a single one that is mostly exposed.
     """
-    gradients = run.gradients
-    if not len(gradients):
+    steps, every = run.gradients, [one for step in run.gradients for one in step]
+    if not steps:
         return None
-    count = int(np.sort(gradients.counts)[len(gradients.counts) // 2])
-    sizes = gradients.bytes[gradients.bytes != UNKNOWN]
-    if count >= _MANY and (not len(sizes) or median_or_zero(sizes) < _SMALL_BYTES):
-        each = f" of {median_or_zero(sizes) / 1e6:.2f} MB each" if len(sizes) else ""
+    count = sorted(map(len, steps))[len(steps) // 2]
+    sizes = [one.bytes for one in every if one.bytes != UNKNOWN]
+    if count >= _MANY and (not sizes or median_or_zero(sizes) < _SMALL_BYTES):
+        each = f" of {median_or_zero(sizes) / 1e6:.2f} MB each" if sizes else ""
         return Finding(
             "one collective per parameter",
             f"A typical step reduces its gradients by {count} collectives{each}.",
             "Put gradients into buckets of some MB: each collective costs its latency.",
-            run.rank_names(gradients.rank),
-            gradients.steps,
+            *run.where(every),
         )
-    exposed = median_or_zero(gradients.exposed_ns) if count == 1 else 0
-    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero(gradients.duration_ns):
+    exposed = median_or_zero([one.exposed_ns for one in every])
+    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero([one.duration_ns for one in every]):
         return Finding(
             "one bucket for all gradients",
             f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "
             "begin before the last gradient is ready.",
             "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
-            run.rank_names(gradients.rank),
-            gradients.steps,
+            *run.where(every),
             exposed,
         )
     return None
@@ -181,10 +179,12 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
 
     Found where of several buckets the first one is launched only when backward is almost over.
     """
-    gradients = run.gradients
-    by_hooks = gradients.every_in_step((gradients.phase == BACKWARD_PHASE) | gradients.is_last)
-    hooks = gradients.select_steps(by_hooks & (gradients.counts >= _LEAST_BUCKETS))
-    if 2 * len(hooks.counts) <= len(gradients.counts):
+    hooks = [
+        step
+        for step in run.gradients
+        if len(step) >= _LEAST_BUCKETS and all(one.phase == BACKWARD_PHASE for one in step[:-1])
+    ]
+    if 2 * len(hooks) <= len(run.gradients):
         return None  # nothing is launched in backward, or it is a single bucket: other rules say so
     late = {}
     for rank, facts in zip(run.analysis.ranks, run.facts, strict=True):
@@ -195,10 +195,10 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
     if not late:
         return None
-    exposed = median_or_zero(sum_by_group(hooks.exposed_ns, hooks.of, len(hooks.counts)))
+    exposed = median_or_zero([sum(one.exposed_ns for one in step) for step in hooks])
     return Finding(
         "gradients ready in another order than buckets",
-        f"The first of {hooks.counts[0]} buckets was launched when {max(late.values()):.0%} of backward were over: "
+        f"The first of {len(hooks[0])} buckets was launched when {max(late.values()):.0%} of backward were over: "
         f"{exposed / 1e6:.2f} ms of a typical step's communication are exposed.",
         "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
         "the first step unless find_unused_parameters is set.",
@@ -213,14 +213,13 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
 
     Found where most reductions of gradients are needed first by a memory copy.
     """
-    gradients = run.gradients
-    if run.is_cpu or not len(gradients):
+    every = [one for step in run.gradients for one in step]
+    if run.is_cpu or not every:
         return None
-    needed = int((gradients.consumer != UNKNOWN).sum())
-    if 2 * needed <= len(gradients):
-        reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
-        return Abstained("copies out of buckets", reason or "it is not known what needs the collectives")
-    copied = select(gradients, gradients.is_copied == 1)
+    needed = sum(one.consumer != UNKNOWN for one in every)
+    if 2 * needed <= len(every):
+        return Abstained("copies out of buckets", run.unknown_needs)
+    copied = [one for one in every if one.needed_by.lower().startswith("memcpy")]
     if 2 * len(copied) <= needed:
         return None
     copies = median_or_zero(
@@ -231,8 +230,7 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
         f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; in a typical "
         f"step copies run alone for {copies / 1e6:.2f} ms.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
-        run.rank_names(copied.rank),
-        copied.steps,
+        *run.where(copied),
         copies,
     )
 
@@ -242,29 +240,27 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
 
     Found where in most steps that block the first consumer needs the collective that was launched last.
     """
-    several = run.gradients.select_steps(run.gradients.counts > 1)
-    if run.is_cpu or not len(several):
+    several = [step for step in run.gradients if len(step) > 1]
+    if run.is_cpu or not several:
         return None
-    is_known = (several.consumer != UNKNOWN) & (several.blocking_ns != UNKNOWN)
-    known = several.select_steps(several.every_in_step(is_known))
-    if 2 * len(known.counts) <= len(several.counts):
-        reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
-        return Abstained("the last bucket is needed first", reason or "it is not known what needs the collectives")
-    by_need = np.lexsort((known.consumer_start_ns, known.of))
-    first = by_need[np.cumsum(known.counts) - known.counts]
-    has_same = known.consumer == known.consumer[first][known.of]
-    alone = np.bincount(known.of[has_same]) == 1  # one consumer of all has no order
-    found = select(known, first[alone & known.is_last[first] & (known.blocking_ns[first] > 0)])
-    if 2 * len(found) <= len(known.counts):
+    known = [step for step in several if all(UNKNOWN not in (one.consumer, one.blocking_ns) for one in step)]
+    if 2 * len(known) <= len(several):
+        return Abstained("the last bucket is needed first", run.unknown_needs)
+    found = []
+    for step in known:
+        first = min(step, key=lambda one: one.consumer_start_ns)
+        is_alone = [one.needs for one in step].count(first.needs) == 1  # one consumer of all has no order
+        if is_alone and first is step[-1] and first.blocking_ns > 0:
+            found.append(first)
+    if 2 * len(found) <= len(known):
         return None
-    cost = median_or_zero(found.blocking_ns)
+    cost = median_or_zero([one.blocking_ns for one in found])
     return Finding(
         "the last bucket is needed first",
-        f"In {len(found)} of {len(known.counts)} steps what needs a collective first needs the one launched last, and "
+        f"In {len(found)} of {len(known)} steps what needs a collective first needs the one launched last, and "
         f"stands still for it for {cost / 1e6:.2f} ms.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
-        run.rank_names(found.rank),
-        found.steps,
+        *run.where(found),
         cost,
     )
 
@@ -274,27 +270,24 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
 
     Found where in most steps the last reduction is far smaller than all others.
     """
-    several = run.gradients.select_steps(run.gradients.counts > 1)
-    if not len(several):
+    several = [step for step in run.gradients if len(step) > 1]
+    if not several:
         return None
-    if np.any(several.bytes == UNKNOWN):
+    if any(one.bytes == UNKNOWN for step in several for one in step):
         return Abstained("vote on unused parameters", "the trace does not tell the sizes of collectives")
-    is_last, steps = several.is_last, len(several.counts)
-    smallest = np.full(steps, np.iinfo(np.int64).max)
-    np.minimum.at(smallest, several.of[~is_last], several.bytes[~is_last])
-    size = several.bytes[is_last]
-    is_vote = (size <= _VOTE_BYTES) & (_VOTE_TIMES * size <= smallest)
-    votes = select(several, np.flatnonzero(is_last)[is_vote])
-    if 2 * len(votes) <= steps:
+    votes = []
+    for *buckets, last in several:
+        if last.bytes <= _VOTE_BYTES and all(_VOTE_TIMES * last.bytes <= bucket.bytes for bucket in buckets):
+            votes.append(last)
+    if 2 * len(votes) <= len(several):
         return None
-    cost = median_or_zero(votes.exposed_ns)
+    cost = median_or_zero([vote.exposed_ns for vote in votes])
     return Finding(
         "vote on unused parameters",
-        f"In {len(votes)} of {steps} steps a collective of "
-        f"{median_or_zero(votes.bytes):,} bytes "
+        f"In {len(votes)} of {len(several)} steps a collective of "
+        f"{median_or_zero([vote.bytes for vote in votes]):,} bytes "
         f"follows the buckets, {cost / 1e6:.2f} ms of it exposed.",
         "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
-        run.rank_names(votes.rank),
-        votes.steps,
+        *run.where(votes),
         cost,
     )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 
@@ -23,13 +24,6 @@ from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
     Ints,
-    Mask,
-    Table,
-    begins_run,
-    concatenate,
-    distinct,
-    distinct_rows,
-    empty,
     select,
     take_or_unknown,
 )
@@ -92,77 +86,54 @@ class RankFacts:
     overhead_ns: int
 
 
-@dataclass(frozen=True)
-class Gradients(Table):
-    """The collectives that reduce gradients in steps: rank by rank and step by step, in the order of launch.
+class Gradient(NamedTuple):
+    """A collective that reduces gradients in a step; what is not said here as of ``CollectiveTimings``.
 
     Attributes:
         rank: Index of the rank, as in ``RunAnalysis.ranks``.
-        of: Number of the step of that rank, counted over all ranks; ``step`` its own, or ``UNKNOWN``.
-        exposed_ns: As of ``Exposure``; ``duration_ns`` from start to end. All others as of ``CollectiveTimings``.
-        consumer: Number of what needs it, the same for all that need this; ``UNKNOWN`` where that is not known.
-        is_copied: 1 where a memory copy is the consumer.
+        number: The step's own number, or ``UNKNOWN``.
+        needed_by: Name of what needs it; empty where that is not known.
+        exposed_ns: As of ``Exposure``.
     """
 
-    rank: Ints
-    of: Ints
-    step: Ints
-    phase: Ints
-    bytes: Ints
-    launch_ns: Ints
-    end_ns: Ints
-    duration_ns: Ints
-    exposed_ns: Ints
-    blocking_ns: Ints
-    consumer: Ints
-    consumer_start_ns: Ints
-    is_copied: Ints
+    rank: int
+    number: int
+    needed_by: str
+    exposed_ns: int
+    phase: int
+    bytes: int
+    launch_ns: int
+    start_ns: int
+    end_ns: int
+    blocking_ns: int
+    consumer: int
+    consumer_lane: int
+    consumer_start_ns: int
+    held_by: int
 
     @property
-    def counts(self) -> Ints:
-        return np.bincount(self.of)
+    def duration_ns(self) -> int:
+        return self.end_ns - self.start_ns
 
     @property
-    def is_last(self) -> Mask:
-        return begins_run(self.of[::-1])[::-1]
-
-    def select_steps(self, chosen: Mask) -> Gradients:
-        """Those of some steps, which are numbered anew."""
-        found = select(self, chosen[self.of])
-        return replace(found, of=np.cumsum(begins_run(found.of)) - 1)
-
-    def every_in_step(self, rows: Mask) -> Mask:
-        """The steps all of whose collectives are among the rows."""
-        found: Mask = np.bincount(self.of[rows], minlength=len(self.counts)) == self.counts
-        return found
-
-    @property
-    def steps(self) -> tuple[int, ...]:
-        return tuple(distinct(self.step[self.step != UNKNOWN]))
+    def needs(self) -> tuple[int, ...]:
+        """The same for all that one operation needs."""
+        return self.consumer, self.consumer_lane, self.consumer_start_ns, self.held_by
 
 
-def find_gradients(run: RunAnalysis) -> Gradients:
-    found = [empty(Gradients)]
+def find_gradients(run: RunAnalysis) -> list[list[Gradient]]:
+    """The collectives that reduce gradients: those of each step of each rank, in the order of launch."""
+    steps: dict[tuple[int, int], list[Gradient]] = {}
     for index, rank in enumerate(run.ranks):
         rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
         timings = select(rank.timings, rows)
-        _, consumer = distinct_rows(timings.consumer, timings.consumer_lane, timings.consumer_start_ns, timings.held_by)
-        is_copy = [name.lower().startswith("memcpy") for name in rank.consumers]
-        as_they_are = ("phase", "bytes", "launch_ns", "end_ns", "blocking_ns", "consumer_start_ns")
-        found.append(
-            Gradients(
-                rank=np.full(len(rows), index),
-                of=timings.step,
-                step=take_or_unknown(rank.step_numbers, timings.step),
-                duration_ns=timings.end_ns - timings.start_ns,
-                exposed_ns=run.exposures[index].exposed_ns[rows],
-                consumer=np.where(timings.consumer == UNKNOWN, UNKNOWN, consumer),
-                is_copied=np.array([*is_copy, False], np.int64)[timings.consumer],  # UNKNOWN, -1, finds the last
-                **{name: getattr(timings, name) for name in as_they_are},
-            )
-        )
-    together = concatenate(*found)
-    return replace(together, of=np.cumsum(begins_run(together.of, together.rank)) - 1)
+        number = take_or_unknown(rank.step_numbers, timings.step)
+        as_they_are = (getattr(timings, name) for name in Gradient._fields[4:])
+        names = (*rank.consumers, "")  # UNKNOWN, which is -1, finds the last one
+        columns = (timings.step, number, timings.consumer, run.exposures[index].exposed_ns[rows], *as_they_are)
+        for step, own, consumer, *values in zip(*(column.tolist() for column in columns), strict=True):
+            steps.setdefault((index, step), []).append(Gradient(index, own, names[consumer], *values))
+    return list(steps.values())
 
 
 @dataclass(frozen=True)
@@ -188,13 +159,20 @@ class RunEvidence:
         return self.analysis.device == "cpu"
 
     @cached_property
-    def gradients(self) -> Gradients:
+    def gradients(self) -> list[list[Gradient]]:
         return find_gradients(self.analysis)
 
-    def rank_names(self, ranks: Ints) -> tuple[str, ...]:
-        return tuple(
-            dict.fromkeys(self.analysis.ranks[index].name for index in ranks[np.sort(distinct_rows(ranks)[0])])
-        )
+    def where(self, found: Iterable[Gradient]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+        """The ranks and the steps of some collectives, as a finding names them."""
+        found = list(found)
+        ranks = dict.fromkeys(self.analysis.ranks[one.rank].name for one in found)
+        return tuple(ranks), tuple(sorted({one.number for one in found} - {UNKNOWN}))
+
+    @property
+    def unknown_needs(self) -> str:
+        """Why it is not known what needs the collectives."""
+        reason = next((rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies), None)
+        return reason or "it is not known what needs the collectives"
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:

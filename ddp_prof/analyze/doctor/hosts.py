@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
+
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
-from ddp_prof.table import NO_TIME, distinct_rows
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, median_or_zero
+from ddp_prof.table import NO_TIME
 
 _WORTH = 0.01
 """Share of a step from which waiting is reported."""
@@ -53,15 +55,14 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     Found where in most steps each has ended before the next one is launched, and where one that takes longer delays the
     next one by as much. Short collectives end in time, too, without anybody waiting; their length delays nothing.
     """
-    gradients = run.gradients
-    is_hook = (gradients.phase == BACKWARD_PHASE) & (gradients.launch_ns != NO_TIME)
-    launched = gradients.select_steps((gradients.counts >= _LEAST_HOOKS) & gradients.every_in_step(is_hook))
-    ended_in_time = launched.is_last
-    before = np.flatnonzero(~ended_in_time)
-    ended_in_time[before] = launched.launch_ns[before + 1] >= launched.end_ns[before]
-    blocked = launched.select_steps(launched.every_in_step(ended_in_time))
-    steps = len(gradients.counts)
-    if 2 * len(blocked.counts) <= steps:
+    launched = [
+        step
+        for step in run.gradients
+        if len(step) >= _LEAST_HOOKS and all(one.phase == BACKWARD_PHASE and one.launch_ns != NO_TIME for one in step)
+    ]
+    blocked = [step for step in launched if all(one.end_ns <= after.launch_ns for one, after in pairwise(step))]
+    steps = len(run.gradients)
+    if 2 * len(blocked) <= steps:
         return None
     delay = _delay_by_length(launched)
     if delay is None:
@@ -69,33 +70,31 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("host synchronization in backward", reason)
     if abs(delay - 1) > _DELAY_TOLERANCE:
         return None
-    wait = median_or_zero(sum_by_group(blocked.duration_ns, blocked.of, len(blocked.counts)))
+    wait = median_or_zero([sum(one.duration_ns for one in step) for step in blocked])
     return Finding(
         "host synchronization in backward",
-        f"In {len(blocked.counts)} of {steps} steps each collective that backward launched had ended "
+        f"In {len(blocked)} of {steps} steps each collective that backward launched had ended "
         f"before the next one was launched, and delayed it by {delay:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
         "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
-        run.rank_names(blocked.rank),
+        run.where(one for step in blocked for one in step)[0],
         (),
         wait,
     )
 
 
-def _delay_by_length(launched: Gradients) -> float | None:
+def _delay_by_length(launched: Sequence[Sequence[Gradient]]) -> float | None:
     """How much later the next collective is launched per time that one takes longer; ``None`` for too few steps.
 
     The slope of a line through the deviations from the medians of each position in the steps of a rank. It takes
     all steps: of those alone whose collectives ended in time, long ones have long intervals for that reason.
     """
-    counts = launched.counts
-    position = np.arange(len(launched)) - (np.cumsum(counts) - counts)[launched.of]
-    before = np.flatnonzero(~launched.is_last)
-    interval_ns = launched.launch_ns[before + 1] - launched.launch_ns[before]
-    values = np.column_stack([launched.duration_ns[before], interval_ns])
-    first, which = distinct_rows(launched.rank[before], position[before])
-    alike = [values[which == number] for number in range(len(first))]
-    deviations = [of_one - np.median(of_one, axis=0) for of_one in alike if len(of_one) > 2]
+    alike: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    for step in launched:
+        for position, (one, after) in enumerate(pairwise(step)):
+            values = one.duration_ns, after.launch_ns - one.launch_ns
+            alike.setdefault((one.rank, position), []).append(values)
+    deviations = [of_one - np.median(of_one, axis=0) for _, of_one in sorted(alike.items()) if len(of_one) > 2]
     if not deviations:
         return None
     lengths, intervals = np.concatenate(deviations).T
