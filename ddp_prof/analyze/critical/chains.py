@@ -20,9 +20,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.core.edges import Dependencies, HostCalls
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Table, begins_run, positions, take_or_unknown
-from ddp_prof.trace import Category, Trace
+from ddp_prof.trace import Category
 
 PARTS = ("compute", "copies", "queue", "launch", "host")
 COMPUTE, COPIES, QUEUE, LAUNCH, HOST = range(len(PARTS))
@@ -70,8 +70,9 @@ class Work(Table):
     after_sync: Ints
 
 
-def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_thread: int) -> Work:
+def find_work(rank: RankEvents) -> Work:
     """What bound each operation of a device. What the main thread waits for holds up autograd's launches, too."""
+    trace, dependencies, calls = rank.trace, rank.dependencies(), rank.host_calls
     activities, rows = trace.activities, calls.work
     place = positions(rows, len(activities))
     start, end, stream = activities.start_ns[rows], activities.end_ns[rows], dependencies.stream[rows]
@@ -94,7 +95,8 @@ def find_work(trace: Trace, dependencies: Dependencies, calls: HostCalls, main_t
     category = activities.category[rows]
     part = np.where(category == Category.MEMORY, COPIES, np.where(category == Category.COMMUNICATION, UNKNOWN, COMPUTE))
     thread = take_or_unknown(trace.calls.lane, launching)
-    after = calls.last_before(thread, main_thread, launch, np.full(len(rows), np.iinfo(np.int64).max), calls.waited)
+    any_place = np.full(len(rows), np.iinfo(np.int64).max)
+    after = calls.last_before(thread, rank.main_thread, launch, any_place, calls.waited)
     return Work(rows, start, end, part, bound_by, launch, take_or_unknown(calls.latest, after))
 
 

@@ -129,11 +129,10 @@ def measure_chains(rank: RankEvents) -> RankChains:
     step = np.full(len(trace.activities), UNKNOWN, np.int64)
     on_device = events.activity != UNKNOWN
     step[events.activity[on_device]] = events.step[on_device]
-    main_thread = rank.main_thread
     # What other threads launch, as those that load data, is not what the step has to wait for.
     trains = on_device & (events.step != UNKNOWN)
-    if np.any(trains & (events.launcher == main_thread)):
-        trains &= np.isin(events.launcher, [main_thread, *rank.gradient_threads])
+    if np.any(trains & (events.launcher == rank.main_thread)):
+        trains &= np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
     ends_ns = last_by_step(events.end_ns, np.where(trains, events.step, UNKNOWN), len(rank.steps))
     step_of_training = np.full(len(trace.activities), UNKNOWN, np.int64)
     step_of_training[events.activity[trains]] = events.step[trains]
@@ -141,16 +140,16 @@ def measure_chains(rank: RankEvents) -> RankChains:
     last = np.full(len(rank.steps), UNKNOWN, np.int64)
     last[events.step[trains]] = events.activity[trains]
     ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
-    work = find_work(trace, rank.dependencies(), rank.host_calls, main_thread)
-    dependencies, of_step = rank.dependencies(), step_of_training[work.activity]
+    work = find_work(rank)
+    of_step = step_of_training[work.activity]
     rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
-    lasts = rows[distinct_rows(of_step[rows], dependencies.stream[work.activity[rows]])[0]]
+    lasts = rows[distinct_rows(of_step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
     step_of_last = np.full(len(work), UNKNOWN, np.int64)
     step_of_last[lasts] = of_step[lasts]
-    replay = find_replay(trace, dependencies, work, rank.host_calls, main_thread, step_of_last)
     chains = follow_chains(work, step, window.start_ns, ends_ns, last)
     row_of = positions(chains.activity, len(trace.activities))
     of_timing = take_or_unknown(row_of, events.activity[collective_rows(rank)])
+    replay = find_replay(rank, work, step_of_last)
     return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, None)
 
 

@@ -26,7 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ddp_prof.analyze.core.edges import Dependencies, HostCalls
+from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.chains import Work
 from ddp_prof.table import (
     NO_TIME,
@@ -40,7 +40,6 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Trace
 
 _NEVER = -(2**60)
 
@@ -88,14 +87,13 @@ class Replay:
         return np.argsort(self.links.head, kind="stable")
 
 
-def find_replay(
-    trace: Trace, dependencies: Dependencies, work: Work, syncs: HostCalls, main_thread: int, step_of_last: Ints
-) -> Replay | None:
+def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | None:
     """The times of a device, and how they follow from each other.
 
     ``step_of_last`` is the step of which an operation is the last on its stream, of others ``UNKNOWN``. ``None`` where
     calls are not numbered in the order in which their times follow from each other.
     """
+    trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
     rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
     row_of = positions(work.activity, len(trace.activities))

@@ -254,9 +254,8 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     """How many collectives began, though they could have before, when an operation of another stream ended."""
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
-    dependencies = rank.dependencies()
-    work = find_work(rank.trace, dependencies, rank.host_calls, rank.main_thread)
-    stream = dependencies.stream[work.activity]
+    work = find_work(rank)
+    stream = rank.dependencies().stream[work.activity]
     bound_ns = np.where(work.bound_by == UNKNOWN, work.launch_ns, work.end_ns[work.bound_by])
     rows = np.flatnonzero((work.part == UNKNOWN) & (bound_ns != NO_TIME))
     late = rows[work.start_ns[rows] - bound_ns[rows] > NEXT_NS]
