@@ -12,7 +12,7 @@ from ddp_prof.benchmark.findings import BucketModel, TestbedResults, bucket_size
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
-from ddp_prof.present.charts import LEGEND, STILL, axis, chart_frame, rows_axis
+from ddp_prof.present.charts import LEGEND, STILL, axis, make_chart, rows_axis
 from ddp_prof.present.text import milliseconds, percent, shown_name, size
 from ddp_prof.variants import BYTES_PER_MB
 
@@ -236,14 +236,14 @@ def _figure(
     l: int = 90, r: int = 60, **layout: Any,  # noqa: E741  # as Plotly calls the margins
 ) -> go.Figure:  # fmt: skip
     """A figure; below its title the testbed, with a CPU, or a GPU that ranks shared, emphasized."""
-    import plotly.graph_objects as go
-
     subtitle, device = shown_name(results.title), results.testbed.device
     if device is not None:
         stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
         notice = theme.device_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
         subtitle = subtitle.replace(f"device: {device}", notice, 1)
     subtitle += f"<br>{shown_name(note)}" if note else ""
-    margins = {"t": _TOP + (20 if note else 0), "b": _BOTTOM + 10, "l": l, "r": r}
-    frame = chart_frame(title=shown_name(title), subtitle=subtitle, height=height, **margins)
-    return go.Figure(list(traces), {**frame, **STILL, "legend": LEGEND, **layout})
+    top, bottom = _TOP + (20 if note else 0), _BOTTOM + 10
+    return make_chart(
+        traces, title=shown_name(title), subtitle=subtitle, height=height - top - bottom, t=top, b=bottom, l=l, r=r,
+        **{**STILL, "legend": LEGEND, **layout},
+    )  # fmt: skip

@@ -6,7 +6,7 @@ import plotly.graph_objects as go
 import pytest
 
 from ddp_prof.present import theme
-from ddp_prof.present.charts import chart_frame
+from ddp_prof.present.charts import make_chart
 from ddp_prof.present.html.page import write_figure_page
 from ddp_prof.present.html.report import write_report
 from tests.browser.conftest import Visit
@@ -96,8 +96,9 @@ def test_on_a_phone_titles_wrap_and_findings_need_no_scrolling(
 
 
 def test_a_page_of_one_figure_says_its_title_once(visit: Visit, tmp_path: Path) -> None:
-    layout = chart_frame(title="once", subtitle="below<br>in two lines", height=300, t=100)
-    write_figure_page(go.Figure(go.Bar(x=[1], y=[1]), layout), tmp_path / "figure.html", title="once")
+    bars = [{"type": "bar", "x": [1], "y": [1]}]
+    figure = make_chart(bars, title="once", subtitle="below<br>in two lines", height=120, t=100, b=80, l=80, r=80)
+    write_figure_page(figure, tmp_path / "figure.html", title="once")
     visit.open(tmp_path / "figure.html")
     assert visit.page.get_by_text("once").count() == 1
     assert visit.page.locator(".title").inner_text() == "below\nin two lines"

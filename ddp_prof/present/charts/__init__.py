@@ -6,12 +6,15 @@ Charts are drawn in the light palette; a page in the dark one repaints them.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.present import theme
 from ddp_prof.present.text import plain_name, to_plain_text
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
@@ -58,24 +61,27 @@ def run_label(label: str) -> str:
     return "<br>".join(f"<b>{to_plain_text(line)}</b>  " for line in whole)
 
 
-def chart_frame(
-    *, title: str, subtitle: str, height: int, size: int = 20, pad: int = 20, **margins: int
-) -> dict[str, Any]:
-    """Plotly's layout of a chart, without axes and legend.
+def make_chart(
+    traces: Iterable[dict[str, Any]], *, title: str, subtitle: str, height: int,
+    t: int, b: int, l: int, r: int, size: int = 20, pad: int = 20, **layout: Any,  # noqa: E741 - as Plotly calls them
+) -> go.Figure:  # fmt: skip
+    """A chart whose plot has a height between margins; these, and ``pad`` above the title, are pixels.
 
-    Names in title and subtitle are already escaped; ``size`` is of the title's letters. ``height``, ``pad`` above the
-    title and the margins round the plot (``t``, ``b``, ``l``, ``r``) are pixels.
+    Names in title and subtitle are already escaped; ``size`` is of the title's letters.
     """
-    return {
-        "template": "none", "height": height, "margin": margins,
+    import plotly.graph_objects as go
+
+    frame = {
+        "template": "none", "height": t + height + b, "margin": {"t": t, "b": b, "l": l, "r": r},
         "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
         "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
         "title": chart_title(title, subtitle, size, pad),
     }  # fmt: skip
+    return go.Figure(list(traces), {**frame, **layout})
 
 
 def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dict[str, Any]:
-    """The two lines above a chart, flush with the left edge; arguments as of :func:`chart_frame`."""
+    """The two lines above a chart, flush with the left edge; arguments as of :func:`make_chart`."""
     return {
         "text": f"<b>{title}</b>", "font": {"size": size},
         "subtitle": {"text": subtitle, "font": {"size": 13, "color": theme.LIGHT.quiet}},

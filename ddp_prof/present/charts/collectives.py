@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import CollectiveView, RankStepView
 from ddp_prof.present import theme
-from ddp_prof.present.charts import LEGEND, UNSEEN, axis, chart_frame
+from ddp_prof.present.charts import LEGEND, UNSEEN, axis, make_chart
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
 
@@ -23,8 +23,6 @@ MOST_ROWS = 60
 
 LINE = 150
 """Characters of a line below the title."""
-
-_TOP, _ROW, _BOTTOM, _LEFT = 170, 20, 60, 190
 
 
 class _Row(NamedTuple):
@@ -44,10 +42,28 @@ def draw_step_collectives(
 
     The layout's ``meta`` holds the rank and the index of each row's collective.
     """
-    import plotly.graph_objects as go
-
     rows = _rows(ranks)
-    return go.Figure([*_bars(rows), *_markers(rows), _numbers(rows)], _layout(run, step, ranks, rows, headline))
+    notice = theme.device_notice([run.device], run.caveats)
+    where = run.step_names[step] if run.has_steps else "the whole capture, in which no steps are marked"
+    there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
+    if shown < there:
+        where += f" (the {shown} of {there} collectives that are exposed longest)"
+    sentence = f"{headline.detail[:1].upper()}{headline.detail[1:]}"
+    detail = "".join(f"<br>{to_plain_text(line)}" for line in wrap(sentence, LINE))
+    return make_chart(
+        [*_bars(rows), *_markers(rows), _numbers(rows)],
+        title=to_plain_text(headline.claim),
+        subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}  ·  numbers: exposed{detail}",
+        height=20 * max(4, len(rows)), t=170, b=60, l=190, r=70,
+        barmode="overlay",
+        meta=[row.line and (row.rank.name, row.line.index) for row in rows],
+        legend={**LEGEND, "traceorder": "normal"},
+        xaxis=axis() | {"title": {"text": "ms since the first collective was ready or launched"}},
+        yaxis={
+            "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
+            "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,
+        },
+    )  # fmt: skip
 
 
 def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
@@ -104,13 +120,8 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
     """Bars of one colour; hatched where a peer had not arrived."""
     title = f"exposed: {kind.replace('_', ' ')}" if kind in WHYS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
-    pattern = {
-        "shape": "/" if is_wait else "",
-        "fillmode": "overlay",
-        "fgcolor": theme.LIGHT.paper,
-        "fgopacity": 0.7,
-        "size": 6,
-    }
+    hatch = "/" if is_wait else ""
+    pattern = {"shape": hatch, "fillmode": "overlay", "fgcolor": theme.LIGHT.paper, "fgopacity": 0.7, "size": 6}
     return {
         "type": "bar", "orientation": "h", "name": title, "width": 0.66,
         "marker": {"color": theme.LIGHT.colors[kind], "pattern": pattern, "line": UNSEEN},
@@ -180,35 +191,4 @@ def _numbers(rows: Sequence[_Row]) -> dict[str, Any]:
         "x": [end / 1e6 for _, end, _ in exposed], "y": [y for y, _, _ in exposed],
         "text": [f" {milliseconds(ns)}" for _, _, ns in exposed], "textposition": "middle right",
         "textfont": {"color": theme.LIGHT.colors[theme.EXPOSED], "size": theme.FONT_SIZE - 1},
-    }  # fmt: skip
-
-
-def _layout(
-    run: RunAnalysis,
-    step: int,
-    ranks: Sequence[RankStepView],
-    rows: Sequence[_Row],
-    headline: Headline,
-) -> dict[str, Any]:
-    notice = theme.device_notice([run.device], run.caveats)
-    where = run.step_names[step] if run.has_steps else "the whole capture, in which no steps are marked"
-    there, shown = sum(len(rank.collectives) for rank in ranks), sum(row.line is not None for row in rows)
-    if shown < there:
-        where += f" (the {shown} of {there} collectives that are exposed longest)"
-    sentence = f"{headline.detail[:1].upper()}{headline.detail[1:]}"
-    detail = "".join(f"<br>{to_plain_text(line)}" for line in wrap(sentence, LINE))
-    return {
-        **chart_frame(
-            title=to_plain_text(headline.claim),
-            subtitle=f"{notice}  ·  {shown_name(run.label)}, {where}  ·  numbers: exposed{detail}",
-            height=_TOP + _BOTTOM + _ROW * max(4, len(rows)), t=_TOP, b=_BOTTOM, l=_LEFT, r=70,
-        ),
-        "barmode": "overlay",
-        "meta": [row.line and (row.rank.name, row.line.index) for row in rows],
-        "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": axis() | {"title": {"text": "ms since the first collective was ready or launched"}},
-        "yaxis": {
-            "tickmode": "array", "tickvals": [row.y for row in rows], "ticktext": [f"{row.label}  " for row in rows],
-            "range": [len(rows) - 0.4, -0.6], "showgrid": False, "zeroline": False,
-        },
     }  # fmt: skip

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
-from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
-from ddp_prof.present.charts import LEGEND, STILL, axis, chart_frame, rows_axis, run_label
+from ddp_prof.present.charts import LEGEND, STILL, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
@@ -22,16 +22,38 @@ if TYPE_CHECKING:
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""
-_TOP, _ROW, _BOTTOM, _LEFT = 150, 46, 64, 170
 
 
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> go.Figure:
     """One row per run, in the order given: left the median step by parts, right the overlap of each step."""
-    import plotly.graph_objects as go
-
-    return go.Figure(
-        [*_step_part_bars(summaries), *_step_dots(results), _totals(summaries)], _layout(results, summaries)
-    )
+    longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
+    totals = [
+        {
+            "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
+            "text": f"<b>{percent(summary.overlap_ratio)}</b>", "font": {"size": 16},
+        }
+        for row, summary in enumerate(summaries)
+    ]  # fmt: skip
+    return make_chart(
+        [*_step_part_bars(summaries), *_step_dots(results), _totals(summaries)],
+        title=_headline(summaries),
+        subtitle=subtitle(results),
+        height=46 * max(1, len(results)), t=150, b=64, l=170, r=90,
+        barmode="stack",
+        uniformtext={"mode": "hide", "minsize": theme.FONT_SIZE - 1},
+        **STILL,
+        legend={**LEGEND, "traceorder": "normal"},
+        xaxis=axis(
+            "parts of a step, ms: of each the median over steps and ranks",
+            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
+        ),
+        xaxis2=axis(
+            "communication overlapped by compute",
+            domain=[0.66 if longest else 0, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
+        ),
+        yaxis=rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
+        annotations=[*totals, *_thin_labels([parts_ms(summary) for summary in summaries], longest)],
+    )  # fmt: skip
 
 
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
@@ -102,40 +124,6 @@ def _totals(summaries: Sequence[VariantSummary]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _layout(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> dict[str, Any]:
-    longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
-    return {
-        **chart_frame(
-            title=_headline(summaries),
-            subtitle=subtitle(results),
-            height=_TOP + _BOTTOM + _ROW * max(1, len(results)), t=_TOP, b=_BOTTOM, l=_LEFT, r=90,
-        ),
-        "barmode": "stack",
-        "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
-        **STILL,
-        "legend": {**LEGEND, "traceorder": "normal"},
-        "xaxis": axis(
-            "parts of a step, ms: of each the median over steps and ranks",
-            domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
-        ),
-        "xaxis2": axis(
-            "communication overlapped by compute",
-            domain=[0.66 if longest else 0, 1], range=[-4, 104], anchor="y", ticksuffix=" %", fixedrange=True,
-        ),
-        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
-        "annotations": [
-            *(
-                {
-                    "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
-                    "text": f"<b>{percent(summary.overlap_ratio)}</b>", "font": {"size": 16},
-                }
-                for row, summary in enumerate(summaries)
-            ),
-            *_thin_labels([parts_ms(summary) for summary in summaries], longest),
-        ],
-    }  # fmt: skip
-
-
 def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterator[dict[str, Any]]:
     """The number of each exposed part that is too thin to hold it, above the part."""
     for row, parts in enumerate(rows):
@@ -169,59 +157,70 @@ def subtitle(results: Sequence[TraceOverlap]) -> str:
     return f"{text}  ·  {'/'.join(map(str, ranks))} {'rank' if ranks == [1] else 'ranks'}"
 
 
-_STEPS_TOP, _STEPS_BOTTOM, _STEPS_LEFT, _STEPS_RIGHT = 92, 60, 170, 90
-_BAND, _STEPS_ROW = 66, 50
 _HALF = 0.36
 """Half the height of a run's band; 1 is the distance between runs."""
 
 
 def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
     """One band per run from 0 to 100 %, in the order given: a dot per step of each rank, a line for the ranks' mean."""
-    import plotly.graph_objects as go
-
-    bands = [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)]
     steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
     come_again = any(step.step not in (None, step.step_key) for step in steps)
-    layout = _steps_layout(
-        results, "Overlap of each step", "step, counted from the first" if come_again else "step", _BAND
-    )
-    layout["xaxis"] |= {"tickformat": "d", "showgrid": False}
     limits = [(row + side * _HALF, text) for row in range(len(results)) for side, text in ((-1, "100 %"), (1, "0 %"))]
-    layout["shapes"] = [
-        {
-            "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
-            "line": {"color": theme.LIGHT.line, "width": 1},
-        }
-        for y, _ in limits
-    ]  # fmt: skip
-    layout["annotations"] = [
-        {
-            "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
-            "text": text, "font": {"size": 11, "color": theme.LIGHT.quiet},
-        }
-        for y, text in limits
-    ]  # fmt: skip
-    return go.Figure(bands, layout)
+    return _steps_chart(
+        [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)],
+        results,
+        "Overlap of each step",
+        axis("step, counted from the first" if come_again else "step", fixedrange=True, tickformat="d", showgrid=False),
+        row_height=66,
+        shapes=[
+            {
+                "type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": y, "y1": y, "layer": "below",
+                "line": {"color": theme.LIGHT.line, "width": 1},
+            }
+            for y, _ in limits
+        ],
+        annotations=[
+            {
+                "xref": "paper", "x": 1, "xanchor": "left", "xshift": 6, "y": y, "showarrow": False,
+                "text": text, "font": {"size": 11, "color": theme.LIGHT.quiet},
+            }
+            for y, text in limits
+        ],
+    )  # fmt: skip
 
 
 def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
     """One row per run, in the order given: how long each step of each rank took, with quartiles and median."""
-    import plotly.graph_objects as go
+    measure = "length of a step, ms: each step of each rank, with quartiles and median"
+    boxes = [
+        {
+            "type": "box", "orientation": "h", "y0": row, "name": shown_name(result.label),
+            "x": [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns],
+            "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
+            "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
+            "line": {"color": theme.LIGHT.text, "width": 1.6},
+            "marker": {"color": theme.LIGHT.quiet, "size": 6, "opacity": 0.7},
+        }
+        for row, result in enumerate(results)
+    ]  # fmt: skip
+    times = axis(measure, fixedrange=True, rangemode="tozero")
+    return _steps_chart(boxes, results, "How long steps take", times, row_height=50)
 
-    title = "length of a step, ms: each step of each rank, with quartiles and median"
-    layout = _steps_layout(results, "How long steps take", title, _STEPS_ROW)
-    layout["xaxis"] |= {"rangemode": "tozero"}
-    return go.Figure([_box(row, result) for row, result in enumerate(results)], layout)
 
-
-def overlap_by_step(rank: RankOverlap) -> list[tuple[int, float]]:
-    """Key of each step that communicates, and the share overlapped, 0 to 1."""
-    return [(step.step_key or 0, step.overlap_ratio or 0.0) for step in rank.communicating_steps]
-
-
-def step_times_ms(result: TraceOverlap) -> list[float]:
-    """Milliseconds of each step of each rank; a capture without steps has none."""
-    return [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns]
+def _steps_chart(
+    traces: Sequence[dict[str, Any]],
+    results: Sequence[TraceOverlap],
+    title: str,
+    xaxis: dict[str, Any],
+    row_height: int,
+    **layout: Any,
+) -> go.Figure:
+    """One row per run, from top to bottom."""
+    return make_chart(
+        traces, title=title, subtitle=subtitle(results), height=row_height * max(1, len(results)), size=18, pad=16,
+        t=92, b=60, l=170, r=90, **STILL, xaxis=xaxis,
+        yaxis=rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}), **layout,
+    )  # fmt: skip
 
 
 def _share_to_y(row: int, share: float) -> float:
@@ -230,7 +229,9 @@ def _share_to_y(row: int, share: float) -> float:
 
 def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     """A run's overlap of each step: points of all ranks, and their mean as a line."""
-    known = [pair for rank in result.ranks for pair in overlap_by_step(rank)]
+    known = [
+        (step.step_key or 0, step.overlap_ratio or 0.0) for rank in result.ranks for step in rank.communicating_steps
+    ]
     names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
     steps = sorted({step for step, _ in known})
     means = [float(np.mean([share for number, share in known if number == step])) for step in steps]
@@ -250,41 +251,12 @@ def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def _box(row: int, result: TraceOverlap) -> dict[str, Any]:
-    return {
-        "type": "box", "orientation": "h", "x": step_times_ms(result), "y0": row, "name": shown_name(result.label),
-        "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
-        "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
-        "line": {"color": theme.LIGHT.text, "width": 1.6},
-        "marker": {"color": theme.LIGHT.quiet, "size": 6, "opacity": 0.7},
-    }  # fmt: skip
-
-
-def _steps_layout(results: Sequence[TraceOverlap], title: str, measure: str, row: int) -> dict[str, Any]:
-    """One row per run, from top to bottom."""
-    return {
-        **chart_frame(
-            title=title,
-            subtitle=subtitle(results),
-            height=_STEPS_TOP + _STEPS_BOTTOM + row * max(1, len(results)), size=18, pad=16,
-            t=_STEPS_TOP, b=_STEPS_BOTTOM, l=_STEPS_LEFT, r=_STEPS_RIGHT,
-        ),
-        **STILL,
-        "xaxis": axis(measure, fixedrange=True),
-        "yaxis": rows_axis([run_label(result.label) for result in results], tickfont={"size": 13}),
-    }  # fmt: skip
-
-
-_WATERFALL_HEIGHT, _WATERFALL_TOP, _WATERFALL_BOTTOM = 520, 120, 110
 _COLORS = {
-    name: theme.LIGHT.colors[category]
-    for name, category in (
-        ("step", theme.STEP),
-        ("compute", theme.COMPUTE),
-        ("transfer", theme.EXPOSED),
-        ("tail", theme.EXPOSED),
-        ("wait", PEER_WAIT),
-    )
+    "step": theme.LIGHT.colors[theme.STEP],
+    "compute": theme.LIGHT.colors[theme.COMPUTE],
+    "transfer": theme.LIGHT.colors[theme.EXPOSED],
+    "tail": theme.LIGHT.colors[theme.EXPOSED],
+    "wait": theme.LIGHT.colors[PEER_WAIT],
 }
 """Of the bars that stand for a category; others are grey."""
 _LEAST_SHOWN = 0.005
@@ -293,9 +265,22 @@ _LEAST_SHOWN = 0.005
 
 def draw_waterfall(waterfall: Waterfall) -> go.Figure:
     """Runs from left to right, and between them what each part took away or added, in the part's colour."""
-    import plotly.graph_objects as go
-
-    return go.Figure(_waterfall_bars(waterfall), _waterfall_layout(waterfall))
+    steps = waterfall_steps(waterfall)
+    fixed = axis(fixedrange=True)
+    notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
+    return make_chart(
+        [_waterfall_bars(steps)],
+        title=_waterfall_headline(waterfall),
+        subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
+        + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
+        height=290, t=120, b=110, l=70, r=40,
+        dragmode=False,
+        xaxis={
+            **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
+            "ticktext": [f"<b>{shown_name(bar.run)}</b>" if bar.run else bar.name for bar in steps],
+        },
+        yaxis={**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
+    )  # fmt: skip
 
 
 class Bar(NamedTuple):
@@ -333,46 +318,23 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
     return found
 
 
-def _waterfall_bars(waterfall: Waterfall) -> list[dict[str, Any]]:
-    steps = waterfall_steps(waterfall)
+def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
     patterns = ["/" if bar.within else "" for bar in steps]
-    marker = {
-        "color": [_COLORS.get(bar.name, theme.LIGHT.quiet) for bar in steps],
-        "pattern": {"shape": patterns, "fillmode": "replace", "solidity": 0.35},
-    }
-    return [
-        {
-            "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
-            "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
-            "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
-            "textposition": "outside", "cliponaxis": False,
-            "hovertext": [
-                f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms"
-                + (f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else "")
-                for bar in steps
-            ],
-            "hovertemplate": "%{hovertext}<extra></extra>", "marker": marker,
-        }
-    ]  # fmt: skip
-
-
-def _waterfall_layout(waterfall: Waterfall) -> dict[str, Any]:
-    steps = waterfall_steps(waterfall)
-    fixed = axis(fixedrange=True)
-    notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
     return {
-        **chart_frame(
-            title=_waterfall_headline(waterfall),
-            subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
-            + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
-            height=_WATERFALL_HEIGHT, t=_WATERFALL_TOP, b=_WATERFALL_BOTTOM, l=70, r=40,
-        ),
-        "dragmode": False,
-        "xaxis": {
-            **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
-            "ticktext": [f"<b>{shown_name(bar.run)}</b>" if bar.run else bar.name for bar in steps],
+        "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
+        "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
+        "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
+        "textposition": "outside", "cliponaxis": False,
+        "hovertext": [
+            f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms"
+            + (f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else "")
+            for bar in steps
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "marker": {
+            "color": [_COLORS.get(bar.name, theme.LIGHT.quiet) for bar in steps],
+            "pattern": {"shape": patterns, "fillmode": "replace", "solidity": 0.35},
         },
-        "yaxis": {**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, StepSkew
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
-from ddp_prof.present.charts import axis, chart_frame
+from ddp_prof.present.charts import axis, make_chart
 from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.text import shown_name, to_plain_text
 
@@ -20,15 +20,29 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
 
-_SKEW_TOP, _ROW, _COST, _SKEW_BOTTOM, _SKEW_LEFT = 120, 34, 130, 60, 110
+_ROW, _COST = 34, 130
 
 
 def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
     """One row per rank and one column per step; the redder, the later the rank arrived."""
-    import plotly.graph_objects as go
-
     columns = [run.step_names[step.step].removeprefix("step ") for step in skew.steps] or ["the whole capture"]
-    return go.Figure([_lag_heat_map(skew, columns), _cost_bars(skew, columns)], _skew_layout(run, skew))
+    heat = _ROW * max(2, len(skew.ranks))
+    inner = heat + _COST
+    plain = axis()
+    notice = theme.device_notice([run.device], run.caveats)
+    return make_chart(
+        [_lag_heat_map(skew, columns), _cost_bars(skew, columns)],
+        title=to_plain_text(skew_headline(skew).claim),
+        subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last",
+        height=inner, t=120, b=60, l=110, r=90,
+        xaxis={**plain, "type": "category", "showgrid": False, "title": {"text": _unit(skew)}, "anchor": "y2"},
+        yaxis={
+            **plain, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
+            "tickmode": "array", "tickvals": list(range(len(skew.ranks))),
+            "ticktext": [f"<b>{shown_name(rank.name)}</b>  " for rank in skew.ranks],
+        },
+        yaxis2={**plain, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
+    )  # fmt: skip
 
 
 def _steps(skew: RunSkew) -> Sequence[StepSkew]:
@@ -72,33 +86,12 @@ def _unit(skew: RunSkew) -> str:
     return "step " if skew.steps else ""
 
 
-def _skew_layout(run: RunAnalysis, skew: RunSkew) -> dict[str, Any]:
-    heat = _ROW * max(2, len(skew.ranks))
-    inner = heat + _COST
-    plain = axis()
-    notice = theme.device_notice([run.device], run.caveats)
-    return {
-        **chart_frame(
-            title=to_plain_text(skew_headline(skew).claim),
-            subtitle=f"{notice}  ·  {shown_name(run.label)}  ·  lag of each rank; others' exposed wait for the last",
-            height=_SKEW_TOP + inner + _SKEW_BOTTOM, t=_SKEW_TOP, b=_SKEW_BOTTOM, l=_SKEW_LEFT, r=90,
-        ),
-        "xaxis": {**plain, "type": "category", "showgrid": False, "title": {"text": _unit(skew)}, "anchor": "y2"},
-        "yaxis": {
-            **plain, "domain": [1 - heat / inner, 1], "showgrid": False, "autorange": "reversed",
-            "tickmode": "array", "tickvals": list(range(len(skew.ranks))),
-            "ticktext": [f"<b>{shown_name(rank.name)}</b>  " for rank in skew.ranks],
-        },
-        "yaxis2": {**plain, "domain": [0, (_COST - 30) / inner], "title": {"text": "ms"}, "rangemode": "tozero"},
-    }  # fmt: skip
-
-
 LEAST_RANKS = 9
 """A report shows the map from this number of ranks on; the other charts can show fewer."""
 MOST_COLUMNS = 600
 """Largest number of columns; with more steps a column stands for several and shows their largest figure."""
 
-_TOP, _BOTTOM, _LEFT, _RIGHT, _GAP, _MAP = 110, 50, 150, 90, 46, 300
+_GAP, _MAP = 46, 300
 _MOST_LABELS = 24
 
 Identity = tuple[int | None, int, int | None, str]
@@ -114,16 +107,39 @@ class Panel(NamedTuple):
 
 def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
     """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side."""
-    import plotly.graph_objects as go
-
     ranks = sorted(result.ranks, key=lambda rank: rank.node or "")
     columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
     panels = _panels(ranks, skew, columns)
     names = [f"{rank.node} · {rank.name}" if rank.node else rank.name for rank in ranks]
     called = {key: name for rank in ranks for key, name in rank.step_names.items()}
     steps = [called[key].removeprefix("step ") for key in columns]
-    maps = [_map(index, panel, names, steps) for index, panel in enumerate(panels)]
-    return go.Figure(maps, _layout(result, panels, names, columns))
+    width = max((len(keys) for keys in columns.values()), default=1)
+    each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
+    notice = theme.device_notice([result.device], result.caveats)
+    shown = list(range(0, len(names), -(-len(names) // _MOST_LABELS) or 1))
+    plain = axis(showgrid=False)
+    rows: dict[str, Any] = {
+        f"yaxis{'' if index == 0 else index + 1}": {
+            **plain, "domain": _domain(index), "autorange": "reversed", "tickmode": "array", "tickvals": shown,
+            "ticktext": [shown_name(names[row]) + "  " for row in shown],
+        }
+        for index in range(len(panels))
+    }  # fmt: skip
+    return make_chart(
+        [_map(index, panel, names, steps) for index, panel in enumerate(panels)],
+        title=f"{len(names)} ranks, {sum(map(len, columns.values())):,} steps",
+        subtitle=f"{notice}  ·  {shown_name(result.label)}  ·  a row is a rank, {each}",
+        height=3 * _MAP + 2 * _GAP, t=110, b=50, l=150, r=90,
+        xaxis={**plain, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
+        annotations=[
+            {
+                "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
+                "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
+            }
+            for index, panel in enumerate(panels)
+        ],
+        **rows,
+    )  # fmt: skip
 
 
 def _columns(keys: Sequence[int]) -> dict[int, list[int]]:
@@ -185,37 +201,3 @@ def _domain(index: int) -> tuple[float, float]:
     inner = 3 * _MAP + 2 * _GAP
     top = 1 - index * (_MAP + _GAP) / inner
     return max(0.0, top - _MAP / inner), top
-
-
-def _layout(
-    result: TraceOverlap,
-    panels: Sequence[Panel],
-    names: Sequence[str],
-    columns: Mapping[int, Sequence[int]],
-) -> dict[str, Any]:
-    width = max((len(keys) for keys in columns.values()), default=1)
-    each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
-    notice = theme.device_notice([result.device], result.caveats)
-    shown = list(range(0, len(names), -(-len(names) // _MOST_LABELS) or 1))
-    plain = axis(showgrid=False)
-    layout = {
-        **chart_frame(
-            title=f"{len(names)} ranks, {sum(map(len, columns.values())):,} steps",
-            subtitle=f"{notice}  ·  {shown_name(result.label)}  ·  a row is a rank, {each}",
-            height=_TOP + 3 * _MAP + 2 * _GAP + _BOTTOM, t=_TOP, b=_BOTTOM, l=_LEFT, r=_RIGHT,
-        ),
-        "xaxis": {**plain, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
-        "annotations": [
-            {
-                "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
-                "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
-            }
-            for index, panel in enumerate(panels)
-        ],
-    }  # fmt: skip
-    for index in range(len(panels)):
-        layout[f"yaxis{'' if index == 0 else index + 1}"] = {
-            **plain, "domain": _domain(index), "autorange": "reversed", "tickmode": "array", "tickvals": shown,
-            "ticktext": [shown_name(names[row]) + "  " for row in shown],
-        }  # fmt: skip
-    return layout
