@@ -15,7 +15,7 @@ import gzip
 import io
 import json
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
@@ -28,7 +28,19 @@ from ddp_prof.analyze.intervals import EVER
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct, empty, select, take_or_unknown
+from ddp_prof.trace import (
+    NO_TIME,
+    UNKNOWN,
+    Category,
+    Ints,
+    Table,
+    Trace,
+    distinct,
+    empty,
+    fill,
+    select,
+    take_or_unknown,
+)
 
 _ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
 _ROWS = 65_536
@@ -388,6 +400,6 @@ class _Process:
             columns["step"] = take_or_unknown(steps.display_number, row)
             columns["occurrence"] = take_or_unknown(np.where(times > 1, which, UNKNOWN), row)
         category = np.broadcast_to(np.asarray(category, np.int64), len(start_ns))
-        unknown = np.full(len(start_ns), UNKNOWN, np.int64)
-        others = {column.name: columns.get(column.name, unknown) for column in fields(Slices)[4:]}
-        return Slices(start_ns, end_ns, name_id, category, **others)
+        return fill(
+            Slices, len(start_ns), start_ns=start_ns, end_ns=end_ns, name_id=name_id, category=category, **columns
+        )

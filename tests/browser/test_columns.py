@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.present.timeline.encoding import pack_columns
+from ddp_prof.present.timeline.encoding import pack_table
 from tests.drawing import column
 
 
@@ -34,7 +34,7 @@ def test_numbers_come_back(script: Any, bits: int) -> None:
             "sparse": [value if chance.random() < 0.01 else chance.randint(-1, 1) for value in full],
             "ends": [value if at in (0, rows - 1) else 0 for at, value in enumerate(full)],
         }
-        widths, packed = pack_columns({name: [column(values)] for name, values in columns.items()})
+        (_, widths), packed = pack_table(0, {name: [column(values)] for name, values in columns.items()})
         read = script.evaluate(
             """([base64, tables]) => unpack(bytesOf(atob(base64)), tables).map((columns) =>
             Object.fromEntries(Object.entries(columns).map(([name, numbers]) => [name, [...numbers]])))""",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -43,26 +42,12 @@ BOXES_READ_AT_ONCE = 100_000
 """A page with more shows the window on which it opens first, where that holds fewer, or an overview."""
 
 _ASSETS = files("ddp_prof.present.timeline") / "assets"
-_SCRIPTS = (
-    *(f"base/{name}" for name in ("dom", "format")),
-    *(f"data/{name}" for name in ("columns", "tracks", "rows", "merge", "search")),
-    *(f"lanes/{name}" for name in ("arrange", "labels", "launches", "needs")),
-    *(
-        f"view/{name}"
-        for name in (
-            "paint",
-            "sketch",
-            "inspect",
-            "details",
-            "timeline",
-            "whole",
-            "pointer",
-            "controls",
-            "address",
-            "start",
-        )
-    ),
-)
+_SCRIPTS = {
+    "base": ("dom", "format"),
+    "data": ("columns", "tracks", "rows", "merge", "search"),
+    "lanes": ("arrange", "labels", "launches", "needs"),
+    "view": ("paint", "sketch", "inspect", "details", "timeline", "whole", "pointer", "controls", "address", "start"),
+}
 
 
 def write_timeline_page(
@@ -88,6 +73,7 @@ def write_timeline_page(
         "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
         "opening": trusted_markup(opening.payload() if opening else ""),
     }
+    scripts = [_asset(f"{folder}/{name}.js") for folder, names in _SCRIPTS.items() for name in names]
     write_page(
         path,
         "timeline.html",
@@ -96,7 +82,7 @@ def write_timeline_page(
         navigation=navigation,
         css=_asset("view/timeline.css") + _asset("lanes/lanes.css") + _colors(),
         # All in one scope of its own.
-        script="\n".join(["(() => {", '"use strict";', *(_asset(f"{name}.js") for name in _SCRIPTS), "})();"]),
+        script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
         shared_plotly=shared_plotly,
         late_plotly=True,
     )
@@ -113,7 +99,7 @@ def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> P
         if not each.lane.is_folded:
             boxes, (start_ns, end_ns) = each.lane.boxes, panels[each.rank]
             seen = np.flatnonzero((boxes.end_ns >= start_ns) & (boxes.start_ns <= end_ns))
-            lanes.append(each._replace(lane=replace(each.lane, boxes=select(boxes, seen))))
+            lanes.append(each.with_boxes(select(boxes, seen)))
     if sum(len(each.lane.boxes) for each in lanes) > BOXES_READ_AT_ONCE:
         return None
     return pack_boxes(lanes, titles)

@@ -53,6 +53,9 @@ class PlacedLane(NamedTuple):
     place: int
     lane: Lane
 
+    def with_boxes(self, boxes: Boxes) -> PlacedLane:
+        return self._replace(lane=replace(self.lane, boxes=boxes))
+
 
 class PackedRow(NamedTuple):
     """A level of a lane: its boxes, in order, do not overlap."""
@@ -99,7 +102,13 @@ class Titles:
     def index_for(self, lane: Lane, boxes: Boxes) -> Ints:
         """The number of each box's title, where it is new after those that there are."""
         first, which = distinct_rows(boxes.category, boxes.name_id, boxes.bucket)
-        ids = [self.titles.setdefault(_title(lane, boxes, row), len(self.titles)) for row in first.tolist()]
+        ids = []
+        for row in first.tolist():
+            category = theme.CATEGORIES[int(boxes.category[row])]
+            name_id, bucket = int(boxes.name_id[row]), int(boxes.bucket[row])
+            title = box_title(lane, category, name_id, bucket, LONGEST_TITLE)
+            key = (title, box_label(lane, category, name_id, bucket), bucket)
+            ids.append(self.titles.setdefault(key, len(self.titles)))
         numbered: Ints = np.array(ids, np.int64)[which]
         return numbered
 
@@ -118,7 +127,7 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     Two tables: the boxes, and of the times of where time goes those that no other box tells: ``rank``, and ``time``,
     less that of the row before.
     """
-    lanes = [_with_boxes(placed, _in_order(placed.lane.boxes)) for placed in lanes]
+    lanes = [_in_order(placed) for placed in lanes]
     positioned, ranks, untold = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for placed in lanes:
         if placed.lane.kind != STRIP:
@@ -128,15 +137,11 @@ def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
         starts, ends, missing = _positions(times, boxes)
         untold.append(missing)
         ranks.append(np.full(len(missing), placed.rank, np.int64))
-        positioned.append(_with_boxes(placed, replace(boxes, start_ns=starts, end_ns=ends)))
+        positioned.append(placed.with_boxes(replace(boxes, start_ns=starts, end_ns=ends)))
     table, packed = _pack_rows(positioned, titles)
     columns = {"rank": ranks, "time": [_differences(np.concatenate(untold))]}
-    others, more = _pack_table(sum(map(len, untold)), columns)
+    others, more = pack_table(sum(map(len, untold)), columns)
     return PackedBoxes(_rows(lanes), (table, others), packed + more)
-
-
-def _with_boxes(placed: PlacedLane, boxes: Boxes) -> PlacedLane:
-    return placed._replace(lane=replace(placed.lane, boxes=boxes))
 
 
 def pack_folded(
@@ -155,7 +160,7 @@ def pack_folded(
         explained: The collectives of each rank.
         titles: Those of the boxes shown; grows.
     """
-    lanes = [_with_boxes(placed, _in_order(placed.lane.boxes)) for placed in lanes]
+    lanes = [_in_order(placed) for placed in lanes]
     table, packed = _pack_rows(lanes, titles)
     rows = _rows(lanes)
     facts = {
@@ -164,10 +169,10 @@ def pack_folded(
         "phase": (row.boxes.phase + 1 for row in shown.rows),
     }
     exposed = _exposed(shown.rows, explained)
-    told, more = _pack_table(sum(len(row.boxes) for row in shown.rows), facts)
-    parts, rest = _pack_table(len(exposed["box"][0]), exposed)
+    told, more = pack_table(sum(len(row.boxes) for row in shown.rows), facts)
+    parts, rest = pack_table(len(exposed["box"][0]), exposed)
     needs = _needs(shown.rows, explained, titles)
-    needed, last = _pack_table(len(needs["box"][0]), needs)
+    needed, last = pack_table(len(needs["box"][0]), needs)
     return PackedBoxes(rows, (table, told, parts, needed), packed + more + rest + last)
 
 
@@ -193,12 +198,7 @@ def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable
         "step": _differences_to_column([boxes.step for boxes in tables], [boxes.step for boxes in tables]),
         "bytes": (boxes.bytes for boxes in tables),
     }
-    return _pack_table(sum(map(len, tables)), columns)
-
-
-def _pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
-    widths, packed = pack_columns(columns)
-    return PackedTable(rows, widths), packed
+    return pack_table(sum(map(len, tables)), columns)
 
 
 def _times(lanes: Sequence[PlacedLane], rank: int) -> Ints:
@@ -308,8 +308,8 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
     return columns | {"box": [_differences(columns["box"][0])]}
 
 
-def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int], bytes]:
-    """Columns, in parts one after the other, as planes of bytes, and the number of planes of each."""
+def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
+    """Columns, in parts one after the other, as planes of bytes."""
     widths: dict[str, int] = {}
     packed: list[bytes] = []
     for name, parts in columns.items():
@@ -317,7 +317,7 @@ def pack_columns(columns: Mapping[str, Iterable[Ints]]) -> tuple[dict[str, int],
         widths[name] = max(map(len, blocks), default=0)
         for at in range(widths[name]):
             packed += (block[at].tobytes() if at < len(block) else bytes(block.shape[1]) for block in blocks)
-    return widths, b"".join(packed)
+    return PackedTable(rows, widths), b"".join(packed)
 
 
 def _byte_planes(column: Ints) -> NDArray[np.uint8]:
@@ -346,19 +346,13 @@ def _differences(column: Ints) -> Ints:
     return np.diff(column, prepend=np.zeros(1, np.int64))
 
 
-def _in_order(boxes: Boxes) -> Boxes:
+def _in_order(placed: PlacedLane) -> PlacedLane:
     """By level and start; of those that start together the empty ones first."""
+    boxes = placed.lane.boxes
     one_level = not np.any(boxes.level)
     if one_level and np.all(boxes.start_ns[1:] >= np.maximum(boxes.end_ns, boxes.start_ns + 1)[:-1]):
-        return boxes
-    return select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level)))
-
-
-def _title(lane: Lane, boxes: Boxes, row: int) -> tuple[str, str, int]:
-    category = theme.CATEGORIES[int(boxes.category[row])]
-    name_id, bucket = int(boxes.name_id[row]), int(boxes.bucket[row])
-    title = box_title(lane, category, name_id, bucket, LONGEST_TITLE)
-    return title, box_label(lane, category, name_id, bucket), bucket
+        return placed
+    return placed.with_boxes(select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level))))
 
 
 def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:

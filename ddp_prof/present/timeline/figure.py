@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,28 +30,35 @@ from ddp_prof.trace import UNKNOWN, concatenate, select
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from numpy.typing import NDArray
 
 
 def draw_timeline(model: Timeline) -> go.Figure:
     """The picture of a timeline of a few steps; its width is set where it is written."""
     import plotly.graph_objects as go
 
-    layout, colors = compute_layout(model), theme.LIGHT.colors
+    placed, colors = compute_layout(model), theme.LIGHT.colors
     subtitle = "".join(
         to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
-    return go.Figure(
-        [go.Bar(bars) for bars in _bars(model, layout)],
-        {
-            **figure_layout(model, layout),
-            "title": chart_title(to_plain_text(headline(model)), subtitle),
-            "barmode": "overlay",
-            "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
-            "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
-        },
-    )
+    layout = base_layout(model)
+    layout["yaxis"] |= {
+        "range": [placed.height, 0],
+        "tickmode": "array",
+        "tickvals": [row.top + row.height / 2 for row in placed.rows],
+        "ticktext": [f"{row.lane.title}  " for row in placed.rows],
+    }
+    layout |= {
+        "title": chart_title(to_plain_text(headline(model)), subtitle),
+        "height": round(placed.height + TOP + BOTTOM),
+        "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
+        "annotations": [*_panel_headers(model, placed), *_rank_titles(placed)],
+        "shapes": _separators(placed),
+        "barmode": "overlay",
+        "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
+        "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
+    }
+    return go.Figure([go.Bar(bars) for bars in _bars(model, placed.rows)], layout)
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
@@ -60,18 +67,18 @@ def shown_in_legend(category: str, categories: Collection[str]) -> bool:
     return category not in plain and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
 
 
-def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
+def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
     """The properties of one ``go.Bar`` a category."""
     # Boxes below a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
     spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
     least_ns = min(spans, default=model.end_ns - model.start_ns) // 50
-    rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
     used = sorted({code for row in rows for code in np.unique(row.lane.boxes.category).tolist()})
     categories = [theme.CATEGORIES[code] for code in used]
     for code, category in zip(used, categories, strict=True):
-        parts = [_part(row, code, least_ns, model) for row in rows]
-        boxes = concatenate(*(part.boxes for part in parts))
-        texts = [text for part in parts for text in part.texts]
+        parts = [(row, select(row.lane.boxes, row.lane.boxes.category == code)) for row in rows]
+        boxes = concatenate(*(own for _, own in parts))
+        texts = [text for row, own in parts for text in _texts(row.lane, category, own, least_ns, model)]
+        heights = [np.full(len(own), row.box_height) for row, own in parts]
         yield {
             "orientation": "h",
             "name": theme.LEGEND[category],
@@ -79,8 +86,8 @@ def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
             "showlegend": shown_in_legend(category, categories),
             "base": boxes.start_ns / 1e6,
             "x": (boxes.end_ns - boxes.start_ns) / 1e6,
-            "y": np.concatenate([part.y for part in parts]).astype(np.float32),
-            "width": np.concatenate([part.height for part in parts]).astype(np.float32),
+            "y": np.concatenate([row.top + (own.level + 0.5) * row.level for row, own in parts]).astype(np.float32),
+            "width": np.concatenate(heights).astype(np.float32),
             "text": texts if any(texts) else "",
             "textposition": "inside",
             "insidetextanchor": "middle",
@@ -92,37 +99,20 @@ def _bars(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
         }
 
 
-class _Part(NamedTuple):
-    """The boxes of one category in one lane, with all that is drawn of them."""
-
-    boxes: Boxes
-    y: NDArray[np.floating[Any]]
-    height: NDArray[np.floating[Any]]
-    texts: list[str]
-
-
-def _part(row: Row, code: int, least_ns: int, model: Timeline) -> _Part:
-    boxes = select(row.lane.boxes, row.lane.boxes.category == code)
+def _texts(lane: Lane, category: str, boxes: Boxes, least_ns: int, model: Timeline) -> list[str]:
+    """What is written in boxes; one with a fair share of all the time shown has room for more words."""
+    length_ns = boxes.end_ns - boxes.start_ns
     # The text of a box that the edge cuts would be cut, too.
     is_whole = (boxes.start_ns >= model.start_ns) & (boxes.end_ns <= model.end_ns)
     texts = [""] * len(boxes)
-    for item in np.flatnonzero(is_whole & (boxes.end_ns - boxes.start_ns >= least_ns)).tolist():
-        texts[item] = _text(row.lane, theme.CATEGORIES[code], boxes, item, model.end_ns - model.start_ns)
-    return _Part(
-        boxes=boxes,
-        y=row.top + (boxes.level + 0.5) * row.level,
-        height=np.full(len(boxes), row.box_height),
-        texts=texts,
-    )
-
-
-def _text(lane: Lane, category: str, boxes: Boxes, row: int, shown_ns: int) -> str:
-    """What is written in a box; one with a fair share of all the time shown has room for more words."""
-    duration_ns, name_id = int(boxes.end_ns[row] - boxes.start_ns[row]), int(boxes.name_id[row])
-    if category == theme.STEP and duration_ns >= shown_ns // 4:
-        return lane.names[name_id]
-    label = box_label(lane, category, name_id, int(boxes.bucket[row]))
-    return f"{label}<br>{milliseconds(duration_ns)}" if lane.kind == STRIP else label
+    for row in np.flatnonzero(is_whole & (length_ns >= least_ns)).tolist():
+        duration_ns, name_id = int(length_ns[row]), int(boxes.name_id[row])
+        if category == theme.STEP and duration_ns >= (model.end_ns - model.start_ns) // 4:
+            texts[row] = lane.names[name_id]
+            continue
+        label = box_label(lane, category, name_id, int(boxes.bucket[row]))
+        texts[row] = f"{label}<br>{milliseconds(duration_ns)}" if lane.kind == STRIP else label
+    return texts
 
 
 LEFT, RIGHT, BOTTOM = 300, 28, 62
@@ -180,6 +170,10 @@ class Layout:
     blocks: tuple[tuple[Block, ...], ...]
     height: float
 
+    @property
+    def rows(self) -> list[Row]:
+        return [row for blocks in self.blocks for block in blocks for row in block.rows]
+
 
 def compute_layout(model: Timeline) -> Layout:
     """Ranks below each other, lanes within ranks."""
@@ -206,26 +200,8 @@ def compute_layout(model: Timeline) -> Layout:
     return Layout(tuple(headers), tuple(panels), top)
 
 
-def figure_layout(model: Timeline, layout: Layout) -> dict[str, Any]:
-    """Plotly's layout of a picture: all but the boxes and the title."""
-    base = base_layout(model)
-    rows = [row for blocks in layout.blocks for block in blocks for row in block.rows]
-    base["yaxis"] |= {
-        "range": [layout.height, 0],
-        "tickmode": "array",
-        "tickvals": [row.top + row.height / 2 for row in rows],
-        "ticktext": [f"{row.lane.title}  " for row in rows],
-    }
-    return base | {
-        "height": round(layout.height + TOP + BOTTOM),
-        "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
-        "annotations": [*_panel_headers(model, layout), *_rank_titles(layout)],
-        "shapes": _separators(layout),
-    }
-
-
 def base_layout(model: Timeline) -> dict[str, Any]:
-    """What a picture and a page have in common."""
+    """What a picture and a page have in common, of Plotly's layout."""
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
     return {
@@ -272,14 +248,11 @@ def _rank_titles(layout: Layout) -> Iterator[dict[str, Any]]:
     """Name, share and what it is a share of, in three lines of different size."""
     for block in (block for blocks in layout.blocks for block in blocks):
         ratio, middle = block.rank.overlap.overlap_ratio, (block.top + block.bottom) / 2
-        yield {**_left_aligned_text(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
         share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
+        quiet = {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}
+        yield {**_left_aligned_text(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
         yield {**_left_aligned_text(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
-        yield {
-            **_left_aligned_text(middle + 22),
-            "text": below,
-            "font": {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet},
-        }
+        yield {**_left_aligned_text(middle + 22), "text": below, "font": quiet}
 
 
 def _separators(layout: Layout) -> list[dict[str, Any]]:

@@ -28,7 +28,19 @@ from ddp_prof.present.timeline.model import (
     RankExposure,
 )
 from ddp_prof.range_names import PHASES, PROCESS
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace, concatenate, distinct, empty, select, take_or_unknown
+from ddp_prof.trace import (
+    UNKNOWN,
+    Category,
+    Ints,
+    Mask,
+    Trace,
+    concatenate,
+    distinct,
+    empty,
+    fill,
+    select,
+    take_or_unknown,
+)
 
 _KINDS = {
     Category.COMPUTE: COMPUTE,
@@ -61,11 +73,12 @@ def lanes_of(rank: RankEvents, view: View, explained: RankExposure) -> tuple[Lan
 
 
 def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
-    events = rank.including_warmup.select_category(Category.COMPUTE)
+    rank = rank.including_warmup
+    events = rank.select_category(Category.COMPUTE)
     events = select(events, view.is_visible(events.start_ns, events.end_ns))
-    steps = take_or_unknown(rank.including_warmup.step_keys, events.step)
+    steps = take_or_unknown(rank.step_keys, events.step)
     return Lane(
-        "compute", COMPUTE, make_boxes(view, events.start_ns, events.end_ns, PHASE_CODE[events.phase], step=steps)
+        "compute", COMPUTE, make_boxes(view, (events.start_ns, events.end_ns), PHASE_CODE[events.phase], step=steps)
     )
 
 
@@ -75,9 +88,8 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposu
     ranges = select(ranges, view.is_visible(ranges.start_ns, ranges.end_ns))
     boxes = make_boxes(
         view,
-        ranges.start_ns,
-        ranges.end_ns,
-        codes_of(theme.COMMUNICATION, len(ranges)),
+        (ranges.start_ns, ranges.end_ns),
+        theme.COMMUNICATION,
         name_id=ranges.name_id,
         step=rank.step_at(ranges.start_ns),
         bucket=ranges.bucket,
@@ -144,8 +156,8 @@ def _device_boxes(
             )
     else:
         columns["consumer"] = consumer
-    drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else codes_of(_DRAWN_AS[category], len(rows))
-    return make_boxes(view, start, end, drawn_as, **columns)
+    drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else _DRAWN_AS[category]
+    return make_boxes(view, (start, end), drawn_as, **columns)
 
 
 def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
@@ -178,7 +190,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     order = np.argsort(start, kind="stable")
     start, end = start[order], end[order]
     step = take_or_unknown(owners, np.searchsorted(begins, start, side="right") - 1)
-    boxes = make_boxes(view, start, end, category[order], step=step, level=np.zeros_like(start))
+    boxes = make_boxes(view, (start, end), category[order], step=step, level=np.zeros_like(start))
     return Lane(_STRIP_TITLE, STRIP, boxes)
 
 
@@ -191,9 +203,8 @@ def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane
     of = stretches.collective
     waits = make_boxes(
         view,
-        stretches.start_ns,
-        stretches.end_ns,
-        codes_of(theme.BLOCKING, len(stretches)),
+        (stretches.start_ns, stretches.end_ns),
+        theme.BLOCKING,
         step=take_or_unknown(rank.step_keys, take_or_unknown(events.step, of)),
         collective=_collectives(explained, events.start_ns[of], events.end_ns[of], events.lane[of]),
         level=np.zeros(len(stretches), np.int64),
@@ -201,7 +212,7 @@ def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane
     if not np.any((events.category == Category.COMMUNICATION) & blocking.is_known):
         return Lane(_WAITING_TITLE, WAITING, waits)
     unknown = blocking.unknown_times(events) & union_of_one(view.start_ns, view.end_ns)
-    maybe = make_boxes(view, unknown.start_ns, unknown.end_ns, codes_of(theme.MAYBE_BLOCKING, len(unknown)))
+    maybe = make_boxes(view, (unknown.start_ns, unknown.end_ns), theme.MAYBE_BLOCKING)
     return Lane(_WAITING_TITLE, WAITING, concatenate(waits, maybe))
 
 
@@ -245,9 +256,8 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
     seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
         view,
-        rank.steps.start_ns[seen],
-        rank.steps.end_ns[seen],
-        codes_of(theme.STEP, len(seen)),
+        (rank.steps.start_ns[seen], rank.steps.end_ns[seen]),
+        theme.STEP,
         name_id=np.arange(len(seen), dtype=np.int64),
         step=rank.step_keys[seen],
     )
@@ -257,8 +267,7 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
     phases = concatenate(told, inferred)
     ranges = make_boxes(
         view,
-        phases.start_ns,
-        phases.end_ns,
+        (phases.start_ns, phases.end_ns),
         PHASE_CODE[phases.kind],
         name_id=np.repeat([UNKNOWN, len(seen)], [len(told), len(inferred)]),
         step=rank.step_at(phases.start_ns),
@@ -289,9 +298,8 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
         rows = np.concatenate([nested, crossing])
         boxes = make_boxes(
             view,
-            spans.start_ns[rows],
-            spans.end_ns[rows],
-            codes_of(theme.RANGE, len(rows)),
+            (spans.start_ns[rows], spans.end_ns[rows]),
+            theme.RANGE,
             name_id=spans.name_id[rows],
             step=rank.step_at(spans.start_ns[rows]),
             level=np.concatenate([depth, below]),
@@ -316,9 +324,8 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
         start, end = calls.start_ns[rows], details.end_ns[rows]
         boxes = make_boxes(
             view,
-            start,
-            end,
-            codes_of(theme.CALL, len(rows)),
+            (start, end),
+            theme.CALL,
             name_id=details.name_id[rows],
             step=rank.step_at(start),
             call=rows,
@@ -400,22 +407,12 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
     return level
 
 
-_OPTIONAL = ("name_id", "step", "bucket", "bytes", "phase", "call", "shape", "registers", "collective", "consumer")
-
-
-def make_boxes(view: View, start_ns: Ints, end_ns: Ints, category: Ints, **columns: Ints) -> Boxes:
+def make_boxes(view: View, times: tuple[Ints, Ints], category: Ints | str, **columns: Ints) -> Boxes:
     """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
-    optional = dict.fromkeys(_OPTIONAL, np.broadcast_to(np.int64(UNKNOWN), len(start_ns)))
+    start_ns, end_ns = times
+    if isinstance(category, str):
+        category = np.broadcast_to(np.int64(CODE[category]), len(start_ns))
     if "level" not in columns:
         columns["level"] = stack(start_ns, end_ns)
-    return Boxes(
-        start_ns=start_ns - view.zero_ns,
-        end_ns=end_ns - view.zero_ns,
-        category=category,
-        **(optional | columns),
-    )
-
-
-def codes_of(category: str, rows: int) -> Ints:
-    """A column of one category."""
-    return np.broadcast_to(np.int64(CODE[category]), rows)
+    own = {"start_ns": start_ns - view.zero_ns, "end_ns": end_ns - view.zero_ns, "category": category}
+    return fill(Boxes, len(start_ns), **own, **columns)

@@ -21,8 +21,8 @@ from ddp_prof.present.timeline.encoding import (
     _links,
     overview,
     pack_boxes,
-    pack_columns,
     pack_folded,
+    pack_table,
 )
 from ddp_prof.present.timeline.figure import EXPOSED_PARTS
 from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, STRIP, WAITING, Boxes, Lane
@@ -71,7 +71,7 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
 @given(st.integers(0, 9).flatmap(lambda rows: st.lists(st.lists(NUMBERS, min_size=rows, max_size=rows), max_size=4)))
 def test_columns_come_back(drawn: list[list[int]]) -> None:
     columns = {str(at): column(view) for at, view in enumerate(drawn)}
-    widths, packed = pack_columns({name: [item[:2], item[2:]] for name, item in columns.items()})
+    (_, widths), packed = pack_table(0, {name: [item[:2], item[2:]] for name, item in columns.items()})
     expected = {name: item.tolist() for name, item in columns.items()}
     assert unpack(widths, packed, len(drawn[0]) if drawn else 0) == expected
 
