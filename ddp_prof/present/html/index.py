@@ -1,26 +1,30 @@
-"""What a report shows of a run, and the values of the template of its first page: figures, tables, lists."""
+"""What a report shows of a run, and its first page: figures, tables, lists."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.collectives.straggler import RankStepView
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.manifest import Manifest
 from ddp_prof.present import theme
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import Headline, describe_changes, gain_headline, root_cause_headline, skew_headline
+from ddp_prof.present.html.page import asset, write_page
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.comparison import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
 from ddp_prof.present.text import percent, source_name
 from ddp_prof.present.timeline.model import Source
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 
 @dataclass(frozen=True)
@@ -46,47 +50,46 @@ class ReportRun:
     use: Mapping[str, TableView]
 
     @property
-    def manifest(self) -> Manifest | None:
-        return self.explanation.run.manifest
-
-    @property
     def cause(self) -> Headline:
         """The cost of communication and its main cause, as text."""
         collectives = self.explanation.collectives
         return root_cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
 
 
+MOST_PICTURES = 20
+"""Runs of a report with a picture of each one's timeline: a browser takes about a second for one."""
+CHARTS = ("comparison", "overlap-by-step", "step-times")
+"""Names of the charts of all runs, in the order of the page."""
 INDEX = "index"
 TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
 """How the names of a run's pages end: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
 
 
-def index_values(
+def write_index(
     runs: Sequence[ReportRun],
-    charts: Sequence[str],
+    folder: Path,
+    figures: Mapping[str, go.Figure],
     *,
-    is_whole: bool,
-    missing: Collection[str],
-    pictures: Collection[str],
-    most_pictures: int,
-) -> dict[str, Any]:
-    """The values of ``templates/index.html``.
+    is_whole: bool = True,
+    missing: Collection[str] = (),
+    pictures: Collection[str] = (),
+) -> None:
+    """Write the first page.
 
-    ``charts`` are names of its figures but the waterfall, ``missing`` of runs without pages, ``pictures`` of the
-    ``.png`` files beside the page; of ``most_pictures`` runs each one's timeline has a picture, of more none.
-    ``is_whole`` says whether the pages of the runs are there.
+    ``missing`` are names of runs without pages, ``pictures`` of the ``.png`` files beside the page; ``is_whole`` says
+    whether the pages of the runs are there.
     """
     rows = compare_rows(run.summary for run in runs)
     facts = [_facts(run) for run in runs]
     shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
-    return {
+    values = {
         **place_values(runs),
         "story": _story(runs),
         "version": __version__,
-        "charts": charts,
+        "charts": [name for name in CHARTS if name in figures],
         "is_whole": is_whole,
         "pictures": pictures,
-        "most_pictures": most_pictures,
+        "most_pictures": MOST_PICTURES,
         "comparison": rows,
         "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
         "how_to_read": how_to_read(run.summary for run in runs),
@@ -94,6 +97,16 @@ def index_values(
         "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],
         "runs": [_run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
     }
+    write_page(
+        folder / f"{INDEX}.html",
+        "index.html",
+        values,
+        title="Communication behind compute",
+        figures=figures,
+        css=asset("index.css") + asset("tables.css"),
+        script=asset("tables.js"),
+        shared_plotly=True,
+    )
 
 
 def _story(runs: Sequence[ReportRun]) -> list[str]:
@@ -142,14 +155,14 @@ def _unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
         for text in run.explanation.run.warnings:
             if run.result.label not in warnings.setdefault(text, []):
                 warnings[text].append(run.result.label)
-    if unmade := [run.result.label for run in runs if run.manifest is None]:
+    if unmade := [run.result.label for run in runs if run.explanation.run.manifest is None]:
         warnings["how the run was made: no run.json lies beside its trace"] = unmade
     everyone = len(runs) if len(runs) > 1 else None
     return [("all runs" if len(labels) == everyone else ", ".join(labels), text) for text, labels in warnings.items()]
 
 
 def _facts(run: ReportRun) -> dict[str, str]:
-    result, made = run.result, run.manifest
+    result, made = run.result, run.explanation.run.manifest
     facts = {
         "trace": source_name(result.trace.name, result.files),
         "read from": " ".join(filter(None, (result.source, result.producer))),

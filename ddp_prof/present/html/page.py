@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from html import unescape
 from importlib.resources import files
@@ -33,24 +32,6 @@ LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"
 
 _ASSETS = files("ddp_prof.present.html") / "assets"
-
-
-@dataclass(frozen=True)
-class Link:
-    """A link to a page, which is ``prev`` or ``next``, or ``timeline``, ``why`` or ``kernels`` of the same run."""
-
-    title: str
-    href: str
-    relation: str = ""
-    page: str = ""
-
-
-@dataclass(frozen=True)
-class Navigation:
-    """Links to other pages: back to the page of all runs, and to others."""
-
-    index: str
-    links: tuple[Link, ...]
 
 
 def write_shared_plotly(folder: Path) -> None:
@@ -82,7 +63,7 @@ def write_page(
     values: Mapping[str, Any],
     *,
     title: str,
-    navigation: Navigation | None = None,
+    navigation: Sequence[Mapping[str, str]] = (),
     figures: Mapping[str, go.Figure] | None = None,
     css: str = "",
     script: str = "",
@@ -96,7 +77,8 @@ def write_page(
         template: Name of a file in ``templates``.
         values: What the template shows; text is escaped there.
         title: Plain text; cut where it is long.
-        navigation: The way to other pages.
+        navigation: Links to other pages than that of all runs: ``title``, ``href``, ``relation`` (``prev``,
+            ``next`` or empty), and ``page``: ``timeline``, ``why`` or ``kernels`` of the same run, else empty.
         figures: What the template draws, by name, in the light palette.
         css: Added to the style of all pages.
         script: Runs after that of all pages, and may use what it defines.
@@ -108,23 +90,19 @@ def write_page(
 
     plotly = "" if shared_plotly else _without_loader(get_plotlyjs())
     scripts = [part for part in (asset("draw.js"), script) if part]
-    stream = (
-        _environment()
-        .get_template(template)
-        .stream(
-            values,
-            title=plain_name(title, LONGEST_TITLE),
-            navigation=navigation,
-            policy=_policy([*scripts, plotly], shared_plotly=shared_plotly),
-            css=trusted_markup(_base_css() + css),
-            plotly=trusted_markup(plotly),
-            plotly_file=PLOTLY_FILE,
-            late_plotly=late_plotly,
-            scripts=[trusted_markup(part) for part in scripts],
-            recoloring=json_in_page(theme.recoloring()),
-            figures={name: _figure_html(figure) for name, figure in (figures or {}).items()},
-        )
-    )
+    stream = _environment().get_template(template).stream(
+        values,
+        title=plain_name(title, LONGEST_TITLE),
+        navigation=navigation,
+        policy=_policy([*scripts, plotly], shared_plotly=shared_plotly),
+        css=trusted_markup(_base_css() + css),
+        plotly=trusted_markup(plotly),
+        plotly_file=PLOTLY_FILE,
+        late_plotly=late_plotly,
+        scripts=[trusted_markup(part) for part in scripts],
+        recoloring=json_in_page(theme.recoloring()),
+        figures={name: _figure_html(figure) for name, figure in (figures or {}).items()},
+    )  # fmt: skip
     with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(stream)
 
@@ -161,9 +139,9 @@ def _figure_html(figure: go.Figure) -> dict[str, str]:
     """JSON for plotly.js, and what the figure shows in words."""
     title = figure.layout.title
     words = " · ".join(part.text for part in (title, title.subtitle) if part.text)
+    plain = " ".join(unescape(re.sub(r"<[^>]*>", " ", words)).split())
     # Plotly's JSON writes <, > and / as escapes, so that nothing in it can end the element.
-    json_text = trusted_markup(figure.to_json())
-    return {"json": json_text, "label": " ".join(unescape(re.sub(r"<[^>]*>", " ", words)).split())}
+    return {"json": trusted_markup(figure.to_json()), "label": plain}
 
 
 @cache

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -23,8 +23,18 @@ from ddp_prof.present.charts.ranks import LEAST_RANKS, draw_heat_map, draw_skew
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import Headline, gain_headline, step_lengths
-from ddp_prof.present.html.index import INDEX, KERNELS, TIMELINE, WHY, ReportRun, index_values, place_values
-from ddp_prof.present.html.page import Link, Navigation, asset, json_in_page, write_page, write_shared_plotly
+from ddp_prof.present.html.index import (
+    CHARTS,
+    INDEX,
+    KERNELS,
+    MOST_PICTURES,
+    TIMELINE,
+    WHY,
+    ReportRun,
+    place_values,
+    write_index,
+)
+from ddp_prof.present.html.page import asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.text import plain_name
@@ -38,12 +48,8 @@ if TYPE_CHECKING:
 PagesOutcome = tuple[int, Mapping[str, Any] | TraceError | None]
 """The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""
 
-MOST_PICTURES = 20
-"""Runs of a report with a picture of each one's timeline: a browser takes about a second for one."""
 WATERFALL = "waterfall"
 """Name of the chart of the changes from run to run."""
-CHARTS = ("comparison", "overlap-by-step", "step-times")
-"""Names of the charts of all runs, in the order of the page."""
 
 
 class Place(NamedTuple):
@@ -80,7 +86,7 @@ def write_report(
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
     write_shared_plotly(folder)
     charts = _charts(runs, waterfall)
-    _write_index(runs, folder, charts, is_whole=False)
+    write_index(runs, folder, charts, is_whole=False)
     progress(0, len(runs))
     missing: dict[str, TraceError] = {}
     drawn = set()
@@ -97,7 +103,7 @@ def write_report(
                     drawn.add(runs[at].name)
                 progress(done, len(runs))
         undrawn = drawing.try_finish()
-    _write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
+    write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
     return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
 
 
@@ -110,34 +116,6 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     return charts
-
-
-def _write_index(
-    runs: Sequence[ReportRun],
-    folder: Path,
-    charts: Mapping[str, go.Figure],
-    *,
-    is_whole: bool = True,
-    missing: Collection[str] = (),
-    pictures: Collection[str] = (),
-) -> None:
-    write_page(
-        folder / f"{INDEX}.html",
-        "index.html",
-        index_values(
-            runs,
-            [name for name in CHARTS if name in charts],
-            is_whole=is_whole,
-            missing=missing,
-            pictures=pictures,
-            most_pictures=MOST_PICTURES,
-        ),
-        title="Communication behind compute",
-        figures=charts,
-        css=asset("index.css") + asset("tables.css"),
-        script=asset("tables.js"),
-        shared_plotly=True,
-    )
 
 
 def _places(runs: Sequence[ReportRun]) -> list[Place]:
@@ -176,18 +154,18 @@ _PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
 """The pages of a run: suffix of the file name, and text of links."""
 
 
-def _navigation(place: Place, here: str) -> Navigation:
+def _navigation(place: Place, here: str) -> list[dict[str, str]]:
     """From a page of a run to its other ones, and to those of its neighbours; ``here`` is a key of ``_PAGES``."""
     links = [
-        Link(title, f"{place.name}{end}.html", page=end.removeprefix("-") or "timeline")
+        {"title": title, "href": f"{place.name}{end}.html", "relation": "", "page": end.removeprefix("-") or "timeline"}
         for end, title in _PAGES.items()
         if end != here
     ]
     for other, relation in ((place.before, "prev"), (place.after, "next")):
         if other:
             name, label = other
-            links.append(Link(label, f"{name}{here}.html", relation))
-    return Navigation(f"{INDEX}.html", tuple(links))
+            links.append({"title": label, "href": f"{name}{here}.html", "relation": relation, "page": ""})
+    return links
 
 
 def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from importlib.resources import files
 from pathlib import Path
@@ -14,7 +14,7 @@ from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
-from ddp_prof.present.html.page import Navigation, json_in_page, trusted_markup, write_page
+from ddp_prof.present.html.page import json_in_page, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
@@ -51,7 +51,7 @@ _SCRIPTS = {
 
 
 def write_timeline_page(
-    model: Timeline, path: Path, *, navigation: Navigation | None = None, shared_plotly: bool = False
+    model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
 ) -> None:
     """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
     ranks = [rank for panel in model.panels for rank in panel.ranks]

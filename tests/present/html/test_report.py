@@ -98,14 +98,14 @@ class TestOrder:
         for name in sorted(told):
             variant, _, size = name.partition(" ")
             runs.append(made(run_of(cpu_run(), name), variant=variant, bucket_size_mb=float(size) if size else None))
-        assert [run.name for run in in_variant_order(runs, lambda run: run.manifest)] == told
+        assert [run.name for run in in_variant_order(runs, lambda run: run.explanation.run.manifest)] == told
 
     @pytest.mark.parametrize("variant", [None, "one of yours"])
     def test_where_a_run_does_not_say_its_variant_all_stay_as_given(self, variant: str | None) -> None:
         odd = run_of(cpu_run(), "x")
         runs = [made(run_of(cpu_run(), "torch"), variant="torch"), made(odd, variant=variant) if variant else odd]
         runs.append(made(run_of(cpu_run(), "naive"), variant="naive"))
-        assert in_variant_order(runs, lambda run: run.manifest) == runs
+        assert in_variant_order(runs, lambda run: run.explanation.run.manifest) == runs
 
 
 @pytest.mark.browser
