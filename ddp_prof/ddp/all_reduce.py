@@ -37,12 +37,7 @@ class ReducingVariant(DataParallel):
         schedule: Options of a subclass that decide what is communicated, and when.
     """
 
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {
-        "_reducer",
-        "_remover",
-        "_stepped",
-        "_structure",
-    }
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
     _reducer_type: ClassVar[type[Reducer]] = Reducer
     _cap_bytes: float | Sequence[float] | None = None
 
