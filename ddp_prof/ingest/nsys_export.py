@@ -18,6 +18,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.enrich import (
+    ALL_SHAPES,
     REGISTERS,
     SHAPE_COLUMNS,
     UNNAMED_CALL,
@@ -67,6 +68,12 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
         return file.run_with_deadline(lambda: _load(file, manifest, options))
 
 
+def read_all_shapes(trace: Trace) -> Trace:
+    """A trace of which the shapes of the first kernels are known, with those of all kernels."""
+    with open_sqlite(trace.path) as file:
+        return add_launch_shapes(trace, file.run_with_deadline(lambda: _kernel_columns(file, SHAPE_COLUMNS)))
+
+
 def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
@@ -75,8 +82,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     call_columns = file.start(_call_columns, file, options.with_launches)
     synchronizations = file.start(read_synchronizations, file)
     of_launches = (*SHAPE_COLUMNS, REGISTERS) if options.with_launches else SHAPE_COLUMNS
-    has_launches = options.with_launches or options.with_shapes
-    launches = file.start(_kernel_columns, file, of_launches) if has_launches else None
+    kernels = ALL_SHAPES if options.with_launches else options.with_shapes
+    launches = file.start(_kernel_columns, file, of_launches, kernels) if kernels else None
     has_strings = file.has_columns("StringIds", "id", "value")
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
     names = NameTable()
@@ -203,9 +210,9 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     )
 
 
-def _kernel_columns(file: SqliteFile, columns: Sequence[str]) -> list[Ints]:
-    """Columns of the kernels that have a start."""
-    start, *found = file.read_integers(KERNELS, ("start", *columns)).values()
+def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int = ALL_SHAPES) -> list[Ints]:
+    """Columns of the kernels that have a start; of the first rows alone where they are told how many."""
+    start, *found = file.read_integers(KERNELS, ("start", *columns), rows).values()
     return [column[start != UNKNOWN] for column in found]
 
 

@@ -117,16 +117,19 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     if not hidden:
         return None
     part = "kernels of {} of {} traces were compared: ".format(*run.compared_files) if run.compared_files else ""
-    found = run.contention()
-    if found.contention_ns is None:
-        return Abstained("overlap without gain", part + (found.reason or "kernels were not compared"))
-    gain = hidden - found.contention_ns
+    contention_ns = run.most_contention_ns
+    if contention_ns is None or contention_ns >= hidden:
+        found = run.contention()
+        if found.contention_ns is None:
+            return Abstained("overlap without gain", part + (found.reason or "kernels were not compared"))
+        contention_ns = found.contention_ns
+    gain = hidden - contention_ns
     if gain > 0:
         return Abstained("overlap without gain", f"{part}in these overlap gains time") if part else None
     return Finding(
         "overlap without gain",
         f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "
-        f"{found.contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
+        f"{contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
         "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
         tuple(dict.fromkeys(rank.name for rank in run.analysis.ranks if len(rank.timings))),
         (),

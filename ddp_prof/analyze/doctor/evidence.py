@@ -142,7 +142,8 @@ class RunEvidence:
 
     Attributes:
         facts: Of the ranks of ``analysis``, in its order.
-        compared_files: Of how many of its traces contention is measured, and how many there are; ``None`` for all.
+        most_contention_ns: What that costs a step at most; ``None`` where it is to be measured.
+        compared_files: Of how many of its traces that was measured, and how many there are; ``None`` for all.
     """
 
     analysis: RunAnalysis
@@ -152,6 +153,7 @@ class RunEvidence:
     skew: RunSkew
     facts: tuple[RankFacts, ...]
     contention: Callable[[], Contention]
+    most_contention_ns: int | None = None
     compared_files: tuple[int, int] | None = None
 
     @property

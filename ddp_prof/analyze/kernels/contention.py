@@ -8,6 +8,10 @@ those), once with communication beside it for more than half of its time, once w
 
 What is compared may come from one run or from several, as ``naive`` next to ``overlap``. Within one run an execution
 that is slow for another reason is a little likelier to meet communication, so two runs tell more.
+
+What it can be at most is told without the launch shapes of all kernels, which take as long to read as their times. A
+kernel then is compared with the shortest execution of its name alone, which no median of some of these is below: so the
+limit is never below the figure. That there would be a figure is shown by the shapes of the first kernels.
 """
 
 from __future__ import annotations
@@ -78,11 +82,15 @@ class Contention:
     half_width_ns: int | None = None
 
 
-def sample_kernels(rank: RankEvents) -> KernelSamples:
-    """The kernels of compute in a rank's steps, in the order of launch."""
+def rows_of_compute(rank: RankEvents) -> Ints:
     events = rank.events
     is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
-    rows = np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
+    return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
+
+
+def sample_kernels(rank: RankEvents, rows: Ints | None = None) -> KernelSamples:
+    """The kernels of compute in a rank's steps, or in some of them, in the order of launch."""
+    events, rows = rank.events, rows_of_compute(rank) if rows is None else rows
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
     found, kernel = identify_kernels(rank.trace, events.activity[rows])
@@ -114,9 +122,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     if not any(len(sample.kernel) for sample in samples):
         return Contention(reason="no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
-    _, kernel = merge_keys((sample.names, sample.kernel) for sample in both)
-    position = np.concatenate([sample.position for sample in both])
-    _, key = distinct_rows(kernel, position)
+    key = kernel_keys(both)
     duration = np.concatenate([sample.duration_ns for sample in both])
     beside = np.concatenate([sample.beside_ns for sample in both])
     step = np.concatenate([sample.step for sample in both])
@@ -176,6 +182,12 @@ def _other_difference(
     )
 
 
+def kernel_keys(samples: Sequence[KernelSamples]) -> Ints:
+    """One number for each kernel that is the same (name and position), over all samples."""
+    _, kernel = merge_keys((sample.names, sample.kernel) for sample in samples)
+    return distinct_rows(kernel, np.concatenate([sample.position for sample in samples]))[1]
+
+
 def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
     """The median of the chosen values of each key, and whether it has any."""
     keys = int(key.max()) + 1
@@ -201,3 +213,67 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
         return found
 
     return bootstrap_interval(sums, ratio)
+
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True)
+class SlowdownLimit:
+    """What limits the slowdown of the kernels of one rank.
+
+    Attributes:
+        shortest_ns: The shortest execution alone of each name; the largest integer where it never ran alone.
+        kernel: Of each execution beside communication the index into ``names``.
+        compared: How many kernels are known to have run both beside communication and alone.
+        all_communicate: Whether kernels ran beside communication in each step that has any.
+    """
+
+    names: tuple[str, ...]
+    shortest_ns: Ints
+    kernel: Ints
+    duration_ns: Ints
+    compared: int
+    all_communicate: bool
+    steps: int
+
+
+def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
+    events, rows = rank.events, rows_of_compute(rank)
+    step, duration_ns = events.step[rows], events.end_ns[rows] - events.start_ns[rows]
+    beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns[rows], events.end_ns[rows])
+    is_beside = is_mostly_overlapped(duration_ns, beside_ns)
+    name_id = rank.trace.activities.name_id[events.activity[rows]]
+    first, kernel = distinct_rows(name_id)
+    shortest_ns = np.full(len(first), _NEVER)
+    np.minimum.at(shortest_ns, kernel[beside_ns == 0], duration_ns[beside_ns == 0])
+    has_kernels, communicates = (np.bincount(of, minlength=len(rank.steps)) > 0 for of in (step, step[is_beside]))
+    # Of the steps all of whose shapes are known.
+    is_whole = np.ones(len(rank.steps), np.bool_)
+    is_whole[step[events.activity[rows] >= rank.trace.shapes_known]] = False
+    known = sample_kernels(rank, rows[is_whole[step]])
+    key, known_beside = kernel_keys([known]), is_mostly_overlapped(known.duration_ns, known.beside_ns)
+    return SlowdownLimit(
+        names=tuple(rank.trace.names[name] for name in name_id[first].tolist()),
+        shortest_ns=shortest_ns,
+        kernel=kernel[is_beside],
+        duration_ns=duration_ns[is_beside],
+        compared=len(np.intersect1d(key[known_beside], key[known.beside_ns == 0])),
+        all_communicate=bool(np.all(communicates[has_kernels])),
+        steps=len(rank.steps),
+    )
+
+
+def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
+    """What ``measure_contention`` would find at most; ``None`` where it may find a reason for not telling anything."""
+    compared = max((one.compared for one in limits), default=0)
+    if compared < LEAST_KERNELS or not all(one.all_communicate for one in limits):
+        return None
+    names, kernel = merge_keys((one.names, one.kernel) for one in limits)
+    number = {name: index for index, name in enumerate(names)}
+    shortest_ns = np.full(len(names), _NEVER)
+    for one in limits:
+        np.minimum.at(shortest_ns, np.array([number[name] for name in one.names], np.int64), one.shortest_ns)
+    duration_ns = np.concatenate([one.duration_ns for one in limits])
+    longer_ns = int(np.maximum(0, duration_ns - shortest_ns[kernel]).sum())
+    return longer_ns // sum(one.steps for one in limits) + 1
