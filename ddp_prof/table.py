@@ -137,6 +137,15 @@ def _codes(column: Ints) -> Ints:
     return codes
 
 
+def count_before(group: Ints) -> Ints:
+    """How many rows before each are of its group."""
+    order = np.argsort(group, kind="stable")
+    first = np.searchsorted(group[order], group[order])
+    found = np.empty(len(group), np.int64)
+    found[order] = np.arange(len(group)) - first
+    return found
+
+
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     tables = (first, *others)
     return type(first)(*(_joined([getattr(t, column.name) for t in tables]) for column in fields(first)))

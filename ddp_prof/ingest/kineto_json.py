@@ -34,7 +34,7 @@ from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, read_document
 from ddp_prof.ingest.names import KernelClassifier, NameTable
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, empty, select
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, select
 from ddp_prof.trace import (
     AUTOGRAD,
     Activities,
@@ -96,6 +96,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         _activities(_events_of_categories(by_category, _COPY), names, Kind.COPY),
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
+    of_host = [] if len(activities) else operations
     processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
     # ``distributedInfo`` describes only one of several ranks.
     may_hold_several_ranks = processes > 1 or (not processes and len(distinct(activities.device)) > 1)
@@ -123,8 +124,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
-        operators=_operators(operations) if not len(activities) else empty(Operators),
-        collective_calls=_collective_calls(operations, names) if not len(activities) else empty(CollectiveCalls),
+        operators=_operators(of_host),
+        collective_calls=_collective_calls(of_host, names),
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),

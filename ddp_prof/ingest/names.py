@@ -19,7 +19,6 @@ from ddp_prof.trace import UNKNOWN, Category, Ints, distinct
 
 MOST_LETTERS = 4096
 """Longest name that is kept: the time of some regular expressions grows with the square of the length."""
-_MOST_SLOTS = 1 << 24
 
 
 class NameTable:
@@ -60,11 +59,7 @@ class NsysStringIds:
         used = distinct(string_ids)
         texts = [shorten(self.text(value)) for value in used]
         index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
-        if not used or used[-1] - used[0] > _MOST_SLOTS:
-            return index[np.searchsorted(used, string_ids)]
-        slots = np.full(used[-1] - used[0] + 1, UNKNOWN, np.int64)
-        slots[np.array(used) - used[0]] = index
-        return slots[string_ids - used[0]]
+        return index[np.searchsorted(used, string_ids)]
 
 
 def intern_texts(column: Any, names: NameTable) -> Ints:

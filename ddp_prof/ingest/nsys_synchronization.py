@@ -24,6 +24,7 @@ from ddp_prof.table import (
     Mask,
     Sequences,
     concatenate,
+    count_before,
     distinct,
     distinct_rows,
     empty,
@@ -126,22 +127,13 @@ def _match_calls(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
     _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
     times = np.concatenate([calls.start_ns, noted["start"]])
     if np.all(noted["start"] == UNKNOWN):
-        times = np.concatenate([_count_before_in_group(group[:count]), _count_before_in_group(group[count:])])
+        times = np.concatenate([count_before(group[:count]), count_before(group[count:])])
     _, place = np.unique(times, return_inverse=True)
     by_number = Sequences(group[:count], place[:count])
     latest = by_number.last_before(group[count:], place[count:] + 1)
     any_of = by_number.last_before(group[count:], np.full(len(number), len(place)))
     comes_again = np.bincount(group[:count], minlength=len(place))[group[count:]] > 1
     return np.where(number == UNKNOWN, UNKNOWN, np.where(comes_again, latest, any_of))
-
-
-def _count_before_in_group(group: Ints) -> Ints:
-    """How many rows before each are of its group."""
-    order = np.argsort(group, kind="stable")
-    first = np.searchsorted(group[order], group[order])
-    found = np.empty(len(group), np.int64)
-    found[order] = np.arange(len(group)) - first
-    return found
 
 
 def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:

@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 from threading import Thread
 from typing import Any, TypeVar
@@ -54,21 +54,18 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
     journals = [journal for journal in journals if is_file(journal) and journal.stat().st_size]
-    if not journals:
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") if journals else nullcontext() as folder:
+        if folder:
+            require_disk_space(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
+            for source in (real, *journals):
+                shutil.copyfile(source, Path(folder) / source.name)
+            if any(_has_super_journal(Path(folder) / journal.name) for journal in journals):
+                reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
+                raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_HINT}")
+            real = Path(folder) / real.name
         file = SqliteFile(path, real)
-        file.run_with_deadline(file.read_schema)
-        yield file
-        return
-    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        require_disk_space(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
-        for source in (real, *journals):
-            shutil.copyfile(source, Path(folder) / source.name)
-        copy = Path(folder) / real.name
-        if any(_has_super_journal(Path(folder) / journal.name) for journal in journals):
-            reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
-            raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_HINT}")
-        file = SqliteFile(path, copy)
-        file.run_with_deadline(file.apply_journal)
+        if folder:
+            file.run_with_deadline(file.apply_journal)
         file.run_with_deadline(file.read_schema)
         yield file
 

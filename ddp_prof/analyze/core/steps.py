@@ -11,6 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
+from ddp_prof.table import count_before
 from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
 
 _LOOPS = "training loops"
@@ -131,10 +132,7 @@ class Steps(Table):
     def occurrence(self) -> tuple[Ints, Ints]:
         """Which step of its number each is, from 1 on, and of how many; those of warm-up are counted apart."""
         _, called = distinct_rows(self.display_number, self.warmup.astype(np.int64))
-        order = np.argsort(called, kind="stable")
-        which = np.empty(len(self), np.int64)
-        which[order] = np.arange(len(self)) - np.searchsorted(called[order], called[order]) + 1
-        return which, np.bincount(called)[called]
+        return count_before(called) + 1, np.bincount(called)[called]
 
     @property
     def names(self) -> list[str]:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
-from ddp_prof.table import begins_run
+from ddp_prof.table import count_before
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
 
 Floats = NDArray[np.float64]
@@ -97,21 +97,12 @@ def sample_kernels(rank: RankEvents, rows: Ints | None = None) -> KernelSamples:
     return KernelSamples(
         names=tuple(f"{name} {shape}".rstrip() for name, shape in found),
         kernel=kernel,
-        position=_positions(step, kernel),
+        position=count_before(distinct_rows(step, kernel)[1]),  # rows are in the order of launch
         duration_ns=end - start,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start, end),
         step=step,
         steps=len(rank.steps),
     )
-
-
-def _positions(step: Ints, kernel: Ints) -> Ints:
-    """For each kernel, how many of its name came before it in its step; rows are in the order of launch."""
-    order = np.lexsort((kernel, step))
-    count = np.arange(len(step))
-    position = np.empty(len(step), np.int64)
-    position[order] = count - np.maximum.accumulate(np.where(begins_run(kernel[order], step[order]), count, 0))
-    return position
 
 
 def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[KernelSamples] = ()) -> Contention:
