@@ -28,11 +28,7 @@ def protect_files(files: Iterable[Path]) -> Iterator[None]:
 
 
 def refuse_protected(path: Path) -> None:
-    """Refuse to write a protected file or to replace a capture.
-
-    Raises:
-        TraceError: It is one.
-    """
+    """Refuse, by a TraceError, to write a protected file or to replace a capture."""
     real = Path(os.path.realpath(path))
     for place in (real, *real.parents):
         for key in _keys(place):

@@ -49,10 +49,9 @@ def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
 
 
 def refuse_impossible_times(trace: Trace) -> Trace:
-    """Refuse times that only a damaged file can hold: sums and differences of all others fit into 64 bits.
+    """Refuse times later than 2096 or earlier than 1843, and events further apart than ten years.
 
-    Raises:
-        TraceError: A time later than 2096 or earlier than 1843, or events further apart than ten years.
+    Only a damaged file holds such; sums and differences of all others fit into 64 bits.
     """
     tables = (trace.activities, trace.spans, trace.overhead, trace.operators)
     asked = (trace.calls.start_ns, trace.collective_calls.start_ns)

@@ -82,11 +82,7 @@ class _ExactDocument(Document):
 
 
 def read_document(path: Path) -> Document:
-    """The document in a file, gzipped or not, with exact times.
-
-    Raises:
-        TraceError: Not JSON, cut off, or no trace.
-    """
+    """The document in a file, gzipped or not, with exact times; TraceError for what is cut off, no JSON or no trace."""
     data = _read_bytes(path)
     if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_PER_OBJECT:
         reason = f"it holds more objects than one in {_BYTES_PER_OBJECT} bytes, which no trace does"

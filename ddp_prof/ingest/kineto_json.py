@@ -19,17 +19,8 @@ import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
-from ddp_prof.ingest.enrich import (
-    UNNAMED_CALL,
-    UNNAMED_KERNEL,
-    UNNAMED_RANGE,
-    add_launch_shapes,
-    name_ranks,
-    refuse_impossible_times,
-    report_unresolved_names,
-)
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, read_document
 from ddp_prof.ingest.names import KernelClassifier, NameTable
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
@@ -106,7 +97,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         warnings = (f"{taken}: steps and phases may be wrong, and {doubt}",)
     call_details = None
     if options.with_launches:
-        call_details = CallDetails(call_end_ns, _intern_names(launches, names, UNNAMED_CALL))
+        call_details = CallDetails(call_end_ns, _intern_names(launches, names, enrich.UNNAMED_CALL))
     trace = Trace(
         path=path,
         source="kineto",
@@ -136,11 +127,11 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         warnings=warnings,
         gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
-    trace = name_operations(name_ranks(report_unresolved_names(refuse_impossible_times(trace))))
+    trace = name_operations(enrich.name_ranks(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))))
     if not (options.with_launches or options.with_shapes):
         return trace
     kernels = by_category[_KERNEL]
-    return add_launch_shapes(trace, [*_launch_sizes(kernels), _argument(kernels, "registers")])
+    return enrich.add_launch_shapes(trace, [*_launch_sizes(kernels), _argument(kernels, "registers")])
 
 
 def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
@@ -192,7 +183,7 @@ def _activities(
     if classifier:
         name_id = _intern_names(events, names)
         category = classifier.categories(names.as_tuple())[name_id]
-        name_id = names.fill_unknown(name_id, UNNAMED_KERNEL)
+        name_id = names.fill_unknown(name_id, enrich.UNNAMED_KERNEL)
     else:
         name_id = _intern_names(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
@@ -248,7 +239,7 @@ def _spans(events: Sequence[Event], names: NameTable) -> Spans:
         end_ns=end_ns,
         process=np.full(rows, PROCESS, np.int64),
         lane=_thread_ids(events),
-        name_id=_intern_names(events, names, unnamed=UNNAMED_RANGE),
+        name_id=_intern_names(events, names, unnamed=enrich.UNNAMED_RANGE),
         # Kineto does not tell; ours of collectives end on other threads.
         is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
         is_open=np.zeros(rows, np.int64),

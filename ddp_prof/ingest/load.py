@@ -134,12 +134,8 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
 def find_traces(path: Path) -> list[Path]:
     """The traces that a path stands for: the file itself, or those in a folder.
 
-    Sorted by name, or in the variants' order if all of them are runs of known variants.
-
-    A report with its export beside it counts once. JSON files of other kinds are skipped.
-
-    Raises:
-        TraceError: A folder without traces.
+    Sorted by name, or in the variants' order if all of them are runs of known variants. A report with its export beside
+    it counts once. JSON files of other kinds are skipped; a folder without traces is a TraceError.
     """
     if not path.is_dir() or _is_table_folder(path):
         return [path]

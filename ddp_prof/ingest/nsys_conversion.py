@@ -255,11 +255,7 @@ def _value_type(kind: Any) -> Any:
 
 
 def _to_sqlite_types(file: Path, table: Any) -> Any:
-    """Convert to types that SQLite has: unsigned integers to signed ones with the same bits.
-
-    Raises:
-        TraceError: Text is longer than any capture's.
-    """
+    """Convert to types that SQLite has, unsigned integers to signed ones with the same bits; refuse too long text."""
     from pyarrow import int64, string, types
 
     columns = {}

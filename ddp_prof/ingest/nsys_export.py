@@ -15,23 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
-from ddp_prof.ingest.enrich import (
-    ALL_SHAPES,
-    REGISTERS,
-    SHAPE_COLUMNS,
-    UNNAMED_CALL,
-    UNNAMED_KERNEL,
-    UNNAMED_RANGE,
-    add_launch_shapes,
-    close_open_ranges,
-    name_ranks,
-    refuse_impossible_times,
-    refuse_shared_process_ids,
-    report_unresolved_names,
-    warn_missing_starts,
-)
 from ddp_prof.ingest.names import MOST_LETTERS, KernelClassifier, NameTable, NsysStringIds, intern_texts
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
@@ -71,7 +56,9 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
 def read_all_shapes(trace: Trace) -> Trace:
     """A trace of which the shapes of the first kernels are known, with those of all kernels."""
     with open_sqlite(trace.path) as file:
-        return add_launch_shapes(trace, file.run_with_deadline(lambda: _kernel_columns(file, SHAPE_COLUMNS)))
+        return enrich.add_launch_shapes(
+            trace, file.run_with_deadline(lambda: _kernel_columns(file, enrich.SHAPE_COLUMNS))
+        )
 
 
 def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
@@ -81,8 +68,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     range_rows = file.start(_range_rows, file)
     call_columns = file.start(_call_columns, file, options.with_launches)
     synchronizations = file.start(read_synchronizations, file)
-    of_launches = (*SHAPE_COLUMNS, REGISTERS) if options.with_launches else SHAPE_COLUMNS
-    kernels = ALL_SHAPES if options.with_launches else options.with_shapes
+    of_launches = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS) if options.with_launches else enrich.SHAPE_COLUMNS
+    kernels = enrich.ALL_SHAPES if options.with_launches else options.with_shapes
     launches = file.start(_kernel_columns, file, of_launches, kernels) if kernels else None
     has_strings = file.has_columns("StringIds", "id", "value")
     strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
@@ -90,7 +77,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
     columns = activity_columns.result()
-    refuse_shared_process_ids(file.path, columns["globalPid"])
+    enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, KernelClassifier(options.comm_patterns))
     calls = call_columns.result()
@@ -98,7 +85,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     call_details = None
     if options.with_launches:
         name_id = strings.intern(calls["nameId"], names, partial(_CALL_VERSION.sub, ""))
-        name_id = names.fill_unknown(name_id, UNNAMED_CALL)
+        name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits, sync_source, sync_reason = synchronizations.result()
     gpu_ids, gpus = _gpus(file, activities)
@@ -125,7 +112,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         sync_source=sync_source,
         sync_reason=sync_reason,
         call_details=call_details and select(call_details, has_start["calls"]),
-        warnings=tuple(warn_missing_starts(file.path, has_start)),
+        warnings=tuple(enrich.warn_missing_starts(file.path, has_start)),
         threads=_thread_names(file, strings),
         ranks={},
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
@@ -137,12 +124,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     )
     # Copies become communication before collectives get their metadata. No step changes the rows of activities or
     # calls, so that the join of activities and launching calls holds for all of them.
-    trace = close_open_ranges(report_unresolved_names(refuse_impossible_times(trace)))
-    trace = mark_copy_engine_collectives(name_ranks(find_streams_of_records(trace)))
+    trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
+    trace = mark_copy_engine_collectives(enrich.name_ranks(find_streams_of_records(trace)))
     if 1 in ranges["hasPayload"]:
         trace = add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = name_operations(trace)
-    return add_launch_shapes(trace, launches.result()) if launches else trace
+    return enrich.add_launch_shapes(trace, launches.result()) if launches else trace
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -202,7 +189,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
         process=np.where(pid == UNKNOWN, UNKNOWN, _process_ids(pid)) if UNKNOWN in pid else _process_ids(pid),
         device=columns["deviceId"],
         lane=columns["streamId"],
-        name_id=names.fill_unknown(name_id, UNNAMED_KERNEL),
+        name_id=names.fill_unknown(name_id, enrich.UNNAMED_KERNEL),
         kind=kind,
         category=category,
         correlation=columns["correlationId"],
@@ -210,7 +197,7 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, class
     )
 
 
-def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int = ALL_SHAPES) -> list[Ints]:
+def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int = enrich.ALL_SHAPES) -> list[Ints]:
     """Columns of the kernels that have a start; of the first rows alone where they are told how many."""
     start, *found = file.read_integers(KERNELS, ("start", *columns), rows).values()
     return [column[start != UNKNOWN] for column in found]
@@ -256,7 +243,7 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds
         end_ns=np.maximum(start, end),
         process=_process_ids(tid),
         lane=tid & 0xFFFFFF,
-        name_id=names.fill_unknown(name_id, UNNAMED_RANGE),
+        name_id=names.fill_unknown(name_id, enrich.UNNAMED_RANGE),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
         # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
         is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),

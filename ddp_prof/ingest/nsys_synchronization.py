@@ -17,21 +17,8 @@ from dataclasses import replace
 import numpy as np
 
 from ddp_prof.ingest.sqlite_columns import SqliteFile, constant_column
-from ddp_prof.table import (
-    NO_TIME,
-    UNKNOWN,
-    Ints,
-    Mask,
-    Sequences,
-    concatenate,
-    count_before,
-    distinct,
-    distinct_rows,
-    empty,
-    select,
-    take_or_unknown,
-)
-from ddp_prof.trace import Synchronizations, SyncKind, Trace
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, take_or_unknown
+from ddp_prof.trace import Synchronizations, SyncKind, Trace, concatenate, distinct, distinct_rows, empty, select
 
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"

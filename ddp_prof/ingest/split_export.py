@@ -74,10 +74,8 @@ def scan_blocks(
 ) -> Blocks:
     """Look at all rows once of a table with a column ``start`` in the database attached as ``whole``.
 
-    Row ids may be ``max_id_gap`` apart; only rows that meet the condition count.
-
-    Raises:
-        CannotSplitError: A row has no start, or not a number for one, or rows are numbered by no order.
+    Row ids may be ``max_id_gap`` apart; only rows that meet the condition count. It is a CannotSplitError that a row
+    has no start, or not a number for one, or that rows are numbered by no order.
     """
     end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"

@@ -45,11 +45,8 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     """Open a database so that neither it nor the folder it lies in is changed.
 
     'immutable' takes no lock and leaves no side file, but ignores a journal or log beside the file, whose content
-    belongs to the database. Where there is one, both are copied, put together, and the copy is read.
-
-    Raises:
-        TraceError: There is no room for the copy; or the journal is one of a transaction over several databases: it
-            names a file, anywhere, which SQLite deletes when it puts the copy together.
+    belongs to the database. Where there is one, both are copied, put together, and the copy is read. Refused is the
+    journal of a transaction over several databases: it names a file, anywhere, which SQLite then deletes.
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
@@ -123,12 +120,9 @@ class SqliteFile:
             database.execute("PRAGMA journal_mode=DELETE")
 
     def run_with_deadline(self, read: Callable[[], Read]) -> Read:
-        """Call a function that reads this file, with a time limit.
+        """Call a function that reads this file; that it takes longer than any file of its size is a TraceError.
 
         It runs in a thread of its own: SQLite heeds neither signals nor a clock.
-
-        Raises:
-            TraceError: It takes longer than any file of its size.
         """
         limit_s = LEAST_S + self.bytes / BYTES_PER_SECOND
         future = self.start(read)
@@ -293,13 +287,10 @@ def is_constant(column: Ints) -> bool:
 
 
 def integer_array(column: Any) -> Ints:
-    """A ``pyarrow`` array of integers as int64, NULL as ``UNKNOWN``.
+    """A ``pyarrow`` array of integers as int64, NULL as ``UNKNOWN``; TypeError for an array of something else.
 
     Reads Arrow's buffers (validity bits, values) itself: pyarrow's own conversions import pandas, which takes longer
     than reading a million rows.
-
-    Raises:
-        TypeError: The column holds something else.
     """
     import pyarrow
 

@@ -222,9 +222,7 @@ class PartResult(NamedTuple):
 def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     """The results of :data:`SPLITTABLE` of a large export, or with ``part_rows`` of one of any size; else ``None``.
 
-    Raises:
-        CannotSplitError: It cannot be cut.
-        TraceError: There is no room for its parts.
+    That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
     """
     from ddp_prof.ingest.split_export import SplitExport
     from ddp_prof.ingest.sqlite_columns import open_sqlite

@@ -289,11 +289,8 @@ class Run:
 def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     """Measure several of ``report.MEASURES`` of all runs, each file read once, by the workers of the first run.
 
-    Returns:
-        The runs of which at least one file could be read.
-
-    Raises:
-        TraceError: A file cannot be read, and its run may not go on without it; or none can.
+    Returns the runs of which a file could be read. That one cannot, and its run may not go on without it, or that none
+    can, is a TraceError.
     """
     for run in runs:
         run.measure_without_reading(measures)
