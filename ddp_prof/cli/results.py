@@ -32,16 +32,8 @@ def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     traces/results.db. Settings that ran out of memory or failed have rows, too. Pictures need Chromium; the HTML pages
     are written without it.
     """
+    from ddp_prof.benchmark import report
     from ddp_prof.benchmark.findings import gather_testbeds
-    from ddp_prof.benchmark.report import (
-        REPORT,
-        csv_rows,
-        results_document,
-        results_markdown,
-        results_views,
-        write_results,
-        write_results_csv,
-    )
     from ddp_prof.benchmark.store import load_results
 
     table = database.with_suffix(".csv")
@@ -50,15 +42,13 @@ def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     if not testbeds:
         raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
     if output.form == "markdown":
-        say(results_markdown(testbeds).removesuffix("\n"))
-    elif output.form == "json":
-        show(output, [TableView("", [], [], results_document(database, testbeds))])
-    elif output.form == "csv":
-        show(output, [TableView("", csv_rows(testbeds), [], {})])
+        say(report.results_markdown(testbeds).removesuffix("\n"))
+    elif output.form == "table":
+        show(output, report.results_views(testbeds))
     else:
-        show(output, results_views(testbeds))
+        show(output, [TableView("", report.csv_rows(testbeds), [], report.results_document(database, testbeds))])
     if folder:
-        for problem in write_results(testbeds, folder):
+        for problem in report.write_results(testbeds, folder):
             print_note(problem)
-        write_results_csv(testbeds, table)
-        say(f"{folder / REPORT} {table}", err=True)
+        report.write_results_csv(testbeds, table)
+        say(f"{folder / report.REPORT} {table}", err=True)
