@@ -96,10 +96,6 @@ class RunConfig:
         known = {variable: getattr(self, name) for name, variable in SCRIPT_VARIABLES.items()}
         return {variable: str(value) for variable, value in known.items() if value is not None}
 
-    def manifest_fields(self) -> dict[str, Any]:
-        """What the ``run.json`` says of the run as it was asked for."""
-        return {name: getattr(self, name) for name in MANIFEST_FIELDS}
-
     def manifest_options(self) -> dict[str, Any]:
         """What the ``run.json`` lists under ``options``."""
         fault = ("inject",) if self.inject != FAULTS[0] else ()

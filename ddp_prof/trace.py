@@ -92,7 +92,6 @@ class Spans(Table):
 
     Attributes:
         lane: Thread that opened the range.
-        name_id: Index into :attr:`Trace.names`.
         is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
             0 for a push/pop range, which nests.
         is_open: 1 for a range that was still open when recording stopped: its end is the last event of the capture,
@@ -146,7 +145,6 @@ class Synchronizations(Table):
         start_ns: Start of the call on the host; ``end_ns`` its end. ``NO_TIME`` where only its effect was recorded.
         thread: Thread that made the call, ``UNKNOWN`` likewise.
         correlation: Number of the call; calls of a process are numbered in their order.
-        device: CUDA ordinal.
         stream: The stream that waits, that is waited for by the host, or that the event is recorded on.
         awaits: Of a wait for an event the row of its record, ``UNKNOWN`` where the trace does not tell it.
     """

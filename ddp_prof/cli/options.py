@@ -8,7 +8,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import partial, update_wrapper
 from pathlib import Path
 from typing import Any
 
@@ -46,19 +46,12 @@ def trace_command(
                 values["output"] = TableOptions(form, wide, columns, is_quiet())
             function(**values)
 
-        own: list[click.Parameter] = getattr(function, "__click_params__", [])
-        return TraceCommand(
-            name,
-            params=[
-                *([_TRACES] if reads_traces else []),
-                *reversed(own),
-                *(_TABLE_OPTIONS if prints_tables else []),
-                *(_READING_OPTIONS if reads_traces else []),
-            ],
-            callback=run,
-            help=function.__doc__,
-            epilog=f"Example: ddp-prof {name} {example}",
-        )
+        command = click.command(name, cls=TraceCommand, epilog=f"Example: ddp-prof {name} {example}")
+        made = command(update_wrapper(run, function))
+        made.params += _TABLE_OPTIONS if prints_tables else ()
+        if reads_traces:
+            made.params = [_TRACES, *made.params, *_READING_OPTIONS]
+        return made
 
     return decorate
 

@@ -33,7 +33,6 @@ class Reader(NamedTuple):
 
     Attributes:
         source: What :attr:`~ddp_prof.trace.Trace.source` says; shown as it is where ``SOURCE_NAMES`` has no other.
-        recognises: Whether the first bytes of a file are of this format.
         load: The function that reads it, as ``module:function``; imported when it is needed.
         is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
     """

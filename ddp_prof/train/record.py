@@ -27,6 +27,7 @@ from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant
 from ddp_prof.manifest import RANKS_PER_GPU, HostTimes, Manifest, MessageTimes, Parameter
+from ddp_prof.run_config import MANIFEST_FIELDS
 from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.process_group import Seat
 from ddp_prof.train.workload import Trainer
@@ -116,7 +117,7 @@ def describe_run(
         options |= {RANKS_PER_GPU: seat.ranks_per_gpu, "nccl_environment": {name: os.environ[name] for name in names}}
     options["state_bytes"] = count_state(variant, trainer.optimizer)
     return Manifest(
-        **arguments.manifest_fields(),
+        **{name: getattr(arguments, name) for name in MANIFEST_FIELDS},
         world_size=dist.get_world_size(),
         backend=seat.backend,
         device=seat.device.type,
