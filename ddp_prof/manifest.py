@@ -207,11 +207,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """Read a manifest; ``None`` where there is none.
-
-    Raises:
-        TraceError: The file is there but no manifest of this toolkit, or holds what cannot be true.
-    """
+    """Read a manifest; ``None`` where there is none, TraceError where it is not ours or cannot be true."""
     if not is_file(path):
         return None
     import msgspec

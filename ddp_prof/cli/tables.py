@@ -34,9 +34,9 @@ def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
     """What is measured for it: without the doctor, who needs all events at once, where a trace is read in parts."""
-    from ddp_prof.runs.report import count_rows_of_parts
+    from ddp_prof.ingest.split_export import count_rows
 
-    return ("overlap", "collectives") if any(count_rows_of_parts(file, part_rows) for file in files) else DOCTOR
+    return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else DOCTOR
 
 
 def _summary_views(runs: list[Run]) -> list[TableView]:

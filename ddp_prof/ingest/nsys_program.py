@@ -38,12 +38,10 @@ class Nsys:
         return option in _read_help(self.path, command)
 
     def export(self, report: Path, target: Path) -> str:
-        """Export a report to SQLite; returns the output of nsys. ``target`` must not exist.
-
-        Paths are absolute: one that begins with a dash would be an option.
-        """
+        """Export a report to SQLite, as a file that does not exist; returns the output of nsys."""
         # Sizes of collectives travel in JSON, which newer releases leave out unless told.
         more = ["--include-json", "true"] if self.supports("export", "--include-json") else []
+        # Paths are absolute: one that begins with a dash would be an option.
         command = [self.path, "export", "--type", "sqlite", "--output", str(target.absolute()), *more]
         limit_s = EXPORT_LIMIT_S + report.stat().st_size // EXPORT_BYTES_PER_S
         try:

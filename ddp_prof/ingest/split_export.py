@@ -34,6 +34,11 @@ from ddp_prof.ingest.nsys_export import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_S
 from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
 
+PART_ROWS = 3_000_000
+"""Approximate rows of activities and calls per part: some hundred megabytes while it is measured."""
+MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
+LEAST_BYTES_PER_ROW = 15
+"""Lower bound of bytes per row of an export: smaller files have fewer rows."""
 BLOCK_ROWS = 1 << 16
 END = 'max(start, coalesce("end", start))'
 """When a row ends, in SQL: not before it starts, and where it starts if it has no end."""
@@ -347,9 +352,13 @@ class SplitExport:
         )
 
 
-def count_rows(path: Path, least_bytes: int) -> int:
-    """About how many activities, calls and ranges an export holds, unread; 0 for what is none, or small."""
-    if not path.is_file() or path.stat().st_size < least_bytes:
+def count_rows(path: Path, part_rows: int | None) -> int:
+    """About how many activities, calls and ranges an export holds, unread; 0 where it is to be read as a whole.
+
+    Those are small ones, where ``part_rows`` does not ask for parts, and what is no export.
+    """
+    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
+    if not path.is_file() or path.stat().st_size < least * LEAST_BYTES_PER_ROW:
         return 0
     with path.open("rb") as head:
         if not head.read(16).startswith(b"SQLite format 3"):
@@ -359,4 +368,5 @@ def count_rows(path: Path, least_bytes: int) -> int:
         last: list[int] = file.run_with_deadline(
             lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
         )
-        return min(sum(last), file.most_rows)  # rows may have any number
+        rows = min(sum(last), file.most_rows)  # rows may have any number
+        return rows if rows > least else 0

@@ -186,11 +186,6 @@ def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
 
 _LOG = logging.getLogger(__name__)
 
-PART_ROWS = 3_000_000
-"""Approximate rows of activities and calls per part: some hundred megabytes while it is measured."""
-MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
-LEAST_BYTES_PER_ROW = 15
-"""Lower bound of bytes per row of an export: smaller files have fewer rows."""
 BYTES_PER_ROW, BYTES_PER_ROW_TO_DRAW = 250, 450
 """Bytes of memory per row of a capture read as a whole: for ``collectives``, and for ``timeline``, which take most."""
 SPLITTABLE = frozenset({"overlap", "collectives"})
@@ -224,10 +219,10 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
 
     That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
     """
-    from ddp_prof.ingest.split_export import SplitExport
+    from ddp_prof.ingest.split_export import PART_ROWS, SplitExport, count_rows
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
-    if not count_rows_of_parts(file, options.part_rows):
+    if not count_rows(file, options.part_rows):
         return None
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure_filter(options.patterns), partial(_find_steps, options.step_range)
@@ -244,18 +239,11 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     return _merge_results(measured)
 
 
-def count_rows_of_parts(file: Path, part_rows: int | None) -> int:
-    """About how many rows a capture has where it is large or ``part_rows`` asks for parts; else 0."""
-    from ddp_prof.ingest.split_export import count_rows
-
-    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
-    rows = count_rows(file, least * LEAST_BYTES_PER_ROW)
-    return rows if rows > least else 0
-
-
 def _warn_reading_whole(file: Path, options: LoadOptions, why: str) -> None:
     """Log that a large export is read as a whole and why, the memory needed, and advice if it is too much."""
-    rows = count_rows_of_parts(file, options.part_rows)
+    from ddp_prof.ingest.split_export import count_rows
+
+    rows = count_rows(file, options.part_rows)
     if not rows:
         return
     needed, free = rows * (BYTES_PER_ROW_TO_DRAW if options.with_launches else BYTES_PER_ROW), _free_memory()

@@ -167,7 +167,7 @@ def test_what_cannot_be_cut_is_read_as_a_whole(
     expected = measure_events(load_events(path, LoadOptions()), LoadOptions(), ("overlap",))
     assert measure_report(path, options, ("overlap",)) == expected
     (told,) = caplog.messages
-    assert f"x.sqlite: read as a whole, {count_rows(path, 0)} rows in up to" in told
+    assert f"x.sqlite: read as a whole, {count_rows(path, 1)} rows in up to" in told
     assert f": {why}" in told
     assert told.endswith("so it cannot be cut into parts")
 
@@ -177,7 +177,7 @@ def test_where_the_memory_would_not_do_a_way_out_is_told(
     free: int, is_too_little: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(1))
-    with patch.object(report, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(report, "_free_memory", lambda: free):
+    with patch.object(split_export, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(report, "_free_memory", lambda: free):
         load_events(path, LoadOptions())
     (told,) = caplog.messages
     assert "33 rows in up to 0.0 GB of memory: this needs all events at once" in told
@@ -199,7 +199,7 @@ def test_a_command_that_reads_all_at_once_says_so_unless_quiet(command: str, tmp
 def test_small_ones_are_read_as_a_whole_unless_told(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(5))
     assert measure_in_parts(path, LoadOptions()) is None
-    assert count_rows(path, 0) == 5 * (15 + 15 + 3)
+    assert count_rows(path, 1) == 5 * (15 + 15 + 3)
 
 
 def test_the_capture_stays_as_it_is(tmp_path: Path) -> None:
