@@ -131,23 +131,19 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
     for why, part in divide_by_why(timings, wait_ns).items():
-        cell = divide_by_when(rank, part)
-        np.add.at(
-            pairs[:, :, WHYS.index(why)],
-            (cell.row, cell.when),
-            _exposed_by_collective(rank, Part(cell.start_ns, cell.end_ns)),
-        )
+        cells = divide_by_when(rank, part)
+        np.add.at(pairs[:, :, WHYS.index(why)], (cells.row, cells.when), _exposed_ns(rank, cells))
     first, last = assign_instants(timings)
     waiting = Part(first, wait_end_ns(timings, wait_ns))
     return Exposure(
         overlapped_ns=rank.compute.covered_ns(first, last),
         exposed_ns=pairs.sum(axis=(1, 2)),
-        exposed_wait_ns=_exposed_by_collective(rank, waiting),
+        exposed_wait_ns=_exposed_ns(rank, waiting),
         pairs_ns=pairs,
     )
 
 
-def _exposed_by_collective(rank: RankCollectives, part: Part) -> Ints:
+def _exposed_ns(rank: RankCollectives, part: Part | PhaseParts) -> Ints:
     return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
 
 

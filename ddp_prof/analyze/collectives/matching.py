@@ -103,9 +103,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     matched = sum(len(ranks) - rows.count(UNKNOWN) for rows in shared)
     candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
     return Matches(
-        np.array(shared, np.int64).reshape(len(shared), len(ranks)),
-        candidates - matched,
-        by_stream=any(streams),
+        np.array(shared, np.int64).reshape(len(shared), len(ranks)), candidates - matched, by_stream=any(streams)
     )
 
 

@@ -304,12 +304,7 @@ def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) ->
 
 
 def _make_rank_blocking(
-    coverage: DependencyCoverage,
-    stretches: Stretches,
-    consumers: Consumers,
-    is_known: Mask,
-    events: Events,
-    steps: int,
+    coverage: DependencyCoverage, stretches: Stretches, consumers: Consumers, is_known: Mask, events: Events, steps: int
 ) -> RankBlocking:
     length_ns = stretches.end_ns - stretches.start_ns
     step = events.step[stretches.collective]

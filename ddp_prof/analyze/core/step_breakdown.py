@@ -158,11 +158,7 @@ def is_ahead(work_ns: int, outside_ns: int) -> bool:
 
 
 def measure_step_times(
-    events: Events,
-    steps: Steps,
-    phases: Phases,
-    union_of: Callable[[Category], Intervals],
-    device_follows: Mask | None,
+    events: Events, steps: Steps, phases: Phases, union_of: Callable[[Category], Intervals], device_follows: Mask | None
 ) -> StepTimes:
     """Measure a rank's steps; where the device's clock counts, ``device_follows`` says which the next one followed."""
     if device_follows is None:

@@ -145,11 +145,7 @@ def _judge_presence(run: TraceOverlap) -> GateResult:
 
 
 def _judge_worst(
-    run: TraceOverlap,
-    requirement: str,
-    unit: Unit,
-    limit: float,
-    measure: Callable[[RankOverlap], float],
+    run: TraceOverlap, requirement: str, unit: Unit, limit: float, measure: Callable[[RankOverlap], float]
 ) -> GateResult:
     """The worst rank decides. If one rank is unknown the verdict is unknown, unless another rank fails."""
     known, unknown = [], []
