@@ -429,7 +429,8 @@ class _Builder:
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
         steps, has_steps = self.steps, bool(len(self.steps))
         if not has_steps and len(events):
-            steps = Steps.whole(int(events.start_ns.min()), int(events.end_ns.max()))
+            start_ns, end_ns = events.start_ns.min(keepdims=True), events.end_ns.max(keepdims=True)
+            steps = Steps(np.array([UNKNOWN]), start_ns, end_ns, np.zeros(1, np.bool_))
             events = replace(events, step=np.zeros(len(events), np.int64))
         return RankEvents(
             trace=self.trace,

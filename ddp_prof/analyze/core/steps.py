@@ -150,10 +150,6 @@ class Steps(Table):
     def from_numbers(cls, number: Ints) -> Steps:
         return cls(number, number, number, np.zeros(len(number), np.bool_))
 
-    @classmethod
-    def whole(cls, start_ns: int, end_ns: int) -> Steps:
-        return cls(np.array([UNKNOWN]), np.array([start_ns]), np.array([end_ns]), np.zeros(1, np.bool_))
-
 
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
     """The steps of a process, and what was left out or cut, a line each.

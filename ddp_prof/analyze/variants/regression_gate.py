@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
 from ddp_prof.manifest import Manifest
@@ -103,18 +103,14 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
         yield _judge_presence(run)
     if asked.min_overlap is not None:
         yield _judge_worst(run, "min overlap", "ratio", asked.min_overlap, _overlap)
-    limits = (
-        ("exposed", asked.max_exposed_ns, _exposed_times),
-        ("tail", asked.max_tail_ns, _tails),
-        ("blocking", asked.max_blocking_ns, _blocking_times),
-    )
+    limits = {"exposed": asked.max_exposed_ns, "tail": asked.max_tail_ns, "blocking": asked.max_blocking_ns}
     which = ""
     if asked.percentile != MEDIAN:
         is_worst = asked.percentile == WORST
         which = ", worst step" if is_worst else f", {asked.percentile:g}th percentile of steps"
-    for what, limit, times in limits:
+    for what, limit in limits.items():
         if limit is not None:
-            of_steps = partial(_at_percentile, times, asked.percentile)
+            of_steps = partial(_at_percentile, f"{what}_ns", asked.percentile)
             verdict = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
             waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
             if what == "blocking" and verdict.status == "passed" and waits:
@@ -127,11 +123,11 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
             yield GateResult(name, "ns", None, None, "unknown", reason)
     elif asked.baseline is not None:
         yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
-        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, _exposed_times)
+        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, partial(_times, "exposed_ns"))
 
 
-def _at_percentile(times: Callable[[RankOverlap], Sequence[int]], percentile: float, rank: RankOverlap) -> float:
-    return float(np.percentile(times(rank), percentile))
+def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
+    return float(np.percentile(_times(name, rank), percentile))
 
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
@@ -219,33 +215,20 @@ def _step_times(rank: RankOverlap) -> Sequence[int]:
     return rank.lengths_ns
 
 
-def _exposed_times(rank: RankOverlap) -> Sequence[int]:
-    return [step.exposed_ns for step in _communicating_steps(rank) if step.exposed_ns is not None]
-
-
-def _tails(rank: RankOverlap) -> Sequence[int]:
-    tails = [step.tail_ns for step in _communicating_steps(rank)]
-    if None in tails:
-        raise _UnknownFigure("steps whose backward is not known: see --backward-range")
-    return [tail for tail in tails if tail is not None]
-
-
-def _blocking_times(rank: RankOverlap) -> Sequence[int]:
-    times = [step.blocking_ns for step in _communicating_steps(rank)]
-    if None in times:
-        unknown = rank.dependencies.reason if rank.dependencies else None
-        raise _UnknownFigure(unknown or "it is not known of all steps what they waited for")
-    return [time for time in times if time is not None]
-
-
-def _communicating_steps(rank: RankOverlap) -> Sequence[StepOverlap]:
-    """The steps that communicate: one that only accumulates gradients would meet any limit."""
+def _times(name: str, rank: RankOverlap) -> Sequence[int]:
+    """Of the steps that communicate: one that only accumulates gradients would meet any limit."""
     _overlap(rank)
     if not rank.marked_steps:
         raise _UnknownFigure(NO_STEPS)
     if sum(step.comm_ns or 0 for step in rank.marked_steps) < LEAST_IN_STEPS * (rank.comm_ns or 0):
         raise _UnknownFigure("too much of the communication belongs to no step")
-    return rank.communicating_steps
+    times = [getattr(step, name) for step in rank.communicating_steps]
+    if None in times and name == "tail_ns":
+        raise _UnknownFigure("steps whose backward is not known: see --backward-range")
+    if None in times:
+        unknown = rank.dependencies.reason if rank.dependencies else None
+        raise _UnknownFigure(unknown or "it is not known of all steps what they waited for")
+    return times
 
 
 def find_differences(
