@@ -26,7 +26,7 @@ from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, fit
 from ddp_prof.benchmark.measure import probe_machine
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.table import SCHEMA, TableView, show
+from ddp_prof.present.table import SCHEMA, TableOptions, TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.run_config import RunConfig
 from ddp_prof.train import MODEL_SIZES
@@ -104,7 +104,7 @@ def _benchmark(arguments: argparse.Namespace) -> None:
         views.append(timings_view(rows, world, title, arguments.model_size, arguments.over_ranks))
     if arguments.format == "json":
         views = [replace(views[0], document={"schema": SCHEMA, "all_reduces": [view.document for view in views]})]
-    show(arguments.format, views)
+    show(TableOptions(arguments.format), views)
 
 
 def _measure(world: int, arguments: argparse.Namespace) -> dict[str, Any]:

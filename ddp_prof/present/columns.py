@@ -21,26 +21,26 @@ ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; ``key`` is that of the rows, and the heading of a CSV file.
+    """A column of a table; ``key`` is that of the rows, and the heading of a CSV file. Units end it.
 
     Attributes:
-        decimals: Of values that are no whole numbers.
-        align: ``right``; ``left`` for words, among them those that are numbers in another table.
         meaning: What it says, in a sentence without its end.
         stays: One of ``ALWAYS`` to ``WITH_MUCH_ROOM``.
+        decimals: Of values that are no whole numbers.
+        align: ``right``; ``left`` for words, among them those that are numbers in another table.
+        called: Its heading for people, where that is not the key.
     """
 
     key: str
-    title: str
-    unit: str = ""
+    meaning: str
+    stays: int = USUALLY
     decimals: int = 2
     align: Literal["left", "right"] = "right"
-    meaning: str = ""
-    stays: int = USUALLY
+    called: str = ""
 
     @property
     def heading(self) -> str:
-        return f"{self.title} {self.unit}" if self.unit else self.title
+        return self.called or self.key.replace("_", " ")
 
     def text(self, value: Value) -> str:
         """Format a value for people."""
@@ -73,29 +73,16 @@ def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
     """Words, or what is a number in one table and a word in another."""
-    return Column(key, key.replace("_", " "), align="left", meaning=meaning, stays=stays)
+    return Column(key, meaning, stays, align="left")
 
 
 def _count(key: str, meaning: str, stays: int = WITH_ROOM) -> Column:
     """A number of things; a median of whole numbers shows no decimals."""
-    return Column(key, key.replace("_", " "), decimals=0, meaning=meaning, stays=stays)
-
-
-def _measured(key: str, unit: str, meaning: str, stays: int = USUALLY, decimals: int = 2) -> Column:
-    """A figure whose key ends with its unit."""
-    return Column(key, key.removesuffix(f"_{unit}").replace("_", " "), unit, decimals, meaning=meaning, stays=stays)
-
-
-def _time(key: str, meaning: str, stays: int = USUALLY) -> Column:
-    return _measured(key, "ms", meaning, stays)
+    return Column(key, meaning, stays, decimals=0)
 
 
 def _share(key: str, meaning: str, stays: int = USUALLY) -> Column:
-    return _measured(key, "%", meaning, stays, decimals=1)
-
-
-def _ratio(key: str, meaning: str, stays: int = USUALLY) -> Column:
-    return Column(key, key.replace("_", " "), meaning=meaning, stays=stays)
+    return Column(key, meaning, stays, decimals=1)
 
 
 _COLUMNS = (
@@ -126,67 +113,65 @@ _COLUMNS = (
     _count("warm-up_steps", "steps of warm-up, which are left out"),
     _count("backward_ranges", "ranges that name the backward pass"),
     # Where time went.
-    _time("step_ms", "how long a step took: its range on the host, or its period on the device", ALWAYS),
-    _time("spread_ms", "interquartile range of the lengths of steps", WITH_ROOM),
-    _time("window_ms", "from the first to the last work of the step on the device", WITH_ROOM),
-    _time("compute_ms", "union of all compute", USUALLY),
-    _time("compute_only_ms", "compute without communication at the same time", WITH_ROOM),
-    _time("comm_ms", "union of all communication"),
-    _time("overlapped_ms", "communication with compute at the same time", WITH_ROOM),
-    _time("exposed_ms", "communication without compute at the same time", ALWAYS),
-    _time("blocking_ms", "time in which a stream (on a CPU: the host) stood still for communication"),
-    _time("exposed_memory_ms", "memory copies without compute or communication at the same time", WITH_MUCH_ROOM),
-    _time("idle_ms", "time in which the device did nothing", WITH_ROOM),
-    _time("tail_ms", "exposed communication after the last compute of backward"),
+    Column("step_ms", "how long a step took: its range on the host, or its period on the device", ALWAYS),
+    Column("spread_ms", "interquartile range of the lengths of steps", WITH_ROOM),
+    Column("window_ms", "from the first to the last work of the step on the device", WITH_ROOM),
+    Column("compute_ms", "union of all compute", USUALLY),
+    Column("compute_only_ms", "compute without communication at the same time", WITH_ROOM),
+    Column("comm_ms", "union of all communication"),
+    Column("overlapped_ms", "communication with compute at the same time", WITH_ROOM),
+    Column("exposed_ms", "communication without compute at the same time", ALWAYS),
+    Column("blocking_ms", "time in which a stream (on a CPU: the host) stood still for communication"),
+    Column("exposed_memory_ms", "memory copies without compute or communication at the same time", WITH_MUCH_ROOM),
+    Column("idle_ms", "time in which the device did nothing", WITH_ROOM),
+    Column("tail_ms", "exposed communication after the last compute of backward"),
     _share("overlap_%", "share of communication that is overlapped", ALWAYS),
     _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
     _share("in_backward_%", "share of communication that compute of backward overlaps", WITH_ROOM),
-    _ratio("speedup", "step time of the baseline over that of this run"),
+    Column("speedup", "step time of the baseline over that of this run"),
     # Collectives.
-    _time("ready_ms", "when the last gradient of the bucket was ready", WITH_ROOM),
-    _time("launch_ms", "when the host launched it", WITH_ROOM),
-    _time("start_ms", "when it started on the device"),
-    _time("end_ms", "when it ended", WITH_ROOM),
-    Column("queueing_ms", "launch to start", "ms", meaning="from launch to start", stays=WITH_MUCH_ROOM),
-    _time("duration_ms", "from start to end"),
-    _time("wait_ms", "time in which a peer had not arrived", WITH_ROOM),
-    _time("transfer_ms", "the rest of its duration", WITH_ROOM),
-    _measured(
-        "algbw_GB/s", "GB/s", "bytes over transfer time; over the duration, where no peer is known", WITH_MUCH_ROOM
-    ),
-    _measured("busbw_GB/s", "GB/s", "algbw times 2 (n - 1) / n for an all-reduce of n ranks", WITH_MUCH_ROOM),
-    _time("exposed_wait_ms", "exposed time in which a peer had not arrived", WITH_MUCH_ROOM),
-    _time("when_forward_ms", "exposed during forward"),
-    _time("when_backward_ms", "exposed during backward"),
-    _time("when_tail_ms", "exposed after the last compute of backward"),
-    _time("when_optimizer_ms", "exposed during the optimizer"),
-    _time("when_outside_ms", "exposed between phases, or outside of steps"),
-    _time("when_unknown_ms", "exposed where the trace names no phases"),
-    _time("why_blocking_call_ms", "exposed in a collective launched after backward, or on the stream of compute"),
-    _time("why_launched_late_ms", "exposed because the host launched it late"),
-    _time("why_queued_ms", "exposed because it queued behind another collective"),
-    _time("why_late_input_ms", "exposed because its input ended late"),
-    _time("why_peer_wait_ms", "exposed because a peer had not arrived"),
-    _time("why_transfer_ms", "exposed while bytes moved, or for an unknown reason"),
-    _time("slack_ms", "how much later it could have ended without delaying what needs it", WITH_ROOM),
+    Column("ready_ms", "when the last gradient of the bucket was ready", WITH_ROOM),
+    Column("launch_ms", "when the host launched it", WITH_ROOM),
+    Column("start_ms", "when it started on the device"),
+    Column("end_ms", "when it ended", WITH_ROOM),
+    Column("queueing_ms", "from launch to start", WITH_MUCH_ROOM, called="launch to start ms"),
+    Column("duration_ms", "from start to end"),
+    Column("wait_ms", "time in which a peer had not arrived", WITH_ROOM),
+    Column("transfer_ms", "the rest of its duration", WITH_ROOM),
+    Column("algbw_GB/s", "bytes over transfer time; over the duration, where no peer is known", WITH_MUCH_ROOM),
+    Column("busbw_GB/s", "algbw times 2 (n - 1) / n for an all-reduce of n ranks", WITH_MUCH_ROOM),
+    Column("exposed_wait_ms", "exposed time in which a peer had not arrived", WITH_MUCH_ROOM),
+    Column("when_forward_ms", "exposed during forward"),
+    Column("when_backward_ms", "exposed during backward"),
+    Column("when_tail_ms", "exposed after the last compute of backward"),
+    Column("when_optimizer_ms", "exposed during the optimizer"),
+    Column("when_outside_ms", "exposed between phases, or outside of steps"),
+    Column("when_unknown_ms", "exposed where the trace names no phases"),
+    Column("why_blocking_call_ms", "exposed in a collective launched after backward, or on the stream of compute"),
+    Column("why_launched_late_ms", "exposed because the host launched it late"),
+    Column("why_queued_ms", "exposed because it queued behind another collective"),
+    Column("why_late_input_ms", "exposed because its input ended late"),
+    Column("why_peer_wait_ms", "exposed because a peer had not arrived"),
+    Column("why_transfer_ms", "exposed while bytes moved, or for an unknown reason"),
+    Column("slack_ms", "how much later it could have ended without delaying what needs it", WITH_ROOM),
     _name("consumer", "what needs it first", WITH_MUCH_ROOM),
     _name("held_by", "what the consumer waited for last", WITH_MUCH_ROOM),
     _name("ready_by", "source of the time of readiness", WITH_MUCH_ROOM),
     # The critical path.
     _name("ends_on", "the rank on which the step ended last", WITH_ROOM),
-    _time("path_ms", "length of the critical path", ALWAYS),
-    _time("path_compute_ms", "compute on it", ALWAYS),
-    _time("path_transfer_ms", "collectives on it", ALWAYS),
-    _time("path_peer_wait_ms", "waiting for peers on it"),
-    _time("path_queue_ms", "time between an operation and what it began after"),
-    _time("path_launch_ms", "from the launch call to the start of what nothing else held up"),
-    _time("path_host_ms", "the host, before it launched what nothing else held up", ALWAYS),
-    _time("path_copies_ms", "memory copies on it"),
+    Column("path_ms", "length of the critical path", ALWAYS),
+    Column("path_compute_ms", "compute on it", ALWAYS),
+    Column("path_transfer_ms", "collectives on it", ALWAYS),
+    Column("path_peer_wait_ms", "waiting for peers on it"),
+    Column("path_queue_ms", "time between an operation and what it began after"),
+    Column("path_launch_ms", "from the launch call to the start of what nothing else held up"),
+    Column("path_host_ms", "the host, before it launched what nothing else held up", ALWAYS),
+    Column("path_copies_ms", "memory copies on it"),
     _count("on_path", "collectives on it"),
     _count("rank_changes", "how often it changes to another rank", WITH_ROOM),
     # The doctor.
     _name("finding", "what was found", ALWAYS),
-    _time("costs_ms", "what it costs in a typical step, at most", ALWAYS),
+    Column("costs_ms", "what it costs in a typical step, at most", ALWAYS),
     _name("of_ranks", "the ranks that show it", WITH_ROOM),
     _name("evidence", "what the traces show", ALWAYS),
     _name("advice", "what to change", ALWAYS),
@@ -194,28 +179,28 @@ _COLUMNS = (
     _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
     _count("last_steps", "steps in which the rank arrived last", ALWAYS),
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
-    _time("lag_ms", "per step, the rank's largest delay behind the others' median: median over steps", ALWAYS),
-    _time("worst_lag_ms", "the largest lag of any step"),
-    _time("costs_others_ms", "exposed wait of another rank where it is last, per step"),
+    Column("lag_ms", "per step, the rank's largest delay behind the others' median: median over steps", ALWAYS),
+    Column("worst_lag_ms", "the largest lag of any step"),
+    Column("costs_others_ms", "exposed wait of another rank where it is last, per step"),
     # From variant to variant.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
-    _time("contention_ms", "what simultaneous communication adds to compute"),
-    _time("calls_ms", "the host's work round blocking collectives"),
-    _time("rest_ms", "data, the host between phases, idle device"),
-    _time("sum_ms", "sum of the parts", WITH_ROOM),
+    Column("contention_ms", "what simultaneous communication adds to compute"),
+    Column("calls_ms", "the host's work round blocking collectives"),
+    Column("rest_ms", "data, the host between phases, idle device"),
+    Column("sum_ms", "sum of the parts", WITH_ROOM),
     # Two runs of one variant.
     _name("part", "part of the mean step, or all of it", ALWAYS),
-    _time("before_ms", "in the first run", USUALLY),
-    _time("after_ms", "in the second run", USUALLY),
-    _time("change_ms", "after less before", ALWAYS),
-    _time("change_±_ms", "half of the change's 95 % interval"),
+    Column("before_ms", "in the first run", USUALLY),
+    Column("after_ms", "in the second run", USUALLY),
+    Column("change_ms", "after less before", ALWAYS),
+    Column("change_±_ms", "half of the change's 95 % interval"),
     _name("significant", "whether the change is beyond the spread of both runs", ALWAYS),
     # Requirements.
     _name("requirement", "what was required", ALWAYS),
-    _ratio("measured", "what was measured", ALWAYS),
-    _ratio("limit", "what was allowed", ALWAYS),
-    _ratio("baseline", "what was measured of the baseline"),
-    _ratio("spread", "how far the difference may be off", WITH_ROOM),
+    Column("measured", "what was measured", ALWAYS),
+    Column("limit", "what was allowed", ALWAYS),
+    Column("baseline", "what was measured of the baseline"),
+    Column("spread", "how far the difference may be off", WITH_ROOM),
     _name("unit", "of the figures", ALWAYS),
     _name("verdict", "passed, failed or not known", ALWAYS),
     _name("decided_by", "the rank that decided", WITH_ROOM),
@@ -226,12 +211,12 @@ _COLUMNS = (
     _name("phase", "phase of the step that launched it", ALWAYS),
     _name("kind", "kind of work, by the kernel's name"),
     _count("count", "executions, over all ranks and steps"),
-    _time("total_ms", "sum of their durations", ALWAYS),
+    Column("total_ms", "sum of their durations", ALWAYS),
     _share("of_kernel_time_%", "share of the summed durations of all kernels", WITH_ROOM),
-    Column("median_us", "median", "µs", meaning="median duration", stays=ALWAYS),
+    Column("median_us", "median duration", ALWAYS, called="median µs"),
     _count("beside", "executions that communication covers for more than half of their time", WITH_MUCH_ROOM),
     _count("alone", "executions without any communication beside them", WITH_MUCH_ROOM),
-    _ratio("slowdown", "median duration beside communication over that alone", ALWAYS),
+    Column("slowdown", "median duration beside communication over that alone", ALWAYS),
     _share("of_overlapped_%", "share of all overlapped communication", ALWAYS),
     _name("cause", "what did it", ALWAYS),
     _share("of_idle_%", "share of all idle time", ALWAYS),
@@ -240,29 +225,29 @@ _COLUMNS = (
     _count("context", "tokens of a sequence", ALWAYS),
     _name("status", "whether the runs finished", WITH_ROOM),
     _count("runs", "runs of the setting", WITH_ROOM),
-    _time("step_±_ms", "half of the 95 % interval of the step time"),
-    _time("comm_±_ms", "half of the 95 % interval of the communication time", WITH_ROOM),
+    Column("step_±_ms", "half of the 95 % interval of the step time"),
+    Column("comm_±_ms", "half of the 95 % interval of the communication time", WITH_ROOM),
     _share("comm_%", "communication in per cent of the step time, by the host's timer"),
-    _time("synchronized_comm_ms", "communication after a synchronization of the device", WITH_MUCH_ROOM),
-    _time("trace_exposed_ms", "exposed communication, from the trace", WITH_ROOM),
-    _time("trace_tail_ms", "tail, from the trace", WITH_ROOM),
-    _ratio("speedup_±", "half of the 95 % interval of the speed-up"),
+    Column("synchronized_comm_ms", "communication after a synchronization of the device", WITH_MUCH_ROOM),
+    Column("trace_exposed_ms", "exposed communication, from the trace", WITH_ROOM),
+    Column("trace_tail_ms", "tail, from the trace", WITH_ROOM),
+    Column("speedup_±", "half of the 95 % interval of the speed-up"),
     _name("observation", "a statistically supported sentence", ALWAYS),
-    _time("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
+    Column("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
     # All-reduces alone.
     _name("size", "size of the message", ALWAYS),
     _count("calls", "timed calls", WITH_MUCH_ROOM),
-    _time("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
-    _time("low_ms", "lower end of the 95 % interval of the latency"),
-    _time("high_ms", "upper end of the 95 % interval of the latency"),
-    _time("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
+    Column("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
+    Column("low_ms", "lower end of the 95 % interval of the latency"),
+    Column("high_ms", "upper end of the 95 % interval of the latency"),
+    Column("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
     # Small messages reach some hundred KB/s: two decimals would show zeros.
-    _measured("algbw_median_GB/s", "GB/s", "bytes over the latency", decimals=4),
-    _measured("algbw_low_GB/s", "GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
-    _measured("algbw_high_GB/s", "GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
-    _measured("busbw_median_GB/s", "GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
-    _measured("busbw_low_GB/s", "GB/s", "busbw at the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
-    _measured("busbw_high_GB/s", "GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
+    Column("algbw_median_GB/s", "bytes over the latency", decimals=4),
+    Column("algbw_low_GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    Column("algbw_high_GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
+    Column("busbw_median_GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
+    Column("busbw_low_GB/s", "busbw at the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
+    Column("busbw_high_GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
 )
 
 CATALOGUE = {column.key: column for column in _COLUMNS}

@@ -195,7 +195,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
     constant = [column for column in left if len(rows) > 1 and _is_constant(column, rows)]
 
     def worth(column: Column) -> tuple[bool, bool, int, float, int]:
-        times = [row[column.key] for row in rows if column.unit == "ms"]
+        times = [row[column.key] for row in rows if column.key.endswith("_ms")]
         total = sum(_sort_value(time) for time in times if time is not None)
         return column not in zeros, column not in constant, -column.stays, total, -columns.index(column)
 
@@ -225,19 +225,14 @@ def _least_width(column: Column, rows: Sequence[Row]) -> int:
     return max(heading, cells if column.is_right(rows) else min(cells, WORDS))
 
 
-def show(options: TableOptions | str, views: Sequence[TableView]) -> None:
-    """Print to stdout; notes go to stderr where they would spoil the format.
+def show(options: TableOptions, views: Sequence[TableView]) -> None:
+    """Print one or more views to stdout; notes go to stderr where they would spoil the format.
 
-    Args:
-        options: How, or only the form: ``table``, ``markdown``, ``csv`` or ``json``; the last gives one document, of
-            several views a list. On a terminal a table has the columns that matter and fit.
-        views: At least one; for CSV and Markdown they become one table.
+    For CSV and Markdown views become one table, for JSON one document, or a list of several.
 
     Raises:
         DdpProfError: A column is asked for that a table does not have.
     """
-    if isinstance(options, str):
-        options = TableOptions(options)
     own, shared = _distinct_notes(views)
     if options.form == "table":
         for index, view in enumerate(views):

@@ -89,7 +89,7 @@ def test_no_line_is_longer_than_the_terminal(
     width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(table, "terminal_width", lambda: width)
-    table.show("table", [VIEW])
+    table.show(TableOptions(), [VIEW])
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     assert any("103.25" in line for line in lines) or width == 30
@@ -111,7 +111,7 @@ def test_a_name_that_fills_the_terminal_keeps_its_ends(
 
 
 def test_what_is_piped_stays_whole(capsys: pytest.CaptureFixture[str]) -> None:
-    table.show("table", [VIEW])
+    table.show(TableOptions(), [VIEW])
     title, *_, row, note = capsys.readouterr().out.splitlines()
     assert (title, note) == (VIEW.title, f"note: {VIEW.notes[0]}")
     assert row.split() == ["overlap", "0", "4242", "cpu", "10", "n/a", "39", "103.25", "70.50", "32.75", "68.3"]
@@ -138,7 +138,7 @@ def test_a_column_that_is_not_there_is_named_with_those_that_are() -> None:
 
 
 def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    table.show("table", [TableView("first\nsecond \x1b[2J", [], [], {})])
+    table.show(TableOptions(), [TableView("first\nsecond \x1b[2J", [], [], {})])
     assert capsys.readouterr().out.splitlines() == ["first", r"second \x1b[2J"]
 
 

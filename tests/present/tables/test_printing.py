@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from ddp_prof.present.columns import Row, columns_of
-from ddp_prof.present.table import TableView, _table, markdown, markdown_text, plain_lines, show
+from ddp_prof.present.table import TableOptions, TableView, _table, markdown, markdown_text, plain_lines, show
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_a_row_stays_a_row() -> None:
 @pytest.mark.parametrize("form", ["table", "csv", "markdown"])
 def test_a_note_of_several_tables_is_told_once(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     notes = [["all", "two", "one"], ["all", "two"], ["all"]]
-    show(form, [TableView("", [{"run": "x"}], own, {}) for own in notes])
+    show(TableOptions(form), [TableView("", [{"run": "x"}], own, {}) for own in notes])
     printed = capsys.readouterr()
     lines = [line for line in (printed.out + printed.err).splitlines() if line.startswith("note: ")]
     assert lines == ["note: one", "note: all", "note: two (2 of 3 tables)"]
