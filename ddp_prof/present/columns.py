@@ -43,7 +43,6 @@ class Column:
         return self.called or self.key.replace("_", " ")
 
     def text(self, value: Value) -> str:
-        """Format a value for people."""
         if value is None:
             return MISSING
         return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
@@ -67,7 +66,6 @@ def percent(ratio: float | None) -> float | None:
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    """The columns of rows with the same keys."""
     return tuple(CATALOGUE[key] for key in rows[0]) if rows else ()
 
 

@@ -92,7 +92,6 @@ def _zero_times(sources: Sequence[Source]) -> list[int]:
 
 
 def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[str]]:
-    """All events as JSON, some at a time."""
     pids, tids = count(1), count(1)
     first_call = first_activity = 0
     for source, zero_ns in zip(sources, zeros, strict=True):
@@ -112,7 +111,6 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
 
 
 def _names(kind: str, pid: int, tid: int, title: str) -> list[str]:
-    """What a process or one of its tracks is called, and its place among others."""
     return [
         json.dumps(
             {"ph": "M", "name": f"{kind}_{key}", "pid": pid, "tid": tid, "args": {key: value}}, separators=(",", ":")
@@ -329,14 +327,12 @@ class _Process:
         yield "collectives, launch to completion", slices, self.trace.names
 
     def _work_of_host(self) -> Iterator[Lane]:
-        """What a CPU computed, as it is measured."""
         for rank in self.ranks:
             if rank.device is None:
                 events = rank.including_warmup.select_category(Category.COMPUTE)
                 yield "compute", self._slices(events.start_ns, events.end_ns, events.phase, Category.COMPUTE), PHASES
 
     def _streams(self) -> Iterator[Lane]:
-        """What each device did, by stream."""
         activities = select(self.trace.activities, self.activities)
         call = self.trace.launching_calls[self.activities]
         launch_ns = take_or_unknown(self.trace.calls.start_ns, call, NO_TIME)

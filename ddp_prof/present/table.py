@@ -53,7 +53,6 @@ SCHEMA = 1
 
 
 def run_document(run: TraceOverlap | RunAnalysis, **parts: Any) -> Document:
-    """A document about a run."""
     return {"schema": SCHEMA, "trace": str(run.trace), "label": run.label, "device": run.device, **parts}
 
 
@@ -91,7 +90,6 @@ class TableView:
 
     @property
     def digest_rows(self) -> Sequence[Row]:
-        """The rows of a table or of Markdown."""
         return self.shown or self.rows
 
 
@@ -121,7 +119,6 @@ class ColumnChoice:
 
     @property
     def note(self) -> str | None:
-        """A note about the columns that are left out, and how to see them."""
         parts = []
         for columns, mark, what in ((self.unknown, "n/a", "without a value"), (self.zero, "0", "of zeros")):
             if len(columns) > MOST_NAMED:
@@ -274,7 +271,6 @@ def write_csv(rows: Sequence[Row], file: TextIO) -> None:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """The rows as a Markdown table; empty without rows."""
     if not rows:
         return ""
     columns = columns_of(rows)

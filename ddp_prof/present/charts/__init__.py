@@ -36,7 +36,6 @@ STILL: dict[str, Any] = {
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
-    """An axis, with a quiet title."""
     font = {"color": theme.LIGHT.quiet, "size": theme.FONT_SIZE}
     return {
         "gridcolor": theme.LIGHT.line, "zeroline": False, "tickfont": {"color": theme.LIGHT.quiet},
@@ -46,7 +45,6 @@ def axis(title: str = "", **more: Any) -> dict[str, Any]:
 
 
 def rows_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
-    """The axis of a chart with a row for each label, from top to bottom."""
     return {
         "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": list(labels),
         "range": [len(labels) - 0.5, -0.5], "showgrid": False, "zeroline": False, "fixedrange": True, **more,

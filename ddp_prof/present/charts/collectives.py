@@ -142,7 +142,6 @@ _TITLES = {
 
 
 def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """Readiness and launch, with a line to the start."""
     lines = [(row.y, row.line) for row in rows if row.line is not None]
     marks: list[dict[str, Any]] = []
     x: list[float | None] = []

@@ -150,7 +150,6 @@ def _headline(summaries: Sequence[VariantSummary]) -> str:
 
 
 def subtitle(results: Sequence[TraceOverlap]) -> str:
-    """Subtitle of a figure of runs: device and number of ranks."""
     caveats = {caveat for result in results for caveat in result.caveats}
     text = theme.device_notice((result.device for result in results), caveats)
     ranks = sorted({len(result.ranks) for result in results})
@@ -215,7 +214,6 @@ def _steps_chart(
     row_height: int,
     **layout: Any,
 ) -> go.Figure:
-    """One row per run, from top to bottom."""
     return make_chart(
         traces, title=title, subtitle=subtitle(results), height=row_height * max(1, len(results)), size=18, pad=16,
         t=92, b=60, l=170, r=90, **STILL, xaxis=xaxis,

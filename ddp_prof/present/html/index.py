@@ -51,7 +51,6 @@ class ReportRun:
 
     @property
     def cause(self) -> Headline:
-        """The cost of communication and its main cause, as text."""
         collectives = self.explanation.collectives
         return root_cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
 
@@ -110,7 +109,6 @@ def write_index(
 
 
 def _story(runs: Sequence[ReportRun]) -> list[str]:
-    """What the page says first, and what goes on from it."""
     if told := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
         return told
     worst = max(runs, key=lambda run: run.summary.gain_at_most or 0, default=None)
@@ -149,7 +147,6 @@ def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
 
 
 def _unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
-    """Each warning with the runs that it is about."""
     warnings = warnings_by_run([run.result for run in runs])
     for run in runs:
         for text in run.explanation.run.warnings:

@@ -43,14 +43,12 @@ def write_shared_plotly(folder: Path) -> None:
 
 
 def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotly: bool = False) -> None:
-    """Write a page that holds one figure; arguments as of :func:`write_page`."""
     write_page(
         path, "figure.html", {"heading": title}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly
     )
 
 
 def write_figure(figure: go.Figure, *, title: str, page: Path | None, picture: Path | None) -> None:
-    """Write a figure as what is asked for: a page, see :func:`write_figure_page`, and a picture."""
     if page:
         write_figure_page(figure, page, title=title)
     if picture:

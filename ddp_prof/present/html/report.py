@@ -169,7 +169,6 @@ def _navigation(place: Place, here: str) -> list[dict[str, str]]:
 
 
 def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
-    """The collectives of each step, of which one is seen, and who was late in which."""
     found, step, views = run.explanation, run.typical_step, run.load_steps()
     title = Headline(f"The collectives of {'a step' if found.run.has_steps else 'the capture'}")
     drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in views.items()}
@@ -232,7 +231,6 @@ def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
 
 
 def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
-    """Which kernels took the time, what hid communication, why devices were idle."""
     heading = f"{run.result.label}: what took the time"
     kernels = [
         {

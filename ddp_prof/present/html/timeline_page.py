@@ -53,7 +53,6 @@ _SCRIPTS = {
 def write_timeline_page(
     model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
 ) -> None:
-    """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
     ranks = [rank for panel in model.panels for rank in panel.ranks]
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
     placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]

@@ -83,7 +83,6 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
 
 
 def _digest_rows(collectives: Sequence[Collective], rows: Sequence[Row]) -> tuple[list[Row], str]:
-    """One row per bucket, or the worst collectives where there are no buckets, and what they are."""
     if all(collective.bucket is not None for collective in collectives):
         return list(_summed_rows(collectives, "bucket")), "one row per bucket"
     cost = "blocking" if any(collective.blocking_ns for collective in collectives) else "exposed"
@@ -97,7 +96,6 @@ def _alignment_document(alignment: Alignment) -> Document:
 
 
 def alignment_note(alignment: Alignment) -> str:
-    """How the clocks of the ranks were brought together, and how well."""
     if alignment.residual_p95_ns is None:
         return f"clocks of the ranks: {alignment.method}; how well they agree is not known"
     if not alignment.residual_p95_ns:

@@ -106,7 +106,6 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def waterfall_notes(waterfall: Waterfall) -> list[str]:
-    """How to read the table, and what it does not know."""
     notes = ["mean step, ms: the first row has the parts of the step"] if waterfall.budgets else []
     if waterfall.changes:
         notes = [
@@ -156,7 +155,6 @@ HOW_TO_READ_CHANGES = (
 
 
 def change_rows(changes: Sequence[PartChange]) -> list[Row]:
-    """One row per part of the step, and one for the step."""
     return [
         {
             "part": change.part,
@@ -181,7 +179,6 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def collective_change_text(change: CollectiveChange) -> str:
-    """What changed of a collective, as text."""
     which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
     return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"
 

@@ -112,7 +112,6 @@ def hidden_rows(use: DeviceUse) -> list[Row]:
 
 
 def idle_rows(use: DeviceUse) -> list[Row]:
-    """Idle time of all ranks by cause."""
     causes: Counter[str] = Counter()
     for rank in use.ranks:
         causes.update(dict(rank.idle.causes))

@@ -54,7 +54,6 @@ class SummarizedRun:
 
     @property
     def advice(self) -> str | None:
-        """Of the finding that costs most."""
         return self.diagnosis.findings[0].advice if self.diagnosis and self.diagnosis.findings else None
 
     @property
@@ -190,7 +189,6 @@ def _rule_and_cost(finding: Finding, *, has_steps: bool) -> str:
 
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
-    """The findings in words, and a row each for programs."""
     lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
     for number, finding in enumerate(diagnosis.findings, 1):
         found = _rule_and_cost(finding, has_steps=run.has_steps)

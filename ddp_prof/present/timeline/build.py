@@ -179,7 +179,6 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
 
 
 def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
-    """What a reader of the figure should know of the run beside its name."""
     trace = source.trace
     said = next(iter(parse_ranges(trace.names, PROCESS).values()), None)
     manifest = trace.manifest

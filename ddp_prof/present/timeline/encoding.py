@@ -81,7 +81,6 @@ class PackedBoxes:
     packed: bytes
 
     def payload(self) -> str:
-        """All tables, compressed, as base64."""
         return base64.b64encode(zlib.compress(self.packed, _COMPRESSION)).decode()
 
 
@@ -113,7 +112,6 @@ class Titles:
         return numbered
 
     def shape_of(self, lane: Lane, boxes: Boxes) -> Ints:
-        """The number of each box's launch shape."""
         first, which = distinct_rows(boxes.shape, boxes.registers)
         used = zip(boxes.shape[first].tolist(), boxes.registers[first].tolist(), strict=True)
         keys = [("" if shape == UNKNOWN else lane.names[shape], registers) for shape, registers in used]

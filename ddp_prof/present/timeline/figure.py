@@ -176,7 +176,6 @@ class Layout:
 
 
 def compute_layout(model: Timeline) -> Layout:
-    """Ranks below each other, lanes within ranks."""
     top = 0.0
     headers: list[float] = []
     panels: list[tuple[Block, ...]] = []
@@ -237,7 +236,6 @@ def _panel_headers(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
 
 
 def _left_aligned_text(y: float) -> dict[str, Any]:
-    """Text at the left edge of the figure, at a height among the lanes."""
     return {
         "x": 0, "xref": "paper", "xanchor": "left", "xshift": EDGE - LEFT, "yref": "y", "y": y,
         "showarrow": False, "align": "left", "borderpad": 0,
@@ -274,7 +272,6 @@ EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS
 
 
 def headline(model: Timeline) -> str:
-    """What the figure shows, in a sentence of plain text."""
     titles = [plain_name(panel.title) for panel in model.panels]
     if all(panel.overlap_ratio is None for panel in model.panels):
         return f"{', '.join(titles)}: how much communication hides is not known"
@@ -300,7 +297,6 @@ def axis_title(model: Timeline) -> str:
 
 
 def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int = MAX_NAME) -> str:
-    """What a box is, as plain text."""
     name = plain_name(lane.names[name_id], longest) if name_id != UNKNOWN else theme.LEGEND[category]
     if bucket == UNKNOWN:
         return name

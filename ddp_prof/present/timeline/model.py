@@ -137,7 +137,6 @@ class Lane:
 
     @property
     def levels(self) -> int:
-        """How many rows it needs."""
         return int(self.boxes.level.max(initial=0)) + 1
 
 
@@ -209,7 +208,6 @@ class Timeline:
 
     @property
     def boxes(self) -> int:
-        """Number of boxes in lanes that are not folded at first."""
         lanes = (lane for panel in self.panels for rank in panel.ranks for lane in rank.lanes)
         return sum(len(lane.boxes) for lane in lanes if not lane.is_folded)
 
@@ -224,7 +222,6 @@ class Timeline:
 
     @property
     def home_ns(self) -> tuple[int, int]:
-        """From when to when all measured steps of all panels lie."""
         starts, ends = zip(*(panel.home_ns for panel in self.panels), strict=True) if self.panels else ([0], [0])
         return min(starts), max(ends)
 
