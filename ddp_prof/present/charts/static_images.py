@@ -82,12 +82,16 @@ class Pictures:
             missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
             raise PictureError(missing)
         self._orders.put(None)
+        failed: Sequence[BaseException]
         try:
             failed = self._outcome.result()
         except _BROWSER_ERRORS as error:
-            raise _failure(self._browser, error) from error
+            failed = [error]
         if failed:
-            raise _failure(self._browser, failed[0]) from failed[0]
+            # In a line: choreographer's errors bring their advice as further arguments.
+            lines = str(failed[0].args[0] if failed[0].args else failed[0]).splitlines()
+            reason = next(iter(lines), type(failed[0]).__name__)
+            raise PictureError(f"pictures could not be drawn with {self._browser}: {reason}") from failed[0]
         self._files.close()
 
     def try_finish(self) -> list[str]:
@@ -107,8 +111,7 @@ class Pictures:
     async def _draw_all(self) -> Sequence[Exception]:
         import kaleido
 
-        # What goes wrong is raised, too.
-        logging.getLogger("choreographer").setLevel(logging.CRITICAL)
+        logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # what goes wrong is raised, too
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         # MathJax would be fetched from the network.
         options = {"path": str(self._browser), "mathjax": False}
@@ -128,12 +131,6 @@ def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
         for figure, path in pictures:
             drawing.draw(figure, path)
         drawing.finish()
-
-
-def _failure(browser: Path, error: BaseException) -> PictureError:
-    """In a line: choreographer's errors bring their advice as further arguments."""
-    reason = next(iter(str(error.args[0] if error.args else error).splitlines()), type(error).__name__)
-    return PictureError(f"pictures could not be drawn with {browser}: {reason}")
 
 
 def _render_request(figure: go.Figure | Mapping[str, Any], path: Path, partial: Path) -> dict[str, Any]:

@@ -140,12 +140,8 @@ def _contention_note(found: Contention) -> str:
 
 
 def _waterfall_row(name: str, parts: Budget | Change, step_ns: int) -> Row:
-    return {
-        "from -> to": name,
-        **times_of(parts, *PARTS),
-        "sum_ms": ms(parts.step_ns),
-        "step_ms": ms(step_ns),
-    }
+    sums: Row = {"sum_ms": ms(parts.step_ns), "step_ms": ms(step_ns)}
+    return {"from -> to": name, **times_of(parts, *PARTS), **sums}
 
 
 HOW_TO_READ_CHANGES = (
@@ -285,13 +281,8 @@ def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) ->
         for run in runs
         if len(run.ranks) < (run.world_size or 0)
     ]
-    if baseline is None:
-        return [HOW_TO_READ_CHECK, *partial, *notes_of_runs(runs)]
-    runs.append(replace(baseline, label=f"baseline {baseline.label}"))
-    return [
-        HOW_TO_READ_CHECK,
-        *partial,
-        f"baseline: {source_name(baseline.trace, baseline.files)}",
-        HOW_TO_READ_BASELINE,
-        *notes_of_runs(runs),
-    ]
+    notes = [HOW_TO_READ_CHECK, *partial]
+    if baseline is not None:
+        runs.append(replace(baseline, label=f"baseline {baseline.label}"))
+        notes += [f"baseline: {source_name(baseline.trace, baseline.files)}", HOW_TO_READ_BASELINE]
+    return [*notes, *notes_of_runs(runs)]

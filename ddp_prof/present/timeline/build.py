@@ -110,7 +110,10 @@ def _captured_times(trace: Trace) -> tuple[int, int]:
 
 
 def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
-    """From the first start to the last end of the steps chosen, on host and device; time 0 is where they start."""
+    """From the first start to the last end of the steps chosen, on host and device; time 0 is where they start.
+
+    Without steps from the first event to the last, or to where they make about so many boxes.
+    """
     starts, ends, zeros = [], [], []
     for events, rows in ranks:
         if len(rows):
@@ -121,32 +124,23 @@ def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View
             zeros.append(events.steps.start_ns[rows].min())
     if starts:
         return View(int(min(zeros)), int(min(starts)), int(max(ends)))
-    return _default_view_without_steps([rank.events for rank in ranks], most_boxes)
-
-
-def _default_view_without_steps(rank_events: Sequence[RankEvents], most_boxes: int | None) -> View:
-    """From the first event to the last, or to where they make about so many boxes: up to four each."""
-    events = [events.events for events in rank_events if len(events.events)]
-    if not events:
+    tables = [rank.events.events for rank in ranks if len(rank.events.events)]
+    if not tables:
         return View(0, 0, 1)
-    start = np.sort(np.concatenate([event.start_ns for event in events]))
-    end = max(int(event.end_ns.max()) for event in events)
-    is_cut = most_boxes is not None and len(start) > most_boxes // 4
-    return View(int(start[0]), int(start[0]), int(start[(most_boxes or 0) // 4]) if is_cut else end)
+    start = np.sort(np.concatenate([table.start_ns for table in tables]))
+    end = max(int(table.end_ns.max()) for table in tables)
+    if most_boxes is not None and len(start) > most_boxes // 4:  # up to four boxes an event
+        end = int(start[most_boxes // 4])
+    return View(int(start[0]), int(start[0]), end)
 
 
 def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Panel:
-    lanes = [
-        RankLanes(
-            _rank_title(rank.events),
-            overlap,
-            lanes_of(rank.events, view, explained),
-            explained,
-            rank.events.backward,
-            rank.events.blocking.coverage.reason,
-        )
-        for rank, overlap, explained in zip(ranks, source.overlaps, source.explained, strict=True)
-    ]
+    lanes = []
+    for (events, _), overlap, explained in zip(ranks, source.overlaps, source.explained, strict=True):
+        title = f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"
+        title = title if events.rank is None else f"rank {events.rank}"
+        own, why_unknown = lanes_of(events, view, explained), events.blocking.coverage.reason
+        lanes.append(RankLanes(title, overlap, own, explained, events.backward, why_unknown))
     return Panel(
         title=source.title,
         device=source.trace.device,
@@ -226,9 +220,3 @@ def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View)
             others.append(f"{count:,} {name}")
     if others:
         yield f"left out: {' and '.join(others)} of processes that are no rank"
-
-
-def _rank_title(events: RankEvents) -> str:
-    if events.rank is not None:
-        return f"rank {events.rank}"
-    return f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"

@@ -80,21 +80,19 @@ class Source(NamedTuple):
 
 @dataclass(frozen=True)
 class Boxes(Table):
-    """The boxes of one lane.
+    """The boxes of one lane; ``UNKNOWN`` is what is not told, or is none.
 
     Attributes:
         start_ns, end_ns: From the panel's time 0.
         category: Index into ``theme.CATEGORIES``.
         name_id: Index into :attr:`Lane.names`; ``UNKNOWN`` where the category says it all.
-        step: Key of the measured step it belongs to, ``UNKNOWN`` where to none; see ``Steps.keys``.
-        bucket: Bucket that it carries, ``UNKNOWN`` where not told.
-        bytes: Bytes that it moves, ``UNKNOWN`` where not told.
-        phase: Index into ``range_names.PHASES`` of the phase that launched it, ``UNKNOWN`` where not told.
-        call: Row in ``Trace.calls`` of the call that launched it, or that it is; ``UNKNOWN`` where the trace has none.
-        shape: Index into :attr:`Lane.names` of its launch shape, ``UNKNOWN`` where not told.
-        registers: Registers a thread, ``UNKNOWN`` where not told.
+        step: Key of the measured step it belongs to; see ``Steps.keys``.
+        phase: Index into ``range_names.PHASES`` of the phase that launched it.
+        call: Row in ``Trace.calls`` of the call that launched it, or that it is.
+        shape: Index into :attr:`Lane.names` of its launch shape.
+        registers: Of a thread.
         collective: Row in :attr:`RankLanes.explained` of the collective that it is, or for which something stood still;
-            ``UNKNOWN`` for none, and of warm-up.
+            ``UNKNOWN`` of warm-up.
         consumer: Row there of the first collective that it needs, and that it needs more closely than others do.
         level: Row within the lane, from 0 at its top.
     """
