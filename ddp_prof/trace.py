@@ -28,7 +28,6 @@ from ddp_prof.table import concatenate as concatenate
 from ddp_prof.table import distinct as distinct
 from ddp_prof.table import distinct_rows as distinct_rows
 from ddp_prof.table import empty as empty
-from ddp_prof.table import fill as fill
 from ddp_prof.table import select as select
 from ddp_prof.table import take_or_unknown as take_or_unknown
 

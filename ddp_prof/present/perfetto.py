@@ -28,19 +28,8 @@ from ddp_prof.analyze.intervals import EVER
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import (
-    NO_TIME,
-    UNKNOWN,
-    Category,
-    Ints,
-    Table,
-    Trace,
-    distinct,
-    empty,
-    fill,
-    select,
-    take_or_unknown,
-)
+from ddp_prof.table import empty, fill, select, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct
 
 _ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
 _ROWS = 65_536

@@ -109,8 +109,7 @@ def test_strict_fails_where_they_cannot(captures: list[Path], tmp_path: Path, jo
 def test_of_many_runs_no_timeline_has_a_picture(
     captures: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (pages, index):
-        monkeypatch.setattr(module, "MOST_PICTURES", 2)
+    monkeypatch.setattr(index, "MOST_PICTURES", 2)
     monkeypatch.setattr(pages, "build_excerpt", None)  # it would fail
     write_report(loaded(captures), tmp_path / "report")
     assert "There are pictures of up to 2 runs." in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")

@@ -23,17 +23,8 @@ from ddp_prof.present.charts.ranks import LEAST_RANKS, draw_heat_map, draw_skew
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import Headline, gain_headline, step_lengths
-from ddp_prof.present.html.index import (
-    CHARTS,
-    INDEX,
-    KERNELS,
-    MOST_PICTURES,
-    TIMELINE,
-    WHY,
-    ReportRun,
-    place_values,
-    write_index,
-)
+from ddp_prof.present.html import index
+from ddp_prof.present.html.index import ReportRun
 from ddp_prof.present.html.page import asset, json_in_page, write_page, write_shared_plotly
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.tables.collectives import rows_of_step
@@ -86,7 +77,7 @@ def write_report(
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
     write_shared_plotly(folder)
     charts = _charts(runs, waterfall)
-    write_index(runs, folder, charts, is_whole=False)
+    index.write_index(runs, folder, charts, is_whole=False)
     progress(0, len(runs))
     missing: dict[str, TraceError] = {}
     drawn = set()
@@ -103,7 +94,7 @@ def write_report(
                     drawn.add(runs[at].name)
                 progress(done, len(runs))
         undrawn = drawing.try_finish()
-    write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
+    index.write_index(runs, folder, charts, missing=missing, pictures=set() if undrawn else {*charts, *drawn})
     return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
 
 
@@ -112,7 +103,7 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
     # Captures without steps, or without communication, leave some of them empty.
     has_data = [any(len(trace.x) for trace in figure.data) for figure in figures]
-    charts = {name: figure for name, figure, shown in zip(CHARTS, figures, has_data, strict=True) if shown}
+    charts = {name: figure for name, figure, shown in zip(index.CHARTS, figures, has_data, strict=True) if shown}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     return charts
@@ -120,7 +111,7 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
 
 def _places(runs: Sequence[ReportRun]) -> list[Place]:
     known = [None, *((run.name, run.result.label) for run in runs), None]
-    is_drawn = len(runs) <= MOST_PICTURES
+    is_drawn = len(runs) <= index.MOST_PICTURES
     return [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
 
 
@@ -142,15 +133,15 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Mapping[str, 
     picture = draw_timeline(build_excerpt(sources)).to_dict() if place.is_drawn else None
     model = build_timeline(sources)
     del sources  # the events take more memory than all that is drawn
-    path = folder / f"{place.name}{TIMELINE}.html"
-    write_timeline_page(model, path, navigation=_navigation(place, TIMELINE), shared_plotly=True)
+    path = folder / f"{place.name}{index.TIMELINE}.html"
+    write_timeline_page(model, path, navigation=_navigation(place, index.TIMELINE), shared_plotly=True)
     del model
     _write_why_page(run, folder, place)
     _write_kernels_page(run, folder, place)
     return picture
 
 
-_PAGES = {TIMELINE: "timeline", WHY: "why it is exposed", KERNELS: "kernels"}
+_PAGES = {index.TIMELINE: "timeline", index.WHY: "why it is exposed", index.KERNELS: "kernels"}
 """The pages of a run: suffix of the file name, and text of links."""
 
 
@@ -187,13 +178,13 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     gain = gain_headline(run.summary)
     heading = f"{run.result.label}: {gain}"
     write_page(
-        folder / f"{place.name}{WHY}.html",
+        folder / f"{place.name}{index.WHY}.html",
         "why.html",
         {
             "heading": heading,
             "cause": "" if run.cause.claim.rstrip(".") == gain.rstrip(".") else run.cause.text,
             "steps": steps,
-            "timeline": f"{place.name}{TIMELINE}.html",
+            "timeline": f"{place.name}{index.TIMELINE}.html",
             "columns": columns,
             "rows": [] if step is None else [row for _, row in rows[step]],
             "cells": json_in_page(
@@ -207,7 +198,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
             "lengths": json_in_page(step_lengths(run.result.ranks)),
         },
         title=heading,
-        navigation=_navigation(place, WHY),
+        navigation=_navigation(place, index.WHY),
         figures=figures,
         css=asset("tables.css") + asset("why.css"),
         script=asset("tables.js") + asset("why.js"),
@@ -246,11 +237,11 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
         for rows in [view.digest_rows]
     ]
     write_page(
-        folder / f"{place.name}{KERNELS}.html",
+        folder / f"{place.name}{index.KERNELS}.html",
         "kernels.html",
-        {"heading": heading, **place_values([run]), "views": views, "kernels": json_in_page(kernels)},
+        {"heading": heading, **index.place_values([run]), "views": views, "kernels": json_in_page(kernels)},
         title=heading,
-        navigation=_navigation(place, KERNELS),
+        navigation=_navigation(place, index.KERNELS),
         css=asset("tables.css"),
         script=asset("tables.js") + asset("kernels.js"),
         shared_plotly=True,
@@ -259,7 +250,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
 
 def _page_names(names: Iterable[str]) -> list[str]:
     """Unique names that are valid in every file system and URL."""
-    taken = {INDEX, WATERFALL, *CHARTS}
+    taken = {index.INDEX, WATERFALL, *index.CHARTS}
     result = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"

@@ -16,30 +16,14 @@ from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
 from ddp_prof.present.html.page import json_in_page, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
-from ddp_prof.present.timeline.encoding import (
-    LONGEST_TITLE,
-    PackedBoxes,
-    PlacedLane,
-    Titles,
-    overview,
-    pack_boxes,
-    pack_folded,
-)
-from ddp_prof.present.timeline.figure import (
-    EXPOSED_PARTS,
-    MARGIN,
-    base_layout,
-    explanation,
-    headline,
-    page_headline,
-    shown_in_legend,
-)
+from ddp_prof.present.timeline import encoding, figure
+from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
 from ddp_prof.present.timeline.model import Timeline
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
 BOXES_READ_AT_ONCE = 100_000
-"""A page with more shows the window on which it opens first, where that holds fewer, or an overview."""
+"""A page with more shows the window on which it opens first, where that holds fewer, or an encoding.overview."""
 
 _ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = {
@@ -58,16 +42,16 @@ def write_timeline_page(
     placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
     titles = Titles()
     with ThreadPoolExecutor() as pool:  # compresses what is packed while the rest is
-        shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
+        shown = encoding.pack_boxes([each for each in placed if not each.lane.is_folded], titles)
         payloads = {"boxes": pool.submit(shown.payload)}
         explained = [rank.explained for rank in ranks]
-        folded = pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
+        folded = encoding.pack_folded([each for each in placed if each.lane.is_folded], shown, explained, titles)
         payloads["folded"] = pool.submit(folded.payload)
         opening = _opening(model, placed, titles)
         data = json_in_page(_page_data(model, placed, shown, folded, opening, titles))
     values = {
-        "headline": page_headline(model),
-        "explanation": explanation(model),
+        "headline": figure.page_headline(model),
+        "explanation": figure.explanation(model),
         "data": data,
         "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
         "opening": trusted_markup(opening.payload() if opening else ""),
@@ -77,7 +61,7 @@ def write_timeline_page(
         path,
         "timeline.html",
         values,
-        title=headline(model),
+        title=figure.headline(model),
         navigation=navigation,
         css=_asset("view/timeline.css") + _asset("lanes/lanes.css") + _colors(),
         # All in one scope of its own.
@@ -101,7 +85,7 @@ def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> P
             lanes.append(each.with_boxes(select(boxes, seen)))
     if sum(len(each.lane.boxes) for each in lanes) > BOXES_READ_AT_ONCE:
         return None
-    return pack_boxes(lanes, titles)
+    return encoding.pack_boxes(lanes, titles)
 
 
 def _colors() -> str:
@@ -129,21 +113,21 @@ def _page_data(
 ) -> dict[str, Any]:
     codes = sorted({code for each in placed for code in distinct(each.lane.boxes.category)})
     names = [theme.CATEGORIES[code] for code in codes]
-    figure = base_layout(model)
-    figure["xaxis"] |= {"fixedrange": True}
-    figure["yaxis"] |= {"showticklabels": False}
-    figure |= {"hovermode": False, "dragmode": False}
+    layout = figure.base_layout(model)
+    layout["xaxis"] |= {"fixedrange": True}
+    layout["yaxis"] |= {"showticklabels": False}
+    layout |= {"hovermode": False, "dragmode": False}
     return {
-        "layout": figure,
+        "layout": layout,
         "notice": theme.LIGHT.notice,
-        "margin": MARGIN,
+        "margin": figure.MARGIN,
         "start": model.start_ns,
         "end": model.end_ns,
         "home": model.home_ns,
         "typical": model.typical_step,
         "categories": [
             {"code": code, "name": name, "legend": theme.LEGEND[name], "color": theme.LIGHT.colors[name],
-             "in_legend": shown_in_legend(name, names)}
+             "in_legend": figure.shown_in_legend(name, names)}
             for code, name in zip(codes, names, strict=True)
         ],
         "strip": [
@@ -179,9 +163,9 @@ def _page_data(
         "foldedTables": folded.tables,
         "titles": list(titles.titles),
         "shapes": list(titles.shapes),
-        "consumers": [plain_name(name, LONGEST_TITLE) for name in titles.consumers],
+        "consumers": [plain_name(name, encoding.LONGEST_TITLE) for name in titles.consumers],
         "heldBy": HELD_BY,
-        "parts": EXPOSED_PARTS,
+        "parts": figure.EXPOSED_PARTS,
         "fastest": FASTEST_LINK_BYTES_PER_S,
     }  # fmt: skip
 
@@ -194,5 +178,5 @@ def _row_data(model: Timeline, packed: PackedBoxes) -> Iterator[dict[str, Any]]:
             "lane": placed.place,
             "level": level,
             "count": len(boxes),
-            **({"overview": overview(boxes, *model.home_ns)} if seen else {}),
+            **({"overview": encoding.overview(boxes, *model.home_ns)} if seen else {}),
         }

@@ -12,44 +12,20 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union_of_one
 from ddp_prof.present import theme
 from ddp_prof.present.text import milliseconds, percent
-from ddp_prof.present.timeline.model import (
-    CALLS,
-    COMMUNICATION,
-    COMPUTE,
-    COPIES,
-    GRAPHS,
-    HOST,
-    RANGES,
-    STRIP,
-    UNNAMED,
-    WAITING,
-    Boxes,
-    Lane,
-    RankExposure,
-)
+from ddp_prof.present.timeline import model
+from ddp_prof.present.timeline.model import Boxes, Lane, RankExposure
 from ddp_prof.range_names import PHASES, PROCESS
-from ddp_prof.trace import (
-    UNKNOWN,
-    Category,
-    Ints,
-    Mask,
-    Trace,
-    concatenate,
-    distinct,
-    empty,
-    fill,
-    select,
-    take_or_unknown,
-)
+from ddp_prof.table import concatenate, distinct, empty, fill, select, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace
 
 _KINDS = {
-    Category.COMPUTE: COMPUTE,
-    Category.COMMUNICATION: COMMUNICATION,
-    Category.MEMORY: COPIES,
-    Category.OTHER: GRAPHS,
-    Category.UNKNOWN: UNNAMED,
+    Category.COMPUTE: model.COMPUTE,
+    Category.COMMUNICATION: model.COMMUNICATION,
+    Category.MEMORY: model.COPIES,
+    Category.OTHER: model.GRAPHS,
+    Category.UNKNOWN: model.UNNAMED,
 }
-_TITLES = {GRAPHS: "CUDA graphs", UNNAMED: "unnamed kernels"}
+_TITLES = {model.GRAPHS: "CUDA graphs", model.UNNAMED: "unnamed kernels"}
 _DRAWN_AS = {
     Category.COMMUNICATION: theme.COMMUNICATION,
     Category.MEMORY: theme.MEMORY,
@@ -77,9 +53,8 @@ def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
     events = rank.select_category(Category.COMPUTE)
     events = select(events, view.is_visible(events.start_ns, events.end_ns))
     steps = take_or_unknown(rank.step_keys, events.step)
-    return Lane(
-        "compute", COMPUTE, make_boxes(view, (events.start_ns, events.end_ns), PHASE_CODE[events.phase], step=steps)
-    )
+    boxes = make_boxes(view, (events.start_ns, events.end_ns), PHASE_CODE[events.phase], step=steps)
+    return Lane("compute", model.COMPUTE, boxes)
 
 
 def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
@@ -96,7 +71,7 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposu
         bytes=ranges.bytes,
         collective=_collectives(explained, ranges.start_ns, ranges.end_ns, np.full(len(ranges), UNKNOWN)),
     )
-    return Lane("communication", COMMUNICATION, boxes, rank.trace.names, from_launch=True)
+    return Lane("communication", model.COMMUNICATION, boxes, rank.trace.names, from_launch=True)
 
 
 def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list[Lane]:
@@ -114,7 +89,7 @@ def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list
     for category, kind in _KINDS.items():
         of_kind = seen[activities.category[seen] == category]
         # Copies share a lane: many streams copy, each a little.
-        streams = [UNKNOWN] if kind == COPIES else distinct(activities.lane[of_kind])
+        streams = [UNKNOWN] if kind == model.COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
             rows = of_kind if stream == UNKNOWN else of_kind[activities.lane[of_kind] == stream]
             boxes = _device_boxes(rank, view, explained, category, rows, event_of[rows], consumer_of[rows])
@@ -181,7 +156,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     Where windows cross, as where a step's work was launched before the last step's was done, to the one begun last.
     """
     if not len(rank.including_warmup.events):  # nothing is known of what it did, not even that it idled
-        return Lane(_STRIP_TITLE, STRIP, empty(Boxes))
+        return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
     begins, owners = _owners(rank)
     divided = divide(rank.including_warmup, view)
     pieces = [cut(part, begins) for part in divided.values()]
@@ -191,7 +166,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
     start, end = start[order], end[order]
     step = take_or_unknown(owners, np.searchsorted(begins, start, side="right") - 1)
     boxes = make_boxes(view, (start, end), category[order], step=step, level=np.zeros_like(start))
-    return Lane(_STRIP_TITLE, STRIP, boxes)
+    return Lane(_STRIP_TITLE, model.STRIP, boxes)
 
 
 def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
@@ -210,10 +185,10 @@ def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane
         level=np.zeros(len(stretches), np.int64),
     )
     if not np.any((events.category == Category.COMMUNICATION) & blocking.is_known):
-        return Lane(_WAITING_TITLE, WAITING, waits)
+        return Lane(_WAITING_TITLE, model.WAITING, waits)
     unknown = blocking.unknown_times(events) & union_of_one(view.start_ns, view.end_ns)
     maybe = make_boxes(view, (unknown.start_ns, unknown.end_ns), theme.MAYBE_BLOCKING)
-    return Lane(_WAITING_TITLE, WAITING, concatenate(waits, maybe))
+    return Lane(_WAITING_TITLE, model.WAITING, concatenate(waits, maybe))
 
 
 def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
@@ -282,7 +257,7 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
         comm_ns, overlapped_ns = shares.get(keys[row], (0, 0))
         share = f"{percent(overlapped_ns / comm_ns)} of {milliseconds(comm_ns)}" if comm_ns else ""
         titles.append(f"{names[row]}: {share} communication overlapped" if share else names[row])
-    return Lane("host", HOST, concatenate(steps, ranges), (*titles, INFERRED))
+    return Lane("host", model.HOST, concatenate(steps, ranges), (*titles, INFERRED))
 
 
 def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
@@ -304,7 +279,7 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
             step=rank.step_at(spans.start_ns[rows]),
             level=np.concatenate([depth, below]),
         )
-        yield Lane(f"ranges, {thread_name(trace, rank.process, thread)}", RANGES, boxes, trace.names)
+        yield Lane(f"ranges, {thread_name(trace, rank.process, thread)}", model.RANGES, boxes, trace.names)
 
 
 def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
@@ -331,7 +306,7 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
             call=rows,
             level=nest(start, end),
         )
-        yield Lane(f"CUDA calls, {thread_name(trace, rank.process, thread)}", CALLS, boxes, trace.names)
+        yield Lane(f"CUDA calls, {thread_name(trace, rank.process, thread)}", model.CALLS, boxes, trace.names)
 
 
 def thread_name(trace: Trace, process: int, thread: int) -> str:
