@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from ddp_prof.present.timeline.model import (
     WAITING,
     Boxes,
     Lane,
+    Panel,
     RankLanes,
     Timeline,
 )
@@ -36,29 +36,29 @@ def draw_timeline(model: Timeline) -> go.Figure:
     """The picture of a timeline of a few steps; its width is set where it is written."""
     import plotly.graph_objects as go
 
-    placed, colors = compute_layout(model), theme.LIGHT.colors
+    (rows, annotations, shapes, height), colors = _arrange(model), theme.LIGHT.colors
     subtitle = "".join(
         to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
         for words, category in explanation(model)
     )
     layout = base_layout(model)
     layout["yaxis"] |= {
-        "range": [placed.height, 0],
+        "range": [height, 0],
         "tickmode": "array",
-        "tickvals": [row.top + row.height / 2 for row in placed.rows],
-        "ticktext": [f"{row.lane.title}  " for row in placed.rows],
+        "tickvals": [row.top + row.height / 2 for row in rows],
+        "ticktext": [f"{row.lane.title}  " for row in rows],
     }
     layout |= {
         "title": chart_title(to_plain_text(headline(model)), subtitle),
-        "height": round(placed.height + TOP + BOTTOM),
+        "height": round(height + TOP + BOTTOM),
         "margin": {"t": TOP, "b": BOTTOM, "l": LEFT, "r": RIGHT},
-        "annotations": [*_panel_headers(model, placed), *_rank_titles(placed)],
-        "shapes": _separators(placed),
+        "annotations": annotations,
+        "shapes": shapes,
         "barmode": "overlay",
         "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
         "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
     }
-    return go.Figure([go.Bar(bars) for bars in _bars(model, placed.rows)], layout)
+    return go.Figure([go.Bar(bars) for bars in _bars(model, rows)], layout)
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
@@ -152,40 +152,22 @@ class Row(NamedTuple):
         return self.level - (0 if self.lane.levels == 1 else min(1, self.level / 10))
 
 
-@dataclass(frozen=True)
-class Block:
-    """Where a rank is drawn."""
-
-    rank: RankLanes
-    rows: tuple[Row, ...]
-    top: float
-    bottom: float
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Where everything is drawn: the top and the ranks of each panel, the height of all lanes."""
-
-    headers: tuple[float, ...]
-    blocks: tuple[tuple[Block, ...], ...]
-    height: float
-
-    @property
-    def rows(self) -> list[Row]:
-        return [row for blocks in self.blocks for block in blocks for row in block.rows]
-
-
-def compute_layout(model: Timeline) -> Layout:
+def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dict[str, Any]], float]:
+    """Ranks below each other, lanes within ranks: rows of lanes, titles, lines between, and the height of all."""
+    rows: list[Row] = []
+    headers: list[dict[str, Any]] = []
+    titles: list[dict[str, Any]] = []
+    above_panels, between_ranks = [], []
     top = 0.0
-    headers: list[float] = []
-    panels: list[tuple[Block, ...]] = []
     for panel in model.panels:
-        top += PANEL_GAP if headers else 0
-        headers.append(top)
+        if headers:
+            top += PANEL_GAP
+            above_panels += [top] if panel.ranks else []
+        headers.append(_panel_header(panel, top + 16))
         top += PANEL_HEADER
-        blocks = []
-        for rank in panel.ranks:
-            rows, start = [], top
+        for number, rank in enumerate(panel.ranks):
+            start = top
+            between_ranks += [start - RANK_GAP / 2] if number else []
             for lane in (lane for lane in rank.lanes if not lane.is_folded):
                 level: float = ROWS.get(lane.kind, OTHER_ROW)
                 if lane.kind not in (HOST, STRIP) and lane.levels > 1:  # a high stack has lower rows
@@ -193,10 +175,15 @@ def compute_layout(model: Timeline) -> Layout:
                 rows.append(Row(lane, top, level))
                 top += rows[-1].height + LANE_GAP
             top = max(top - LANE_GAP, start + LOWEST_RANK)
-            blocks.append(Block(rank, tuple(rows), start, top))
+            titles += _rank_title(rank, (start + top) / 2)
             top += RANK_GAP
-        panels.append(tuple(blocks))
-    return Layout(tuple(headers), tuple(panels), top)
+    thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
+    lines = [
+        {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
+        for ys, width, color in ((above_panels, 1.5, theme.LIGHT.quiet), (between_ranks, 1, theme.LIGHT.line))
+        for y in ys
+    ]
+    return rows, [*headers, *titles], lines, top
 
 
 def base_layout(model: Timeline) -> dict[str, Any]:
@@ -225,14 +212,13 @@ def base_layout(model: Timeline) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _panel_headers(model: Timeline, layout: Layout) -> Iterator[dict[str, Any]]:
-    for panel, top in zip(model.panels, layout.headers, strict=True):
-        device = f"device: {panel.device}"
-        if panel.device == "cpu":
-            device = f'<b><span style="color:{theme.LIGHT.notice}">{device}</span></b>'
-        facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
-        text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
-        yield {**_left_aligned_text(top + 16), "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
+def _panel_header(panel: Panel, y: float) -> dict[str, Any]:
+    device = f"device: {panel.device}"
+    if panel.device == "cpu":
+        device = f'<b><span style="color:{theme.LIGHT.notice}">{device}</span></b>'
+    facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
+    text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
+    return {**_left_aligned_text(y), "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
 
 
 def _left_aligned_text(y: float) -> dict[str, Any]:
@@ -242,27 +228,13 @@ def _left_aligned_text(y: float) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _rank_titles(layout: Layout) -> Iterator[dict[str, Any]]:
+def _rank_title(rank: RankLanes, y: float) -> Iterator[dict[str, Any]]:
     """Name, share and what it is a share of, in three lines of different size."""
-    for block in (block for blocks in layout.blocks for block in blocks):
-        ratio, middle = block.rank.overlap.overlap_ratio, (block.top + block.bottom) / 2
-        share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
-        quiet = {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}
-        yield {**_left_aligned_text(middle - 24), "text": f"<b>{block.rank.title}</b>", "font": {"size": 13}}
-        yield {**_left_aligned_text(middle), "text": f"<b>{share}</b>", "font": {"size": 24}}
-        yield {**_left_aligned_text(middle + 22), "text": below, "font": quiet}
-
-
-def _separators(layout: Layout) -> list[dict[str, Any]]:
-    """Thin lines: one above each panel but the first, one between ranks."""
-    thin = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "yref": "y", "layer": "below"}
-    tops = [blocks[0].top - PANEL_HEADER for blocks in layout.blocks[1:] if blocks]
-    between = [block.top - RANK_GAP / 2 for blocks in layout.blocks for block in blocks[1:]]
-    return [
-        {**thin, "y0": y, "y1": y, "line": {"width": width, "color": color}}
-        for ys, width, color in ((tops, 1.5, theme.LIGHT.quiet), (between, 1, theme.LIGHT.line))
-        for y in ys
-    ]
+    ratio, quiet = rank.overlap.overlap_ratio, {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}
+    share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
+    yield {**_left_aligned_text(y - 24), "text": f"<b>{rank.title}</b>", "font": {"size": 13}}
+    yield {**_left_aligned_text(y), "text": f"<b>{share}</b>", "font": {"size": 24}}
+    yield {**_left_aligned_text(y + 22), "text": below, "font": quiet}
 
 
 _WHEN = WHEN | {TAIL: "in the tail, after backward's last compute", UNKNOWN_WHEN: "in no known phase"}
