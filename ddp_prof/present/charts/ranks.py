@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from ddp_prof.present.text import shown_name, to_plain_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
+    from numpy.typing import NDArray
 
 
 _ROW, _COST = 34, 130
@@ -94,25 +96,22 @@ MOST_COLUMNS = 600
 _GAP, _MAP = 46, 300
 _MOST_LABELS = 24
 
-Identity = tuple[int | None, int, int | None, str]
-
-
-class Panel(NamedTuple):
-    """One of the maps: its title, the colour of its largest figure, and milliseconds by rank and column."""
-
-    title: str
-    color: str
-    values: list[list[float | None]]
+Figures = Sequence[Mapping[Any, int | None]]
+"""Nanoseconds of each rank by the key of the step."""
 
 
 def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
     """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side."""
     ranks = sorted(result.ranks, key=lambda rank: rank.node or "")
     columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
-    panels = _panels(ranks, skew, columns)
+    panels = _panels(ranks, skew)
     names = [f"{rank.node} · {rank.name}" if rank.node else rank.name for rank in ranks]
     called = {key: name for rank in ranks for key, name in rank.step_names.items()}
     steps = [called[key].removeprefix("step ") for key in columns]
+    maps = []
+    for index, (title, color, figures) in enumerate(panels):
+        values = np.array([[_largest_ms(of_rank, keys) for keys in columns.values()] for of_rank in figures], float)
+        maps.append(_map(index, title, color, values, names, steps))
     width = max((len(keys) for keys in columns.values()), default=1)
     each = f"a column is up to {width} steps and shows the largest figure" if width > 1 else "a column is a step"
     notice = theme.device_notice([result.device], result.caveats)
@@ -126,17 +125,17 @@ def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
         for index in range(len(panels))
     }  # fmt: skip
     return make_chart(
-        [_map(index, panel, names, steps) for index, panel in enumerate(panels)],
+        maps,
         title=f"{len(names)} ranks, {sum(map(len, columns.values())):,} steps",
         subtitle=f"{notice}  ·  {shown_name(result.label)}  ·  a row is a rank, {each}",
         height=3 * _MAP + 2 * _GAP, t=110, b=50, l=150, r=90,
         xaxis={**plain, "type": "category", "title": {"text": "step"}, "anchor": "y3", "nticks": 20},
         annotations=[
             {
-                "text": f"<b>{panel.title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
+                "text": f"<b>{title}</b>", "xref": "paper", "x": 0, "xanchor": "left", "yref": "paper",
                 "y": _domain(index)[1], "yanchor": "bottom", "showarrow": False, "font": {"color": theme.LIGHT.text},
             }
-            for index, panel in enumerate(panels)
+            for index, (title, _, _) in enumerate(panels)
         ],
         **rows,
     )  # fmt: skip
@@ -148,51 +147,46 @@ def _columns(keys: Sequence[int]) -> dict[int, list[int]]:
     return {keys[at]: list(keys[at : at + width]) for at in range(0, len(keys), width)}
 
 
-def _panels(ranks: Sequence[RankOverlap], skew: RunSkew, columns: Mapping[int, Sequence[int]]) -> list[Panel]:
-    waits: dict[Identity, dict[int, int | None]] = {_identity(rank): {} for rank in skew.ranks}
+def _panels(ranks: Sequence[RankOverlap], skew: RunSkew) -> tuple[tuple[str, str, Figures], ...]:
+    """Of each map the title, the colour of its largest figure, and the figures."""
+    waits: dict[Any, dict[int, int | None]] = {_identity(rank): {} for rank in skew.ranks}
     for step in skew.steps:
         for rank, wait in zip(skew.ranks, step.waits_ns, strict=True):
             waits[_identity(rank)][step.step] = wait
     exposed = [{step.step_key: step.exposed_ns for step in rank.steps} for rank in ranks]
     times = [{step.step_key: step.length.ns for step in rank.steps} for rank in ranks]
     waited = [waits.get(_identity(rank), {}) for rank in ranks]
-    return [
-        Panel("exposed communication", theme.LIGHT.colors[theme.EXPOSED], _values(exposed, columns)),
-        Panel("exposed while waiting for a peer", theme.LIGHT.colors[PEER_WAIT], _values(waited, columns)),
-        Panel("length of the step", theme.LIGHT.text, _values(times, columns)),
-    ]
+    return (
+        ("exposed communication", theme.LIGHT.colors[theme.EXPOSED], exposed),
+        ("exposed while waiting for a peer", theme.LIGHT.colors[PEER_WAIT], waited),
+        ("length of the step", theme.LIGHT.text, times),
+    )
 
 
-def _identity(rank: Any) -> Identity:
+def _identity(rank: Any) -> tuple[Any, ...]:
     return rank.rank, rank.process, rank.device, rank.qualifier
 
 
-def _values(
-    ranks: Sequence[Mapping[Any, int | None]], columns: Mapping[int, Sequence[int]]
-) -> list[list[float | None]]:
-    """Milliseconds of each rank in each column: the largest of its steps; ``None`` where nothing is known."""
-
-    def largest(of_rank: Mapping[Any, int | None], keys: Sequence[int]) -> float | None:
-        known = [value for key in keys if (value := of_rank.get(key)) is not None]
-        return max(known) / 1e6 if known else None
-
-    return [[largest(of_rank, keys) for keys in columns.values()] for of_rank in ranks]
+def _largest_ms(of_rank: Mapping[Any, int | None], keys: Sequence[int]) -> float:
+    """Of some steps; NaN where nothing is known."""
+    return max((value / 1e6 for key in keys if (value := of_rank.get(key)) is not None), default=math.nan)
 
 
-def _map(index: int, panel: Panel, names: Sequence[str], steps: Sequence[str]) -> dict[str, Any]:
+def _map(
+    index: int, title: str, color: str, values: NDArray[np.float64], names: Sequence[str], steps: Sequence[str]
+) -> dict[str, Any]:
     number = "" if index == 0 else str(index + 1)
-    values = np.array(panel.values, float)
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     is_time = index == 2  # step times differ by little: their scale does not begin at 0
     return {
         "type": "heatmap", "x": steps, "y": list(range(len(names))), "z": values,
         "xaxis": "x", "yaxis": f"y{number}", "zmin": low if is_time else 0, "zmax": high,
-        "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, panel.color]],
+        "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, color]],
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "y": _domain(index)[1], "yanchor": "top", "len": 0.28},
         "hoverongaps": False,
         "customdata": np.array([[shown_name(name)] * len(steps) for name in names]),
-        "hovertemplate": f"<b>%{{customdata}}</b>, step %{{x}}: %{{z:.3f}} ms {panel.title}<extra></extra>",
+        "hovertemplate": f"<b>%{{customdata}}</b>, step %{{x}}: %{{z:.3f}} ms {title}<extra></extra>",
     }  # fmt: skip
 
 
