@@ -172,11 +172,7 @@ def _page_data(
 
 def _row_data(model: Timeline, packed: PackedBoxes) -> Iterator[dict[str, Any]]:
     takes_long = model.boxes > BOXES_READ_AT_ONCE
-    for placed, level, boxes in packed.rows:
-        seen = takes_long and not placed.lane.is_folded
-        yield {
-            "lane": placed.place,
-            "level": level,
-            "count": len(boxes),
-            **({"overview": encoding.overview(boxes, *model.home_ns)} if seen else {}),
-        }
+    for row in packed.rows:
+        seen = takes_long and not row.placed.lane.is_folded
+        beside = {"overview": encoding.overview(row.boxes, *model.home_ns)} if seen else {}
+        yield {"lane": row.placed.place, "level": row.level, "count": len(row.boxes), **beside}

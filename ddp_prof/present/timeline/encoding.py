@@ -58,11 +58,12 @@ class PlacedLane(NamedTuple):
 
 
 class PackedRow(NamedTuple):
-    """A level of a lane: its boxes, in order, do not overlap."""
+    """A level of a lane: its boxes, in order, do not overlap; the first one's position among those of all rows."""
 
     placed: PlacedLane
     level: int
     boxes: Boxes
+    offset: int
 
 
 class PackedTable(NamedTuple):
@@ -159,30 +160,30 @@ def pack_folded(
         titles: Those of the boxes shown; grows.
     """
     lanes = [_in_order(placed) for placed in lanes]
-    table, packed = _pack_rows(lanes, titles)
+    table = _pack_rows(lanes, titles)
     rows = _rows(lanes)
     facts = {
         "call": [_links(rows, shown.rows)],
         "shape": (titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows),
         "phase": (row.boxes.phase + 1 for row in shown.rows),
     }
+    told = pack_table(sum(len(row.boxes) for row in shown.rows), facts)
     exposed = _exposed(shown.rows, explained)
-    told, more = pack_table(sum(len(row.boxes) for row in shown.rows), facts)
-    parts, rest = pack_table(len(exposed["box"][0]), exposed)
     needs = _needs(shown.rows, explained, titles)
-    needed, last = pack_table(len(needs["box"][0]), needs)
-    return PackedBoxes(rows, (table, told, parts, needed), packed + more + rest + last)
+    tables = (table, told, *(pack_table(len(columns["box"][0]), columns) for columns in (exposed, needs)))
+    return PackedBoxes(rows, tuple(shape for shape, _ in tables), b"".join(packed for _, packed in tables))
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
     """The levels of lanes whose boxes are in order."""
-    found = []
+    found, offset = [], 0
     for placed in lanes:
         boxes = placed.lane.boxes
         first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
         for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
             own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
-            found.append(PackedRow(placed, level, own))
+            found.append(PackedRow(placed, level, own, offset))
+            offset += len(own)
     return tuple(found)
 
 
@@ -231,8 +232,7 @@ def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
 
 def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
     """Position among the boxes of all folded lanes: first that of no call, then of each of a rank, then of others."""
-    offsets = np.cumsum([0, *(len(row.boxes) for row in folded)]).tolist()
-    calls = [(row.boxes.call, at) for row, at in zip(folded, offsets, strict=False) if row.placed.rank == rank]
+    calls = [(row.boxes.call, row.offset) for row in folded if row.placed.rank == rank]
     places = np.full(max((int(call.max(initial=UNKNOWN)) for call, _ in calls), default=UNKNOWN) + 3, UNKNOWN, np.int64)
     for call, offset in calls:
         known = np.flatnonzero(call != UNKNOWN)
@@ -242,7 +242,6 @@ def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
 
 def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> dict[str, list[Ints]]:
     boxes, parts, lengths = [], [], []
-    offset = 0
     for row in shown:
         found = explained[row.placed.rank]
         rows = np.flatnonzero(row.boxes.collective != UNKNOWN)
@@ -254,10 +253,9 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> d
             told = all_ns != 0
             told[:, -1] = all_ns[:, -1] != UNKNOWN
             at, part = np.nonzero(told)
-            boxes.append(offset + rows[at])
+            boxes.append(row.offset + rows[at])
             parts.append(part)
             lengths.append(all_ns[at, part])
-        offset += len(row.boxes)
     return {"box": [_differences(_joined(boxes))], "part": [_joined(parts)], "ns": [_joined(lengths)]}
 
 
@@ -269,15 +267,14 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
     and ``slack`` in ns; ``held``, 0 where nothing is known to need it, else one more than the index into ``HELD_BY``;
     of the consumer ``name``, ``stream``, ``after``, its start less that of the collective, and ``consumer``, as ``of``.
     """
-    offsets = np.cumsum([0, *(len(row.boxes) for row in shown)]).tolist()
     at = {(rank, of): np.zeros(len(found.timings), np.int64) for rank, found in enumerate(explained) for of in (0, 1)}
-    for row, offset in zip(shown, offsets, strict=False):
+    for row in shown:
         for of, column in enumerate((row.boxes.collective, row.boxes.consumer)):
             known = np.flatnonzero(column != UNKNOWN)
             if row.placed.lane.kind != WAITING:
-                at[row.placed.rank, of][column[known]] = offset + known + 1
+                at[row.placed.rank, of][column[known]] = row.offset + known + 1
     parts: list[dict[str, Ints]] = []
-    for row, offset in zip(shown, offsets, strict=False):
+    for row in shown:
         rows, rank = np.flatnonzero(row.boxes.collective != UNKNOWN), row.placed.rank
         if not len(rows):
             continue
@@ -296,7 +293,7 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
         }
         is_needed = (timings.held_by[which] != UNKNOWN) & (not waits)
         beside = {
-            "box": offset + rows,
+            "box": row.offset + rows,
             "index": timings.index[which],
             "of": at[rank, 0][which] * waits,
             "blocking": facts.pop("blocking"),
