@@ -17,7 +17,7 @@ from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Row, ms
 from ddp_prof.present.columns import percent as in_percent
-from ddp_prof.present.html.page import write_figure_page, write_shared_plotly
+from ddp_prof.present.html.page import write_figure, write_shared_plotly
 from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.variants import BYTES_PER_MB
@@ -244,7 +244,7 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
             for name, (title, figure) in draw_figures(results).items():
                 titles[f"{prefix}{name}"] = title
                 drawing.draw(figure, folder / f"{prefix}{name}.png")
-                write_figure_page(figure, folder / f"{prefix}{name}.html", title=title, shared_plotly=True)
+                write_figure(figure, title=title, page=folder / f"{prefix}{name}.html", shared_plotly=True)
             shown.append(titles)
         problems = drawing.try_finish()
     with atomic_write(folder / REPORT) as partial:

@@ -7,7 +7,7 @@ import pytest
 
 from ddp_prof.present import theme
 from ddp_prof.present.charts import make_chart
-from ddp_prof.present.html.page import write_figure_page
+from ddp_prof.present.html.page import write_figure
 from ddp_prof.present.html.report import write_report
 from tests.browser.conftest import Visit
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
@@ -60,7 +60,7 @@ def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Pat
         marker={"color": palette.colors[theme.COMMUNICATION]},
         error_x={"array": [1], "color": palette.notice},
     )
-    write_figure_page(go.Figure(trace), tmp_path / "figure.html", title="figure")
+    write_figure(go.Figure(trace), title="figure", page=tmp_path / "figure.html")
     visit.open(tmp_path / "figure.html")
     for scheme, palette in (("light", theme.LIGHT), ("dark", theme.DARK), ("light", theme.LIGHT)):
         visit.page.emulate_media(color_scheme=scheme)
@@ -98,7 +98,7 @@ def test_on_a_phone_titles_wrap_and_findings_need_no_scrolling(
 def test_a_page_of_one_figure_says_its_title_once(visit: Visit, tmp_path: Path) -> None:
     bars = [{"type": "bar", "x": [1], "y": [1]}]
     figure = make_chart(bars, title="once", subtitle="below<br>in two lines", height=120, t=100, b=80, l=80, r=80)
-    write_figure_page(figure, tmp_path / "figure.html", title="once")
+    write_figure(figure, title="once", page=tmp_path / "figure.html")
     visit.open(tmp_path / "figure.html")
     assert visit.page.get_by_text("once").count() == 1
     assert visit.page.locator(".title").inner_text() == "below\nin two lines"

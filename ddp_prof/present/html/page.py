@@ -42,15 +42,13 @@ def write_shared_plotly(folder: Path) -> None:
         partial.write_text(get_plotlyjs(), encoding="utf-8")
 
 
-def write_figure_page(figure: go.Figure, path: Path, *, title: str, shared_plotly: bool = False) -> None:
-    write_page(
-        path, "figure.html", {"heading": title}, title=title, figures={"figure": figure}, shared_plotly=shared_plotly
-    )
-
-
-def write_figure(figure: go.Figure, *, title: str, page: Path | None, picture: Path | None) -> None:
+def write_figure(
+    figure: go.Figure, *, title: str, page: Path | None, picture: Path | None = None, shared_plotly: bool = False
+) -> None:
+    """Write a figure as what is asked for: a page that holds it, see :func:`write_page`, and a picture."""
     if page:
-        write_figure_page(figure, page, title=title)
+        figures = {"figure": figure}
+        write_page(page, "figure.html", {"heading": title}, title=title, figures=figures, shared_plotly=shared_plotly)
     if picture:
         write_pictures([(figure, picture)])
 

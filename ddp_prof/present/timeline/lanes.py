@@ -18,20 +18,14 @@ from ddp_prof.range_names import PHASES, PROCESS
 from ddp_prof.table import concatenate, distinct, empty, fill, select, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace
 
-_KINDS = {
-    Category.COMPUTE: model.COMPUTE,
-    Category.COMMUNICATION: model.COMMUNICATION,
-    Category.MEMORY: model.COPIES,
-    Category.OTHER: model.GRAPHS,
-    Category.UNKNOWN: model.UNNAMED,
+_SHOWN_AS = {
+    Category.COMPUTE: (model.COMPUTE, "compute", theme.COMPUTE),  # coloured by the phase that launched it
+    Category.COMMUNICATION: (model.COMMUNICATION, "communication", theme.COMMUNICATION),
+    Category.MEMORY: (model.COPIES, "copies", theme.MEMORY),
+    Category.OTHER: (model.GRAPHS, "CUDA graphs", theme.GRAPH),
+    Category.UNKNOWN: (model.UNNAMED, "unnamed kernels", theme.UNNAMED),
 }
-_TITLES = {model.GRAPHS: "CUDA graphs", model.UNNAMED: "unnamed kernels"}
-_DRAWN_AS = {
-    Category.COMMUNICATION: theme.COMMUNICATION,
-    Category.MEMORY: theme.MEMORY,
-    Category.OTHER: theme.GRAPH,
-    Category.UNKNOWN: theme.UNNAMED,
-}
+"""The kind and the title of its lanes, and the category of its boxes."""
 _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
@@ -86,14 +80,13 @@ def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list
     needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # of several collectives the first one stays
     consumer_of[explained.consumer[needed]] = needed
     lanes = []
-    for category, kind in _KINDS.items():
+    for category, (kind, title, _) in _SHOWN_AS.items():
         of_kind = seen[activities.category[seen] == category]
         # Copies share a lane: many streams copy, each a little.
         streams = [UNKNOWN] if kind == model.COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
             rows = of_kind if stream == UNKNOWN else of_kind[activities.lane[of_kind] == stream]
             boxes = _device_boxes(rank, view, explained, category, rows, event_of[rows], consumer_of[rows])
-            title = _TITLES.get(kind, kind)
             name = title if stream == UNKNOWN else f"{title}, stream {stream}"
             lanes.append(Lane(name, kind, boxes, rank.trace.names))
     return lanes
@@ -131,7 +124,7 @@ def _device_boxes(
             )
     else:
         columns["consumer"] = consumer
-    drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else _DRAWN_AS[category]
+    drawn_as = PHASE_CODE[phase] if category == Category.COMPUTE else _SHOWN_AS[category][2]
     return make_boxes(view, (start, end), drawn_as, **columns)
 
 
@@ -209,7 +202,7 @@ def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
     parts = rank.time_by_part(union_of_one(view.start_ns, view.end_ns))
     for category in (Category.OTHER, Category.UNKNOWN):  # it is not known what runs, but the device is not idle
         running = rank.union_of(category)
-        parts[_DRAWN_AS[category]] = parts[theme.IDLE] & running
+        parts[_SHOWN_AS[category][2]] = parts[theme.IDLE] & running
         parts[theme.IDLE] = parts[theme.IDLE] - running
     return parts
 
