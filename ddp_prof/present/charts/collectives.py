@@ -143,7 +143,6 @@ _TITLES = {
 
 def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
     lines = [(row.y, row.line) for row in rows if row.line is not None]
-    marks: list[dict[str, Any]] = []
     x: list[float | None] = []
     y: list[float | None] = []
     for height, line in lines:
@@ -151,34 +150,26 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
         if known:
             x += [min(known) / 1e6, line.start_ns / 1e6, None]
             y += [height, height, None]
-    quiet = {"color": theme.LIGHT.quiet, "width": 1}
-    marks.append({"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False})
-    for name, symbol in (("ready", "circle"), ("launch", "triangle-right")):
-        found = [(height, time) for height, line in lines if (time := getattr(line, f"{name}_ns")) is not None]
+    quiet, text = {"color": theme.LIGHT.quiet, "width": 1}, theme.LIGHT.text
+    marks = [{"type": "scatter", "mode": "lines", "x": x, "y": y, "line": quiet, "showlegend": False}]
+    tick = {"symbol": "line-ns", "size": 16, "color": text, "line": {"width": 2, "color": text}}
+    kinds = (
+        ("ready", "ready at", [(height, line.ready_ns) for height, line in lines],
+         {"symbol": "circle", "size": 7, "color": text}),
+        ("launch", "launch at", [(height, line.launch_ns) for height, line in lines],
+         {"symbol": "triangle-right", "size": 7, "color": text}),
+        ("end of backward's compute", "backward's compute ends at",
+         [(row.y, row.rank.backward_end_ns) for row in rows if row.line is None], tick),
+    )  # fmt: skip
+    for name, words, times, marker in kinds:
+        found = [(height, time) for height, time in times if time is not None]
         marks.append(
             {
                 "type": "scatter", "mode": "markers", "name": name,
-                "x": [time / 1e6 for _, time in found], "y": [height for height, _ in found],
-                "marker": {"symbol": symbol, "size": 7, "color": theme.LIGHT.text},
-                "hovertemplate": f"{name} at %{{x:.3f}} ms<extra></extra>",
+                "x": [time / 1e6 for _, time in found], "y": [height for height, _ in found], "marker": marker,
+                "hovertemplate": f"{words} %{{x:.3f}} ms<extra></extra>",
             }
         )  # fmt: skip
-    ends = [
-        (row.y, row.rank.backward_end_ns / 1e6)
-        for row in rows
-        if row.line is None and row.rank.backward_end_ns is not None
-    ]
-    marks.append(
-        {
-            "type": "scatter", "mode": "markers", "name": "end of backward's compute",
-            "x": [time for _, time in ends], "y": [height for height, _ in ends],
-            "marker": {
-                "symbol": "line-ns", "size": 16,
-                "color": theme.LIGHT.text, "line": {"width": 2, "color": theme.LIGHT.text},
-            },
-            "hovertemplate": "backward's compute ends at %{x:.3f} ms<extra></extra>",
-        }
-    )  # fmt: skip
     return marks
 
 
