@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
 
+PAPER: dict[str, Any] = {
+    "template": "none", "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
+    "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
+}  # fmt: skip
+
 EDGE = 24
 """Pixels to the left of titles."""
 
@@ -69,13 +74,8 @@ def make_chart(
     """
     import plotly.graph_objects as go
 
-    frame = {
-        "template": "none", "height": t + height + b, "margin": {"t": t, "b": b, "l": l, "r": r},
-        "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
-        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
-        "title": chart_title(title, subtitle, size, pad),
-    }  # fmt: skip
-    return go.Figure(list(traces), {**frame, **layout})
+    frame = {"height": t + height + b, "margin": {"t": t, "b": b, "l": l, "r": r}}
+    return go.Figure(list(traces), {**PAPER, **frame, "title": chart_title(title, subtitle, size, pad), **layout})
 
 
 def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dict[str, Any]:

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"
 
-_ASSETS = files("ddp_prof.present.html") / "assets"
-
 
 def write_shared_plotly(folder: Path) -> None:
     """Write the plotly.js of a folder's pages; what has its name there may be anything."""
@@ -114,8 +112,8 @@ def _without_loader(plotly: str) -> str:
     return "".join(found.groups()) if found else plotly
 
 
-def asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+def asset(name: str, room: str = "html") -> str:
+    return (files(f"ddp_prof.present.{room}") / "assets" / name).read_text(encoding="utf-8")
 
 
 def trusted_markup(ours: str) -> Markup:

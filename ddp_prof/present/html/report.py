@@ -84,7 +84,9 @@ def write_report(
     with nullcontext(pictures) if pictures else Pictures() as drawing:
         for name, chart in charts.items():
             drawing.draw(chart, folder / f"{name}.png")
-        places = _places(runs)
+        known = [None, *((run.name, run.result.label) for run in runs), None]
+        is_drawn = len(runs) <= index.MOST_PICTURES
+        places = [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
         with closing(make_pages(places) if make_pages else make_pages_in_process(runs, folder, places)) as outcomes:
             for done, (at, outcome) in enumerate(outcomes, 1):
                 if isinstance(outcome, TraceError):
@@ -107,12 +109,6 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
     return charts
-
-
-def _places(runs: Sequence[ReportRun]) -> list[Place]:
-    known = [None, *((run.name, run.result.label) for run in runs), None]
-    is_drawn = len(runs) <= index.MOST_PICTURES
-    return [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
 
 
 def make_pages_in_process(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:

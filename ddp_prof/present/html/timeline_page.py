@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
-from ddp_prof.present.html.page import json_in_page, trusted_markup, write_page
+from ddp_prof.present.html.page import asset, json_in_page, trusted_markup, write_page
 from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline import encoding, figure
 from ddp_prof.present.timeline.encoding import PackedBoxes, PlacedLane, Titles
@@ -25,7 +24,6 @@ from ddp_prof.trace import distinct, select
 BOXES_READ_AT_ONCE = 100_000
 """A page with more shows the window on which it opens first, where that holds fewer, or an encoding.overview."""
 
-_ASSETS = files("ddp_prof.present.timeline") / "assets"
 _SCRIPTS = {
     "base": ("dom", "format"),
     "data": ("columns", "tracks", "rows", "merge", "search"),
@@ -56,14 +54,14 @@ def write_timeline_page(
         "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
         "opening": trusted_markup(opening.payload() if opening else ""),
     }
-    scripts = [_asset(f"{folder}/{name}.js") for folder, names in _SCRIPTS.items() for name in names]
+    scripts = [asset(f"{folder}/{name}.js", "timeline") for folder, names in _SCRIPTS.items() for name in names]
     write_page(
         path,
         "timeline.html",
         values,
         title=figure.headline(model),
         navigation=navigation,
-        css=_asset("view/timeline.css") + _asset("lanes/lanes.css") + _colors(),
+        css=asset("view/timeline.css", "timeline") + asset("lanes/lanes.css", "timeline") + _colors(),
         # All in one scope of its own.
         script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
         shared_plotly=shared_plotly,
@@ -97,10 +95,6 @@ def _colors() -> str:
         for palette in (theme.LIGHT, theme.DARK)
     )
     return f"{light}\n@media (prefers-color-scheme: dark) {{ {dark} }}\n"
-
-
-def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
 
 
 def _page_data(

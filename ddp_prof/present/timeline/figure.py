@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
-from ddp_prof.present.charts import EDGE, LEGEND, UNSEEN, chart_title
+from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, chart_title
 from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, milliseconds, percent, plain_name, shown_name, to_plain_text
 from ddp_prof.present.timeline.lanes import CODE
@@ -191,10 +191,7 @@ def base_layout(model: Timeline) -> dict[str, Any]:
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
     return {
-        "template": "none",
-        "paper_bgcolor": theme.LIGHT.paper,
-        "plot_bgcolor": theme.LIGHT.paper,
-        "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
+        **PAPER,
         "legend": {
             **LEGEND, "traceorder": "normal", "font": {"size": theme.FONT_SIZE}, "itemsizing": "constant",
         },
