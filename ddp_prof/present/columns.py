@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 Value = str | int | float | None
 Row = dict[str, Value]
@@ -54,6 +54,10 @@ class Column:
 
 def ms(ns: float | None) -> float | None:
     return None if ns is None else ns / 1e6
+
+
+def values_of(result: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(result, name) for name in names}
 
 
 def times_of(result: object, *names: str) -> Row:

@@ -11,7 +11,7 @@ from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.core.attribution import NOTIFY
 from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical, StepPath
-from ddp_prof.present.columns import Row, ms, times_of
+from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, source_name
@@ -64,10 +64,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
         rows = list(_summed_rows(result.collectives, by or ""))
     document = run_document(
         run,
-        collectives=[
-            {**asdict(collective), **{name: getattr(collective, name) for name in _DERIVED}}
-            for collective in result.collectives
-        ],
+        collectives=[{**asdict(collective), **values_of(collective, *_DERIVED)} for collective in result.collectives],
         alignment=_alignment_document(result.alignment),
         matched=result.matched,
         unmatched=result.unmatched,
@@ -119,7 +116,7 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
     times = {name: getattr(collective, f"{name}_ns") for name in ("ready", "launch", "start", "end")}
     return {
         "rank": _rank(collective),
-        **{name: getattr(collective, name) for name in ("step", "index", "bucket", "op", "bytes")},
+        **values_of(collective, "step", "index", "bucket", "op", "bytes"),
         **{f"{name}_ms": None if ns is None else ms(ns - origin_ns) for name, ns in times.items()},
         **times_of(collective, "queueing", "duration", "wait", "transfer"),
         "algbw_GB/s": None if (speed := collective.algbw_bytes_per_s) is None else speed / 1e9,
@@ -138,8 +135,7 @@ def rows_of_step(collectives: Sequence[Collective]) -> list[Row]:
         {
             "collective": collective_name(collective.index, collective.bucket),
             "rank": _rank(collective),
-            "op": collective.op,
-            "bytes": collective.bytes,
+            **values_of(collective, "op", "bytes"),
             **times_of(collective, "duration", "exposed", "blocking"),
             "cause": exposed_words(collective),
         }
@@ -171,11 +167,9 @@ def _key(collective: Collective, by: str) -> Row:
     if by == "step":
         return {"rank": _rank(collective), "step": collective.step}
     if by == "group":
-        names = ("group", "op", "phase")
-        return {"rank": _rank(collective), **{name: getattr(collective, name) for name in names}}
-    index = collective.index if collective.bucket is None else None
-    bucket: Row = {"rank": _rank(collective), "bucket": collective.bucket, "index": index}
-    return {**bucket, "op": collective.op, "bytes": collective.bytes}
+        return {"rank": _rank(collective), **values_of(collective, "group", "op", "phase")}
+    bucket = {"bucket": collective.bucket, "index": collective.index if collective.bucket is None else None}
+    return {"rank": _rank(collective), **bucket, **values_of(collective, "op", "bytes")}
 
 
 def _rank(collective: Collective) -> str | int:
@@ -220,8 +214,7 @@ def _skew_row(rank: RankSkew, skew: RunSkew) -> Row:
     per_step = 1e6 * max(1, steps)
     return {
         "rank": rank.name.removeprefix("rank "),
-        "collectives": rank.collectives,
-        "last_collectives": rank.last_collectives,
+        **values_of(rank, "collectives", "last_collectives"),
         "last_steps": rank.last_steps if steps else None,
         "last_%": 100 * rank.last_steps / steps if steps else None,
         "lag_ms": ms(rank.lag_ns),

@@ -12,7 +12,7 @@ from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
-from ddp_prof.present.columns import Row, ms, times_of
+from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.columns import percent as in_percent
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
@@ -44,10 +44,7 @@ def compare_view(
         "variants": [asdict(summary) for summary in summaries],
         "warnings": warnings,
         "waterfall": asdict(waterfall),
-        "changes": [
-            {**asdict(change), "change_ns": change.change_ns, "is_beyond_spread": change.is_beyond_spread}
-            for change in changes
-        ],
+        "changes": [{**asdict(change), **values_of(change, "change_ns", "is_beyond_spread")} for change in changes],
     }
     return TableView("", compare_rows(summaries), notes, document)
 
@@ -62,7 +59,7 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
     return [
         {
             "variant": summary.label,
-            **{name: getattr(summary, name) for name in ("device", "ranks", "steps")},
+            **values_of(summary, "device", "ranks", "steps"),
             "step_ms": ms(summary.step_ns),
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
@@ -222,7 +219,7 @@ def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, caus
 def _gate_document(check: GateReport) -> Document:
     verdicts = [
         {
-            **{column.name: getattr(verdict, column.name) for column in fields(verdict)},
+            **values_of(verdict, *(column.name for column in fields(verdict))),
             "reason": verdict.reason or None,
             "rank": verdict.rank and verdict.rank.rank,
             "process": verdict.rank and verdict.rank.process,
@@ -254,7 +251,7 @@ def verdict_line(checks: Sequence[GateReport]) -> str:
 def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
     scale, unit = UNITS[verdict.unit]
     figures = ("measured", "limit", "baseline", "spread") if compared else ("measured", "limit")
-    values = {name: getattr(verdict, name) for name in figures}
+    values = values_of(verdict, *figures)
     return {
         "run": check.run.label,
         "device": check.run.device,

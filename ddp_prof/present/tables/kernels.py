@@ -10,7 +10,7 @@ from dataclasses import asdict
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.present.columns import Row, ms, percent
+from ddp_prof.present.columns import Row, ms, percent, values_of
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.present.text import count_noun, plain_name, source_name
@@ -36,7 +36,7 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     notes = _kernel_notes(use, top)
     ranks = [
         {
-            **{name: getattr(rank, name) for name in ("process", "device", "rank", "overlapped_ns")},
+            **values_of(rank, "process", "device", "rank", "overlapped_ns"),
             "hidden": [asdict(part) for part in rank.hidden],
             "idle_ns": rank.idle.idle_ns,
             "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],
@@ -86,15 +86,11 @@ def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
     return {
         "kernel": kernel.name,
         "shape": kernel.shape or None,
-        "phase": kernel.phase,
-        "kind": kernel.kind,
-        "count": kernel.count,
+        **values_of(kernel, "phase", "kind", "count"),
         "total_ms": ms(kernel.total_ns),
         "of_kernel_time_%": percent(kernel.total_ns / whole_ns if whole_ns else None),
         "median_us": kernel.median_ns / 1e3,
-        "beside": kernel.beside,
-        "alone": kernel.alone,
-        "slowdown": kernel.slowdown,
+        **values_of(kernel, "beside", "alone", "slowdown"),
     }
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ddp_prof.analyze.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
-from ddp_prof.present.columns import Row, ms, percent, times_of
+from ddp_prof.present.columns import Row, ms, percent, times_of, values_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import count_noun, milliseconds, source_name
@@ -43,8 +43,8 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
     document = {
         "schema": SCHEMA,
         "trace": str(result.trace),
-        **{name: getattr(result, name) for name in ("label", "source", "producer", "device")},
-        "attribution": {name: getattr(result.attribution, name) for name in ("activities", "device_time", "method")},
+        **values_of(result, "label", "source", "producer", "device"),
+        "attribution": values_of(result.attribution, "activities", "device_time", "method"),
         "ranks": [_rank_document(rank) for rank in result.ranks],
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
@@ -57,15 +57,14 @@ def _rank_document(rank: RankOverlap) -> Document:
     return {
         **_fields_of(rank),
         "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
-        "overlap_ratio": rank.overlap_ratio,
-        "backward_overlap_ratio": rank.backward_overlap_ratio,
+        **values_of(rank, "overlap_ratio", "backward_overlap_ratio"),
         "steps": [{**_fields_of(step), "length": _fields_of(step.length)} for step in rank.steps],
     }
 
 
 def _fields_of(result: RankOverlap | StepOverlap | StepLength) -> Document:
     """The fields as they are; ``asdict`` would copy each of them."""
-    return {column.name: getattr(result, column.name) for column in fields(result)}
+    return values_of(result, *(column.name for column in fields(result)))
 
 
 def _title(result: TraceOverlap) -> str:
@@ -124,8 +123,7 @@ def _rank_row(rank: RankOverlap) -> Row:
     return {
         **_identity(rank),
         "steps": len(rank.marked_steps),
-        "kernels": rank.kernels,
-        "collectives": rank.collectives,
+        **values_of(rank, "kernels", "collectives"),
         **times_of(rank, "compute", "comm", "overlapped", "exposed", "blocking"),
         "overlap_%": percent(rank.overlap_ratio),
         "in_backward_%": percent(rank.backward_overlap_ratio),
@@ -135,9 +133,7 @@ def _rank_row(rank: RankOverlap) -> Row:
 def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
     return {
         **_identity(rank),
-        "step": step.step,
-        "kernels": step.kernels,
-        "collectives": step.collectives,
+        **values_of(step, "step", "kernels", "collectives"),
         "step_ms": ms(step.length.ns),
         **times_of(
             step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm", "blocking"
@@ -162,15 +158,13 @@ def info_view(inventory: TraceInventory) -> TableView:
 
 def _process_row(process: ProcessInventory) -> Row:
     return {
-        "rank": process.rank,
-        "process": process.process,
+        **values_of(process, "rank", "process"),
         "devices": ", ".join(map(str, process.devices)) or "cpu",
         "kernels": process.kernels,
         "comm_kernels": process.collectives,
         "copies": process.copies,
         "CUDA_calls": process.calls,
-        "ranges": process.ranges,
-        "steps": process.steps,
+        **values_of(process, "ranges", "steps"),
         "warm-up_steps": process.warmup_steps,
         "backward_ranges": process.backward_ranges,
     }

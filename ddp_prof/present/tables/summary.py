@@ -14,7 +14,7 @@ from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.columns import Row, ms, percent, times_of
+from ddp_prof.present.columns import Row, ms, percent, times_of, values_of
 from ddp_prof.present.headlines import cause_headline, gain_headline
 from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
@@ -90,7 +90,7 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
 def _document(run: SummarizedRun) -> Document:
     known = ("label", "device", "ranks", "steps", "step_ns", "parts_ns", "comm_ns", "overlapped_ns", "exposed_ns")
     return {
-        **{name: getattr(run.summary, name) for name in (*known, "blocking_ns", "gain_at_most")},
+        **values_of(run.summary, *known, "blocking_ns", "gain_at_most"),
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,
@@ -104,9 +104,7 @@ def _row(run: SummarizedRun) -> Row:
     summary = run.summary
     return {
         "run": summary.label,
-        "device": summary.device,
-        "ranks": summary.ranks,
-        "steps": summary.steps,
+        **values_of(summary, "device", "ranks", "steps"),
         **times_of(summary, "step", "comm", "overlapped", "exposed", "blocking"),
         "overlap_%": percent(summary.overlap_ratio),
         "gain_at_most_%": percent(summary.gain_at_most),
@@ -205,8 +203,7 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
             "finding": one.rule,
             "costs_ms": ms(one.cost_ns),
             "of_ranks": ", ".join(one.ranks),
-            "evidence": one.evidence,
-            "advice": one.advice,
+            **values_of(one, "evidence", "advice"),
         }
         for one in diagnosis.findings
     ]
