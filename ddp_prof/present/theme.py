@@ -8,7 +8,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ddp_prof.analyze.collectives import exposed_time
+from ddp_prof.analyze.collectives.exposed_time import (
+    BLOCKING_CALL,
+    LATE_INPUT,
+    LAUNCHED_LATE,
+    PEER_WAIT,
+    QUEUED,
+    TRANSFER,
+)
 from ddp_prof.manifest import Caveat
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
 
@@ -133,12 +140,12 @@ LIGHT = Palette(
         STEP: "#d5dbe4",
         COMMUNICATION: "#2b1e5c",
         IDLE: "#e8ebef",
-        exposed_time.TRANSFER: "#a3142f",  # what is exposed and for no other reason
-        exposed_time.PEER_WAIT: "#c27836",
-        exposed_time.QUEUED: "#8d396e",
-        exposed_time.LATE_INPUT: "#1390c8",
-        exposed_time.LAUNCHED_LATE: "#8dc575",
-        exposed_time.BLOCKING_CALL: "#242cb2",
+        TRANSFER: "#a3142f",  # what is exposed and for no other reason
+        PEER_WAIT: "#c27836",
+        QUEUED: "#8d396e",
+        LATE_INPUT: "#1390c8",
+        LAUNCHED_LATE: "#8dc575",
+        BLOCKING_CALL: "#242cb2",
         ELSEWHERE: "#fada91",
     },
 )
@@ -160,12 +167,12 @@ DARK = Palette(
         STEP: "#2d343e",
         COMMUNICATION: "#ece6ff",
         IDLE: "#262c34",
-        exposed_time.TRANSFER: "#f04358",
-        exposed_time.PEER_WAIT: "#c69b48",
-        exposed_time.QUEUED: "#912088",
-        exposed_time.LATE_INPUT: "#199cb0",
-        exposed_time.LAUNCHED_LATE: "#86df66",
-        exposed_time.BLOCKING_CALL: "#711cf3",
+        TRANSFER: "#f04358",
+        PEER_WAIT: "#c69b48",
+        QUEUED: "#912088",
+        LATE_INPUT: "#199cb0",
+        LAUNCHED_LATE: "#86df66",
+        BLOCKING_CALL: "#711cf3",
         ELSEWHERE: "#f7e9c8",
     },
 )

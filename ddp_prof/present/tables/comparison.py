@@ -7,8 +7,15 @@ from dataclasses import asdict, fields, replace
 
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.variants import before_after
-from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange
+from ddp_prof.analyze.variants.before_after import (
+    DURATION,
+    LAUNCH,
+    QUEUEING,
+    TRANSFER,
+    WAIT,
+    CollectiveChange,
+    PartChange,
+)
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
@@ -170,11 +177,11 @@ def collective_change_text(change: CollectiveChange) -> str:
 
 
 _MOVES = {
-    before_after.LAUNCH: ("launches", "later", "earlier"),
-    before_after.QUEUEING: ("starts", "later after its launch", "sooner after its launch"),
-    before_after.WAIT: ("waits for a peer", "longer", "shorter"),
-    before_after.TRANSFER: ("transfers", "longer", "shorter"),
-    before_after.DURATION: ("takes", "longer", "shorter"),
+    LAUNCH: ("launches", "later", "earlier"),
+    QUEUEING: ("starts", "later after its launch", "sooner after its launch"),
+    WAIT: ("waits for a peer", "longer", "shorter"),
+    TRANSFER: ("transfers", "longer", "shorter"),
+    DURATION: ("takes", "longer", "shorter"),
 }
 
 
