@@ -358,10 +358,9 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
     """The profiler's own work during the measured steps; earlier work does not matter."""
-    measured = union(
-        np.concatenate([np.empty(0, np.int64), *(rank.steps.start_ns for rank in ranks)]),
-        np.concatenate([np.empty(0, np.int64), *(rank.steps.end_ns for rank in ranks)]),
-    )
+    measured = union(trace.overhead.start_ns[:0], trace.overhead.end_ns[:0])
+    for rank in ranks:
+        measured |= union(rank.steps.start_ns, rank.steps.end_ns)
     share = (union(trace.overhead.start_ns, trace.overhead.end_ns) & measured).length_ns / max(1, measured.length_ns)
     if share > OVERHEAD_LIMIT:
         yield f"the profiler itself was at work in {share:.1%} of the measured time: times are uncertain by as much"

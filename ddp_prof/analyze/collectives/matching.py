@@ -76,13 +76,6 @@ class Matches:
         ]
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
-    def are_identified(self, ranks: Sequence[RankCollectives]) -> Mask:
-        """Mask of the collectives that are identified by a communicator's name or a bucket, not by order alone."""
-        absent = self.rows == UNKNOWN
-        named, numbered = (self.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
-        told: Mask = (named | absent).all(axis=1) | (numbered | absent).all(axis=1)
-        return told
-
     def drop_parts(self, parts: Mask, doubt: str | None = None) -> Matches:
         """The matches without some ranks' parts; a collective left with one part is unmatched."""
         rows = np.where(parts, UNKNOWN, self.rows)

@@ -102,7 +102,10 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
     alignment = align_clocks(ranks, matches)
     if not len(matches) or alignment.residual_p95_ns is None:
         return matches, alignment
-    by_order = ~matches.are_identified(ranks)[:, np.newaxis]
+    # What neither the name of a communicator nor a bucket identifies on all its ranks is told by order alone.
+    absent = matches.rows == UNKNOWN
+    named, numbered = (matches.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
+    by_order = ~((named | absent).all(axis=1) | (numbered | absent).all(axis=1))[:, np.newaxis]
     apart = _find_implausible_parts(ranks, matches, alignment) & by_order
     if not apart.any():
         return matches, alignment

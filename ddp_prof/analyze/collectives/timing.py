@@ -81,10 +81,8 @@ class CollectiveTimings(Table):
         bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
         group: Index into :attr:`RankCollectives.groups`; ``sequence`` is the number within it that the profiler noted.
         input_ns: When what feeds it ended; not after its start.
-        slack_ns: How much later it could have ended without delaying its consumer, the operation that it delayed most
-            or left the least time; negative where the consumer's stream stood still for it.
+        slack_ns, held_by: As of ``blocking.Consumers``.
         consumer: Index into :attr:`RankCollectives.consumers` of the consumer's name.
-        held_by: Index into ``blocking.HELD_BY``: what the consumer waited for last.
     """
 
     step: Ints

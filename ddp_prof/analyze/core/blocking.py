@@ -46,6 +46,7 @@ class Consumers(Table):
     Attributes:
         slack_ns: How much later the collective could have ended without delaying the consumer; where the consumer's
             stream stood still for it, how long it did, negative.
+        held_by: What the consumer waited for last, an index into :data:`HELD_BY`.
     """
 
     collective: Ints

@@ -121,21 +121,6 @@ class Gradient(NamedTuple):
         return self.consumer, self.consumer_lane, self.consumer_start_ns, self.held_by
 
 
-def find_gradients(run: RunAnalysis) -> list[list[Gradient]]:
-    """The collectives that reduce gradients: those of each step of each rank, in the order of launch."""
-    steps: dict[tuple[int, int], list[Gradient]] = {}
-    for index, rank in enumerate(run.ranks):
-        rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
-        timings = select(rank.timings, rows)
-        number = take_or_unknown(rank.step_numbers, timings.step)
-        as_they_are = (getattr(timings, name) for name in Gradient._fields[4:])
-        names = (*rank.consumers, "")  # UNKNOWN, which is -1, finds the last one
-        columns = (timings.step, number, timings.consumer, run.exposures[index].exposed_ns[rows], *as_they_are)
-        for step, own, consumer, *values in zip(*(column.tolist() for column in columns), strict=True):
-            steps.setdefault((index, step), []).append(Gradient(index, own, names[consumer], *values))
-    return list(steps.values())
-
-
 @dataclass(frozen=True)
 class RunEvidence:
     """All that the rules may look at.
@@ -162,7 +147,18 @@ class RunEvidence:
 
     @cached_property
     def gradients(self) -> list[list[Gradient]]:
-        return find_gradients(self.analysis)
+        """The collectives that reduce gradients: those of each step of each rank, in the order of launch."""
+        steps: dict[tuple[int, int], list[Gradient]] = {}
+        for index, (rank, exposure) in enumerate(zip(self.analysis.ranks, self.analysis.exposures, strict=True)):
+            rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
+            timings = select(rank.timings, rows)
+            number = take_or_unknown(rank.step_numbers, timings.step)
+            as_they_are = (getattr(timings, name) for name in Gradient._fields[4:])
+            names = (*rank.consumers, "")  # UNKNOWN, which is -1, finds the last one
+            columns = (timings.step, number, timings.consumer, exposure.exposed_ns[rows], *as_they_are)
+            for step, own, consumer, *values in zip(*(column.tolist() for column in columns), strict=True):
+                steps.setdefault((index, step), []).append(Gradient(index, own, names[consumer], *values))
+        return list(steps.values())
 
     def where(self, found: Iterable[Gradient]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The ranks and the steps of some collectives, as a finding names them."""
