@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.ingest.sqlite_columns import integer_array
-from ddp_prof.trace import UNKNOWN, Category, Ints, distinct
+from ddp_prof.trace import UNKNOWN, Category, Ints, distinct_rows
 
 MOST_LETTERS = 4096
 """Longest name that is kept: the time of some regular expressions grows with the square of the length."""
@@ -56,10 +56,9 @@ class NsysStringIds:
 
         Strings that are not used stay out of ``names``.
         """
-        used = distinct(string_ids)
-        texts = [shorten(self.text(value)) for value in used]
-        index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
-        return index[np.searchsorted(used, string_ids)]
+        first, which = distinct_rows(string_ids)
+        texts = [shorten(self.text(value)) for value in string_ids[first].tolist()]
+        return np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
 
 
 def intern_texts(column: Any, names: NameTable) -> Ints:
