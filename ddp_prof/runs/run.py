@@ -21,7 +21,6 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +86,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """What it is made of, and its ranks where they were measured: to show it reads no file."""
+        from html import escape
+
         is_measured = all("overlap" in self.measured.get(file, {}) for file in self.files)
         return f"<p>{escape(repr(self))}</p>" + (self.overlap()._repr_html_() if is_measured else "")
 
