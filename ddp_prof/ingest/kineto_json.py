@@ -22,7 +22,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, read_document
-from ddp_prof.ingest.names import KernelClassifier, NameTable
+from ddp_prof.ingest.names import NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, select
@@ -77,13 +77,12 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
             event.name = str(event.name).removeprefix(OPERATOR_PREFIX)
         ranges = [*by_category[_RANGE], *ours]
     names = NameTable()
-    classifier = KernelClassifier(options.comm_patterns)
     spans = _spans(ranges, names)
     told = document.distributedInfo or {}
     rank, world, base_ns = told.get("rank"), told.get("world_size"), document.baseTimeNanoseconds
     synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
     activities = concatenate(
-        _activities(by_category[_KERNEL], names, Kind.KERNEL, classifier),
+        _activities(by_category[_KERNEL], names, Kind.KERNEL, options.comm_patterns),
         _activities(_events_of_categories(by_category, _COPY), names, Kind.COPY),
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
@@ -177,12 +176,10 @@ def _clamp_time(microseconds: Decimal | float) -> Decimal | float:
     return microseconds if is_number and -_MOST_US <= microseconds <= _MOST_US else _MOST_US
 
 
-def _activities(
-    events: Sequence[Event], names: NameTable, kind: Kind, classifier: KernelClassifier | None = None
-) -> Activities:
-    if classifier:
+def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patterns: Sequence[str] = ()) -> Activities:
+    if kind is Kind.KERNEL:
         name_id = _intern_names(events, names)
-        category = classifier.categories(names.as_tuple())[name_id]
+        category = kernel_categories(names.as_tuple(), comm_patterns)[name_id]
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_KERNEL)
     else:
         name_id = _intern_names(events, names, unnamed=kind.name.lower())

@@ -100,17 +100,9 @@ COMMUNICATION_KERNELS = {
 """Patterns of communication kernels by the libraries that they come from."""
 
 
-class KernelClassifier:
-    """Decides for kernel names whether they communicate, by the table and the user's own patterns."""
-
-    def __init__(self, extra_patterns: Iterable[str] = ()) -> None:
-        patterns = [*COMMUNICATION_KERNELS.values(), *extra_patterns]
-        self._communication = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
-
-    def categories(self, names: Sequence[str]) -> Ints:
-        """The category of a kernel by the index of its name; UNKNOWN at the last position, which is index -1."""
-        return np.array([*(self.category(name) for name in names), Category.UNKNOWN], np.int64)
-
-    def category(self, name: str) -> Category:
-        """COMMUNICATION where the name is known to communicate, else COMPUTE."""
-        return Category.COMMUNICATION if self._communication.search(name) else Category.COMPUTE
+def kernel_categories(names: Sequence[str], comm_patterns: Iterable[str] = ()) -> Ints:
+    """COMMUNICATION or COMPUTE by the index of a kernel's name; UNKNOWN at the last position, which is index -1."""
+    patterns = (*COMMUNICATION_KERNELS.values(), *comm_patterns)
+    communicating = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
+    found = (Category.COMMUNICATION if communicating.search(name) else Category.COMPUTE for name in names)
+    return np.array([*found, Category.UNKNOWN], np.int64)

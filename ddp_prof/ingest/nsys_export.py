@@ -17,7 +17,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
-from ddp_prof.ingest.names import MOST_LETTERS, KernelClassifier, NameTable, NsysStringIds, intern_texts
+from ddp_prof.ingest.names import MOST_LETTERS, NameTable, NsysStringIds, intern_texts, kernel_categories
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
 from ddp_prof.manifest import Manifest, load_manifest, manifest_path
@@ -79,7 +79,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     columns = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
     kernel_names = _kernel_names(file, columns, strings, names)
-    activities = _activities(columns, kernel_names, names, KernelClassifier(options.comm_patterns))
+    activities = _activities(columns, kernel_names, names, options.comm_patterns)
     calls = call_columns.result()
     tid = calls["globalTid"]
     call_details = None
@@ -175,9 +175,9 @@ def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStrin
     return name_id
 
 
-def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, classifier: KernelClassifier) -> Activities:
+def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_patterns: Sequence[str]) -> Activities:
     kind, pid = columns["kind"], columns["globalPid"]
-    category = classifier.categories(names.as_tuple())[name_id]
+    category = kernel_categories(names.as_tuple(), comm_patterns)[name_id]
     for other, name in _UNNAMED.items():
         rows = kind == other
         if rows.any():
