@@ -1,4 +1,4 @@
-"""The names of a trace, the strings of an nsys export, and what a kernel's name says that it was for.
+"""The names of a trace, and what a kernel's name says that it was for.
 
 A copy or a memory set is MEMORY and a graph launch OTHER whatever it is called. Only a kernel is classified by its
 name, where a pattern of :data:`COMMUNICATION_KERNELS` is found in it; a kernel without a name is UNKNOWN.
@@ -8,13 +8,13 @@ Stream and thread names never count.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2s
 from typing import Any
 
 import numpy as np
 
-from ddp_prof.ingest.sqlite_columns import integer_array
+from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.trace import UNKNOWN, Category, Ints, distinct_rows
 
 MOST_LETTERS = 4096
@@ -37,28 +37,20 @@ class NameTable:
         is_unknown = name_id == UNKNOWN
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
 
+    def intern_ids(self, string_ids: Ints, strings: Mapping[int, str], shorten: Callable[[str], str] = str) -> Ints:
+        """The numbers of the strings that a column refers to; ``UNKNOWN`` for ids that ``strings`` do not have."""
+        first, which = distinct_rows(string_ids)
+        texts = [shorten(strings.get(value, "")) for value in string_ids[first].tolist()]
+        return np.array([self.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
+
     def as_tuple(self) -> tuple[str, ...]:
         return tuple(self._index)
 
 
-class NsysStringIds:
-    """The table ``StringIds`` of an export: strings by the ids that its other tables refer to."""
-
-    def __init__(self, rows: Iterable[tuple[object, object]]) -> None:
-        self._values = {key: value for key, value in rows if isinstance(value, str) and value}
-
-    def text(self, string_id: int | None) -> str:
-        """The string, empty where the id is absent or unknown."""
-        return self._values.get(string_id, "") if string_id is not None else ""
-
-    def intern(self, string_ids: Ints, names: NameTable, shorten: Callable[[str], str] = str) -> Ints:
-        """Indices into ``names`` for a column of string ids; ``UNKNOWN`` for ids that the table does not hold.
-
-        Strings that are not used stay out of ``names``.
-        """
-        first, which = distinct_rows(string_ids)
-        texts = [shorten(self.text(value)) for value in string_ids[first].tolist()]
-        return np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
+def read_strings(file: SqliteFile) -> dict[int, str]:
+    """The strings of an export by the ids that its tables refer to; without those that are empty."""
+    rows = file.rows("SELECT id, value FROM StringIds") if file.has_columns("StringIds", "id", "value") else []
+    return {key: text for key, text in rows if isinstance(key, int) and isinstance(text, str) and text}
 
 
 def intern_texts(column: Any, names: NameTable) -> Ints:

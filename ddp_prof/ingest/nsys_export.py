@@ -7,7 +7,7 @@ are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
-from ddp_prof.ingest.names import MOST_LETTERS, NameTable, NsysStringIds, intern_texts, kernel_categories
+from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
 from ddp_prof.manifest import Manifest, load_manifest, manifest_path
@@ -71,8 +71,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     of_launches = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS) if options.with_launches else enrich.SHAPE_COLUMNS
     kernels = enrich.ALL_SHAPES if options.with_launches else options.with_shapes
     launches = file.start(_kernel_columns, file, of_launches, kernels) if kernels else None
-    has_strings = file.has_columns("StringIds", "id", "value")
-    strings = NsysStringIds(file.rows("SELECT id, value FROM StringIds") if has_strings else [])
+    strings = read_strings(file)
     names = NameTable()
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
@@ -84,7 +83,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     tid = calls["globalTid"]
     call_details = None
     if options.with_launches:
-        name_id = strings.intern(calls["nameId"], names, partial(_CALL_VERSION.sub, ""))
+        name_id = names.intern_ids(calls["nameId"], strings, partial(_CALL_VERSION.sub, ""))
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits, sync_source, sync_reason = synchronizations.result()
@@ -164,14 +163,14 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     return {column: values.whole() for column, values in grown.items()}
 
 
-def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: NsysStringIds, names: NameTable) -> Ints:
+def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
     """Names of the activities that are kernels, the first rows; ``UNKNOWN`` for kernels without any and for others."""
-    name_id = strings.intern(columns["name"], names)
+    name_id = names.intern_ids(columns["name"], strings)
     name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
     for other in ("shortName", "mangledName"):
         unnamed = np.flatnonzero((columns["kind"] == Kind.KERNEL) & (name_id == UNKNOWN))
         if len(unnamed) and file.has_columns(KERNELS, other):
-            name_id[unnamed] = strings.intern(file.read_integers(KERNELS, (other,))[other][unnamed], names)
+            name_id[unnamed] = names.intern_ids(file.read_integers(KERNELS, (other,))[other][unnamed], strings)
     return name_id
 
 
@@ -234,10 +233,10 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
 
 
-def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds, names: NameTable) -> Spans:
+def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:
     start, end, tid = column["start"], column["end"], column["globalTid"]
     inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
-    name_id = np.where(inline == UNKNOWN, strings.intern(column["textId"], names), inline)
+    name_id = np.where(inline == UNKNOWN, names.intern_ids(column["textId"], strings), inline)
     return Spans(
         start_ns=start,
         end_ns=np.maximum(start, end),
@@ -250,7 +249,7 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: NsysStringIds
     )
 
 
-def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int, int, str], str]:
+def _nccl_payloads(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[int, int, int, str], str]:
     """The arguments of NCCL's ranges, JSON texts, by process, thread, start and name: in the row, or among strings."""
     label, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
@@ -259,13 +258,13 @@ def _nccl_payloads(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, 
         f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
     )
     return {
-        (*_unpack_ids(tid), start, name): json or strings.text(json_id)
+        (*_unpack_ids(tid), start, name): json or strings.get(json_id, "")
         for start, tid, text, text_id, json, json_id in file.rows(query)
-        if (name := text or strings.text(text_id)).startswith("nccl")
+        if (name := text or strings.get(text_id, "")).startswith("nccl")
     }
 
 
-def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, int], str]:
+def _thread_names(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[int, int], str]:
     if not file.has_columns("ThreadNames", "nameId", "globalTid"):
         return {}
     (priority,) = file.columns_or_null("ThreadNames", "priority")  # a thread renamed has several names
@@ -273,7 +272,7 @@ def _thread_names(file: SqliteFile, strings: NsysStringIds) -> dict[tuple[int, i
         f"SELECT globalTid, nameId FROM {file.bounded_table('ThreadNames')} WHERE {are_integers('globalTid')} "
         f"ORDER BY {priority}, nameId"
     )
-    return {_unpack_ids(tid): strings.text(name) for tid, name in rows}
+    return {_unpack_ids(tid): strings.get(name, "") for tid, name in rows}
 
 
 def _unpack_ids(global_id: int) -> tuple[int, int]:

@@ -30,6 +30,7 @@ import numpy as np
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest.names import read_strings
 from ddp_prof.ingest.nsys_export import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
 from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
@@ -201,10 +202,7 @@ class SplitExport:
                 database.execute(
                     f'CREATE TABLE main."{table}" AS SELECT {self._column_list(table)} FROM whole."{table}" LIMIT 0'
                 )
-            strings = (
-                file.rows("SELECT id, value FROM StringIds") if file.has_columns("StringIds", "id", "value") else []
-            )
-            names = {key: text for key, text in strings if isinstance(key, int) and isinstance(text, str) and text}
+            names = read_strings(file)
             text, text_id = file.columns_or_null(NVTX, "text", "textId")
             database.execute("CREATE TEMP TABLE structure (id INTEGER PRIMARY KEY)")
             ids = [(key,) for key, name in names.items() if marks_structure(name)]
