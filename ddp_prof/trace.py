@@ -243,7 +243,6 @@ class Trace(Brief):
             must hand over ``None``, which joins again.
         shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
             ``None`` where shapes were not asked for.
-        shapes_known: Of how many activities, the first ones, that was read.
         registers: For each activity the registers a thread of it uses; ``None`` where launches were not asked for, as
             is ``call_details``.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
@@ -270,7 +269,6 @@ class Trace(Brief):
     sync_reason: str | None = None
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     shape_id: Ints | None = None
-    shapes_known: int = 0
     registers: Ints | None = None
     call_details: CallDetails | None = None
     world_size: int | None = None
@@ -301,11 +299,6 @@ class Trace(Brief):
     def device(self) -> str:
         """``cuda`` where it holds activities of a device, else ``cpu``."""
         return "cuda" if len(self.activities) else "cpu"
-
-    @property
-    def knows_shapes(self) -> bool:
-        """Whether the launch shapes of all kernels were read."""
-        return self.shapes_known >= len(self.activities)
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

@@ -13,10 +13,9 @@ class ReadOptions:
         comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
         with_launches: Read more of launches: kernels' shapes and registers, names and ends of calls, which timelines
             show.
-        with_shapes: Else of how many kernels at least, the first ones of the file, shapes are read. What is measured of
-            each kernel is measured with shapes, whatever is said here.
+        with_shapes: Read shapes alone. What is measured of each kernel is measured with them, whatever is said here.
     """
 
     comm_patterns: tuple[str, ...] = ()
     with_launches: bool = False
-    with_shapes: int = 0
+    with_shapes: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,13 +12,11 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.manifest import MOST_RANKS
 from ddp_prof.range_names import PROCESS, parse_ranges
-from ddp_prof.trace import UNKNOWN, Ints, Kind, Mask, Trace, distinct, distinct_rows
+from ddp_prof.trace import UNKNOWN, Ints, Mask, Trace, distinct, distinct_rows
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns of Nsight Systems that hold the launch shape."""
 REGISTERS = "registersPerThread"
-ALL_SHAPES = sys.maxsize
-"""Kernels whose shapes are read: all of them."""
 
 _LATEST_NS = 4 * 10**18
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
@@ -117,7 +114,7 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
     Args:
         trace: Its kernels come first among the activities.
         columns: One for each of :data:`SHAPE_COLUMNS`, then the registers per thread, where these are known; one row
-            per kernel, of all or of the first ones; ``UNKNOWN`` where the profiler noted none.
+            per kernel; ``UNKNOWN`` where the profiler noted none.
     """
     sizes, registers = columns[: len(SHAPE_COLUMNS)], columns[len(SHAPE_COLUMNS) :]
     names = NameTable(trace.names)
@@ -128,11 +125,9 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
         for row in used.tolist()
     ]
     others = np.full(len(trace.activities) - len(which), UNKNOWN, np.int64)
-    kernels = int((trace.activities.kind == Kind.KERNEL).sum())
     return replace(
         trace,
         names=names.as_tuple(),
         shape_id=np.concatenate([np.array(index, np.int64)[which], others]),
-        shapes_known=len(trace.activities) if len(which) == kernels else len(which),
-        registers=np.concatenate([*registers, others]) if registers else trace.registers,
+        registers=np.concatenate([*registers, others]) if registers else None,
     )

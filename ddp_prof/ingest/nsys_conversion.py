@@ -24,7 +24,6 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
-from ddp_prof.ingest.enrich import ALL_SHAPES
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
 from ddp_prof.ingest.nsys_program import find_nsys
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
@@ -35,17 +34,12 @@ EXPORT_TO_REPORT = 4
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
-def _with_all_shapes(options: ReadOptions) -> ReadOptions:
-    """The export may be gone when the shapes of other kernels are asked for."""
-    return replace(options, with_shapes=options.with_shapes and ALL_SHAPES)
-
-
 def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
     """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
 
     def load(export: Path) -> Trace:
-        return replace(load_nsys_sqlite(export, _with_all_shapes(options), path), path=path, source="nsys-report")
+        return replace(load_nsys_sqlite(export, options, path), path=path, source="nsys-report")
 
     if is_exported(path):
         return load(beside)
@@ -115,7 +109,7 @@ def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
         export = Path(folder) / "export.sqlite"
         _write_database(tables, export)
         try:
-            trace = load_nsys_sqlite(export, _with_all_shapes(options), path)
+            trace = load_nsys_sqlite(export, options, path)
         except TraceError as error:
             raise TraceError(path if error.path == export else error.path, error.reason, error.hint) from error
     return replace(trace, path=path, source="nsys-tables")

@@ -53,14 +53,6 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
         return file.run_with_deadline(lambda: _load(file, manifest, options))
 
 
-def read_all_shapes(trace: Trace) -> Trace:
-    """A trace of which the shapes of the first kernels are known, with those of all kernels."""
-    with open_sqlite(trace.path) as file:
-        return enrich.add_launch_shapes(
-            trace, file.run_with_deadline(lambda: _kernel_columns(file, enrich.SHAPE_COLUMNS))
-        )
-
-
 def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
     _require_export(file)
     # The tables are read side by side: SQLite and Arrow work outside Python's lock.
@@ -69,8 +61,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     call_columns = file.start(_call_columns, file, options.with_launches)
     synchronizations = file.start(read_synchronizations, file)
     of_launches = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS) if options.with_launches else enrich.SHAPE_COLUMNS
-    kernels = enrich.ALL_SHAPES if options.with_launches else options.with_shapes
-    launches = file.start(_kernel_columns, file, of_launches, kernels) if kernels else None
+    has_launches = options.with_launches or options.with_shapes
+    launches = file.start(_kernel_columns, file, of_launches) if has_launches else None
     strings = read_strings(file)
     names = NameTable()
     ranges, texts = range_rows.result()
@@ -196,9 +188,9 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
     )
 
 
-def _kernel_columns(file: SqliteFile, columns: Sequence[str], rows: int = enrich.ALL_SHAPES) -> list[Ints]:
-    """Columns of the kernels that have a start; of the first rows alone where they are told how many."""
-    start, *found = file.read_integers(KERNELS, ("start", *columns), rows).values()
+def _kernel_columns(file: SqliteFile, columns: Sequence[str]) -> list[Ints]:
+    """Columns of the kernels that have a start."""
+    start, *found = file.read_integers(KERNELS, ("start", *columns)).values()
     return [column[start != UNKNOWN] for column in found]
 
 

@@ -204,21 +204,21 @@ class SqliteFile:
         if self._is_stopped:
             raise TraceError(self.path, "reading it was stopped", _HINT)
 
-    def read_integers(self, table: str, columns: Sequence[str], rows: int | None = None) -> dict[str, Ints]:
-        """Columns of a table, of all or the first rows, as int64; what is NULL or no column of it is ``UNKNOWN``.
+    def read_integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
+        """Columns of a table as int64; what is NULL or no column of it is ``UNKNOWN``.
 
         Without rows where the table is absent: exporters leave out what was not recorded.
         """
         grown = {column: GrowingColumn() for column in columns}
-        for batch in self.batches(table, columns, rows):
+        for batch in self.batches(table, columns):
             for column, values in batch.items():
                 grown[column].add(values)
         return {column: values.whole() for column, values in grown.items()}
 
-    def batches(self, table: str, columns: Sequence[str], rows: int | None = None) -> Iterator[dict[str, Ints]]:
+    def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
         """The same, some rows at a time; each batch counts until the next one only."""
         present = [column for column in columns if self.has_columns(table, column)]
-        for batch in self.query(", ".join(map(quote_name, present)), table, rows=rows) if present else ():
+        for batch in self.query(", ".join(map(quote_name, present)), table) if present else ():
             absent = constant_column(UNKNOWN, batch.num_rows)
             yield {name: self.batch_integers(batch, name) if name in present else absent for name in columns}
 
@@ -232,11 +232,10 @@ class SqliteFile:
     def _not_integer_error(self, column: str) -> TraceError:
         return TraceError(self.path, f"column {column} holds something that is no integer", _HINT)
 
-    def query(self, wanted: str, table: str, where: str | None = None, rows: int | None = None) -> Iterator[Any]:
+    def query(self, wanted: str, table: str, where: str | None = None) -> Iterator[Any]:
         """Rows of a table as batches, ``pyarrow.RecordBatch``; read outside Python's global lock.
 
-        What is NULL throughout the first batch is taken for integers. How many of the first rows are read can be told
-        where there is no condition.
+        What is NULL throughout the first batch is taken for integers.
         """
         # Of an endless table no row might meet the condition.
         if where and self.rows(f"SELECT 1 FROM {quote_name(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
@@ -252,8 +251,7 @@ class SqliteFile:
                 closing(AdbcStatement(connection)) as statement,
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
-                most = self.most_rows + 1 if rows is None else min(rows, self.most_rows + 1)
-                bound = f"WHERE {where}" if where else f"LIMIT {most}"
+                bound = f"WHERE {where}" if where else f"LIMIT {self.most_rows + 1}"
                 # Not by an index: what is counted here is the rows of the table.
                 statement.set_sql_query(f"SELECT {wanted} FROM {quote_name(table)} NOT INDEXED {bound}")
                 stream, _ = statement.execute_query()

@@ -31,16 +31,12 @@ if TYPE_CHECKING:
 
 
 MEASURES = (
-    "overlap", "collectives", "kernels", "slowdown", "device use", "critical", "facts", "inventory", "identity",
+    "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity",
 )  # fmt: skip
 """What can be measured of a report; results are small beside its events."""
 ALL_AT_ONCE = "this needs all events at once"
-FIRST_KERNELS = 1 << 16
-"""Kernels whose launch shapes are read to limit a slowdown: some hundred steps."""
-BY_SHAPE = frozenset({"kernels", "device use"})
-"""What tells kernels apart by their launch shapes."""
-OF_EACH_KERNEL = BY_SHAPE | {"slowdown"}
-"""What is measured of each kernel: it may have rows for all of them."""
+OF_EACH_KERNEL = frozenset({"kernels", "device use"})
+"""What is measured of each kernel, with its launch shape: it may have rows for all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,16 +93,6 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     return TraceEvents(trace, find_rank_events(trace, options.patterns))
 
 
-def add_all_shapes(part: TraceEvents) -> TraceEvents:
-    """The same with the launch shapes of all kernels, where only those of the first ones are known."""
-    from ddp_prof.ingest.nsys_export import read_all_shapes
-
-    if part.trace.shape_id is None or part.trace.knows_shapes:
-        return part
-    trace = read_all_shapes(part.trace)
-    return TraceEvents(trace, tuple(rank.in_trace(trace) for rank in part.ranks))
-
-
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
     return {measure: _measure(part, options, measure) for measure in measures}
 
@@ -128,12 +114,7 @@ def measure_report(
                 return {measure: found[measure] for measure in measures}
         except CannotSplitError as error:
             why = f"{error}, so it cannot be cut into parts"
-    from ddp_prof.ingest.enrich import ALL_SHAPES
-
-    if BY_SHAPE & {*measures}:
-        options = replace(options, with_shapes=ALL_SHAPES)
-    elif "slowdown" in measures:
-        options = replace(options, with_shapes=FIRST_KERNELS)
+    options = replace(options, with_shapes=options.with_shapes or bool(OF_EACH_KERNEL & {*measures}))
     events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
@@ -152,11 +133,10 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
 
             found = analyze_trace(trace, ranks, to_draw=options.to_draw, warnings=part.warnings)
             return found if measure == "collectives" else _identities(found)
-        case "kernels" | "slowdown":
-            from ddp_prof.analyze.kernels.contention import limit_slowdown, sample_kernels
+        case "kernels":
+            from ddp_prof.analyze.kernels.contention import sample_kernels
 
-            is_sampled = measure == "kernels" or trace.knows_shapes
-            return [sample_kernels(rank) if is_sampled else limit_slowdown(rank) for rank in ranks]
+            return [sample_kernels(rank) for rank in ranks]
         case "device use":
             from ddp_prof.analyze.kernels.device_use import measure_rank_use
 

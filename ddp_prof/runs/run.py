@@ -26,15 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import InterruptedReadingError, TraceError, printable
 from ddp_prof.manifest import SUFFIX, Manifest, label_of, label_of_ranks, load_manifest, manifest_path
-from ddp_prof.runs.report import (
-    BY_SHAPE,
-    OF_EACH_KERNEL,
-    LoadOptions,
-    TraceEvents,
-    add_all_shapes,
-    load_events,
-    measure_events,
-)
+from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
 
 if TYPE_CHECKING:
@@ -54,7 +46,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import Waterfall
     from ddp_prof.present.timeline.model import Source
 
-DOCTOR = ("overlap", "collectives", "critical", "facts", "slowdown")
+DOCTOR = ("overlap", "collectives", "critical", "facts")
 """What the doctor looks at."""
 MOST_FILES_OF_KERNELS = 8
 """Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
@@ -174,17 +166,9 @@ class Run:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
-        from ddp_prof.analyze.kernels.contention import (
-            KernelSamples,
-            SlowdownLimit,
-            limit_contention_ns,
-            measure_contention,
-        )
+        from ddp_prof.analyze.kernels.contention import measure_contention
 
         self.prepare(*DOCTOR)
-        slowdown = self._measure_sampled("slowdown")
-        samples = [one for one in slowdown if isinstance(one, KernelSamples)]
-        limits = [one for one in slowdown if isinstance(one, SlowdownLimit)]
         analysis, files = self.analysis(), len(self.files)
         facts = {
             (file, of_rank.process, of_rank.device): of_rank
@@ -199,8 +183,7 @@ class Run:
                 critical=self.critical(),
                 skew=self.skew(),
                 facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
-                contention=lambda: measure_contention(self.kernels() if limits else samples),
-                most_contention_ns=None if samples else limit_contention_ns(limits),
+                contention=lambda: measure_contention(self.kernels()),
                 compared_files=(MOST_FILES_OF_KERNELS, files) if files > MOST_FILES_OF_KERNELS else None,
             )
         )
@@ -263,11 +246,8 @@ class Run:
     def measure_without_reading(self, measures: Sequence[str]) -> None:
         """Measure what the events in memory allow, without reading files."""
         if self._kept:
-            if BY_SHAPE & {*measures}:
-                self._kept = add_all_shapes(self._kept)
-            if not self._kept.trace.knows_shapes:
-                lacking = OF_EACH_KERNEL if self._kept.trace.shape_id is None else BY_SHAPE
-                measures = [measure for measure in measures if measure not in lacking]
+            if self._kept.trace.shape_id is None:
+                measures = [measure for measure in measures if measure not in OF_EACH_KERNEL]
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 

@@ -103,10 +103,6 @@ class RankEvents(Brief):
         """The rank including its warm-up steps, as it is drawn; this one is what is measured."""
         return self.with_warmup or self
 
-    def in_trace(self, trace: Trace) -> RankEvents:
-        """The same rank in a trace with the same events, of which more is known."""
-        return replace(self, trace=trace, with_warmup=self.with_warmup and self.with_warmup.in_trace(trace))
-
     def select_category(self, category: Category) -> Events:
         return select(self.events, self.events.category == category)
 

@@ -9,6 +9,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
+from ddp_prof.analyze.kernels.contention import limit_contention_ns
 from ddp_prof.table import NO_TIME, UNKNOWN
 
 _COMPUTE_STREAM = BLOCKING.index("compute_stream")
@@ -116,20 +117,20 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     hidden = median_or_zero([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
     if not hidden:
         return None
+    limit_ns = limit_contention_ns([facts.slowdown for facts in run.facts])
+    if limit_ns is not None and limit_ns < hidden:
+        return None
     part = "kernels of {} of {} traces were compared: ".format(*run.compared_files) if run.compared_files else ""
-    contention_ns = run.most_contention_ns
-    if contention_ns is None or contention_ns >= hidden:
-        found = run.contention()
-        if found.contention_ns is None:
-            return Abstained("overlap without gain", part + (found.reason or "kernels were not compared"))
-        contention_ns = found.contention_ns
-    gain = hidden - contention_ns
+    found = run.contention()
+    if found.contention_ns is None:
+        return Abstained("overlap without gain", part + (found.reason or "kernels were not compared"))
+    gain = hidden - found.contention_ns
     if gain > 0:
         return Abstained("overlap without gain", f"{part}in these overlap gains time") if part else None
     return Finding(
         "overlap without gain",
         f"Communication hides {hidden / 1e6:.2f} ms in a typical step, and slows compute beside it by "
-        f"{contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
+        f"{found.contention_ns / 1e6:.2f} ms: a net gain of {gain / 1e6:.2f} ms.",
         "Let collectives take fewer multiprocessors (NCCL_MAX_CTAS, NCCL_MAX_NCHANNELS), or overlap less.",
         tuple(dict.fromkeys(rank.name for rank in run.analysis.ranks if len(rank.timings))),
         (),

@@ -18,7 +18,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.chains import find_work
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.table import (
     NO_TIME,
@@ -84,6 +84,7 @@ class RankFacts:
     graphs: int
     outside_ns: tuple[int, ...]
     overhead_ns: int
+    slowdown: SlowdownLimit
 
 
 class Gradient(NamedTuple):
@@ -127,8 +128,7 @@ class RunEvidence:
 
     Attributes:
         facts: Of the ranks of ``analysis``, in its order.
-        most_contention_ns: What that costs a step at most; ``None`` where it is to be measured.
-        compared_files: Of how many of its traces that was measured, and how many there are; ``None`` for all.
+        compared_files: Of how many of its traces contention is measured, and how many there are; ``None`` for all.
     """
 
     analysis: RunAnalysis
@@ -138,7 +138,6 @@ class RunEvidence:
     skew: RunSkew
     facts: tuple[RankFacts, ...]
     contention: Callable[[], Contention]
-    most_contention_ns: int | None = None
     compared_files: tuple[int, int] | None = None
 
     @property
@@ -200,6 +199,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         graphs=int((rank.trace.activities.kind[activity] == Kind.GRAPH).sum()),
         outside_ns=tuple(outside.tolist()),
         overhead_ns=int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum()),
+        slowdown=limit_slowdown(rank),
     )
 
 

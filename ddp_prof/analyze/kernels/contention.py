@@ -8,16 +8,13 @@ those), once with communication beside it for more than half of its time, once w
 
 What is compared may come from one run or from several, as ``naive`` next to ``overlap``. Within one run an execution
 that is slow for another reason is a little likelier to meet communication, so two runs tell more.
-
-What it can be at most is told without the launch shapes of all kernels, which take as long to read as their times. A
-kernel then is compared with the shortest execution of its name alone, which no median of some of these is below: so the
-limit is never below the figure. That there would be a figure is shown by the shapes of the first kernels.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,15 +79,15 @@ class Contention:
     half_width_ns: int | None = None
 
 
-def rows_of_compute(rank: RankEvents) -> Ints:
+def _rows_of_compute(rank: RankEvents) -> Ints:
     events = rank.events
     is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
     return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
 
 
-def sample_kernels(rank: RankEvents, rows: Ints | None = None) -> KernelSamples:
-    """The kernels of compute in a rank's steps, or in some of them, in the order of launch."""
-    events, rows = rank.events, rows_of_compute(rank) if rows is None else rows
+def sample_kernels(rank: RankEvents) -> KernelSamples:
+    """The kernels of compute in a rank's steps, in the order of launch."""
+    events, rows = rank.events, _rows_of_compute(rank)
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
     found, kernel = identify_kernels(rank.trace, events.activity[rows])
@@ -113,7 +110,9 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     if not any(len(sample.kernel) for sample in samples):
         return Contention(reason="no GPU kernels in steps: contention is not told apart from compute")
     both = (*samples, *reference)
-    key = kernel_keys(both)
+    _, kernel = merge_keys((sample.names, sample.kernel) for sample in both)
+    position = np.concatenate([sample.position for sample in both])
+    _, key = distinct_rows(kernel, position)
     duration = np.concatenate([sample.duration_ns for sample in both])
     beside = np.concatenate([sample.beside_ns for sample in both])
     step = np.concatenate([sample.step for sample in both])
@@ -173,12 +172,6 @@ def _other_difference(
     )
 
 
-def kernel_keys(samples: Sequence[KernelSamples]) -> Ints:
-    """One number for each kernel that is the same (name and position), over all samples."""
-    _, kernel = merge_keys((sample.names, sample.kernel) for sample in samples)
-    return distinct_rows(kernel, np.concatenate([sample.position for sample in samples]))[1]
-
-
 def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
     """The median of the chosen values of each key, and whether it has any."""
     keys = int(key.max()) + 1
@@ -206,65 +199,63 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
     return bootstrap_interval(sums, ratio)
 
 
-_NEVER = np.iinfo(np.int64).max
+class NameTimes(NamedTuple):
+    """Executions of the kernels of one name; ``shortest_ns`` is of all of them."""
+
+    shortest_ns: int
+    beside: int
+    beside_ns: int
+    is_alone: bool
 
 
 @dataclass(frozen=True)
 class SlowdownLimit:
-    """What limits the slowdown of the kernels of one rank.
+    """What limits the slowdown of a rank's kernels, told without their launch shapes, which take long to read.
 
     Attributes:
-        shortest_ns: The shortest execution alone of each name; the largest integer where it never ran alone.
-        kernel: Of each execution beside communication the index into ``names``.
-        compared: How many kernels are known to have run both beside communication and alone.
-        all_communicate: Whether kernels ran beside communication in each step that has any.
+        all_communicate: Whether each step that has kernels has some beside communication.
     """
 
-    names: tuple[str, ...]
-    shortest_ns: Ints
-    kernel: Ints
-    duration_ns: Ints
-    compared: int
-    all_communicate: bool
+    by_name: dict[str, NameTimes]
     steps: int
+    all_communicate: bool
 
 
 def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
-    events, rows = rank.events, rows_of_compute(rank)
-    step, duration_ns = events.step[rows], events.end_ns[rows] - events.start_ns[rows]
-    beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns[rows], events.end_ns[rows])
+    events, rows = rank.events, _rows_of_compute(rank)
+    step, start, end = events.step[rows], events.start_ns[rows], events.end_ns[rows]
+    duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
     is_beside = is_mostly_overlapped(duration_ns, beside_ns)
     name_id = rank.trace.activities.name_id[events.activity[rows]]
-    first, kernel = distinct_rows(name_id)
-    shortest_ns = np.full(len(first), _NEVER)
-    np.minimum.at(shortest_ns, kernel[beside_ns == 0], duration_ns[beside_ns == 0])
+    first, name = distinct_rows(name_id)
+    shortest_ns = np.full(len(first), duration_ns.max(initial=0))
+    np.minimum.at(shortest_ns, name, duration_ns)
+    count, alone = (np.bincount(name[chosen], minlength=len(first)) for chosen in (is_beside, beside_ns == 0))
+    total_ns = np.zeros(len(first), np.int64)
+    np.add.at(total_ns, name[is_beside], duration_ns[is_beside])
     has_kernels, communicates = (np.bincount(of, minlength=len(rank.steps)) > 0 for of in (step, step[is_beside]))
-    # Of the steps all of whose shapes are known.
-    is_whole = np.ones(len(rank.steps), np.bool_)
-    is_whole[step[events.activity[rows] >= rank.trace.shapes_known]] = False
-    known = sample_kernels(rank, rows[is_whole[step]])
-    key, known_beside = kernel_keys([known]), is_mostly_overlapped(known.duration_ns, known.beside_ns)
+    columns = (shortest_ns.tolist(), count.tolist(), total_ns.tolist(), (alone > 0).tolist())
     return SlowdownLimit(
-        names=tuple(rank.trace.names[name] for name in name_id[first].tolist()),
-        shortest_ns=shortest_ns,
-        kernel=kernel[is_beside],
-        duration_ns=duration_ns[is_beside],
-        compared=len(np.intersect1d(key[known_beside], key[known.beside_ns == 0])),
-        all_communicate=bool(np.all(communicates[has_kernels])),
+        by_name={
+            rank.trace.names[number]: NameTimes(*times)
+            for number, *times in zip(name_id[first].tolist(), *columns, strict=True)
+        },
         steps=len(rank.steps),
+        all_communicate=bool(np.all(communicates[has_kernels])),
     )
 
 
 def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
-    """What ``measure_contention`` would find at most; ``None`` where it may find a reason for not telling anything."""
-    compared = max((one.compared for one in limits), default=0)
-    if compared < LEAST_KERNELS or not all(one.all_communicate for one in limits):
+    """What ``measure_contention`` finds at most; ``None`` where it may find a reason for not telling anything.
+
+    No kernel takes less alone than the shortest execution of its name.
+    """
+    longer_ns = compared = 0
+    for name in {name for limit in limits for name in limit.by_name}:
+        times = [limit.by_name[name] for limit in limits if name in limit.by_name]
+        shortest_ns, beside = min(one.shortest_ns for one in times), sum(one.beside for one in times)
+        longer_ns += sum(one.beside_ns for one in times) - beside * shortest_ns
+        compared += beside > 0 and any(one.is_alone for one in times)
+    if compared < LEAST_KERNELS or not all(limit.all_communicate for limit in limits):
         return None
-    names, kernel = merge_keys((one.names, one.kernel) for one in limits)
-    number = {name: index for index, name in enumerate(names)}
-    shortest_ns = np.full(len(names), _NEVER)
-    for one in limits:
-        np.minimum.at(shortest_ns, np.array([number[name] for name in one.names], np.int64), one.shortest_ns)
-    duration_ns = np.concatenate([one.duration_ns for one in limits])
-    longer_ns = int(np.maximum(0, duration_ns - shortest_ns[kernel]).sum())
-    return longer_ns // sum(one.steps for one in limits) + 1
+    return longer_ns // sum(limit.steps for limit in limits) + 1
