@@ -159,7 +159,7 @@ class DataParallel(torch.nn.Module, ABC):
         """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
         return ()
 
-    def _state(self) -> dict[str, Any]:
+    def _copied_attributes(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in self._not_copied}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -167,7 +167,7 @@ class DataParallel(torch.nn.Module, ABC):
             raise CommunicationError(
                 "a variant with a process group of its own cannot be pickled: pickle its module and wrap it again"
             )
-        return self._state()
+        return self._copied_attributes()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]  # torch's omission
@@ -178,7 +178,7 @@ class DataParallel(torch.nn.Module, ABC):
         copy = type(self).__new__(type(self))
         memo[id(self)] = copy
         memo[id(self.process_group)] = self.process_group
-        copy.__setstate__(deepcopy(self._state(), memo))
+        copy.__setstate__(deepcopy(self._copied_attributes(), memo))
         return copy
 
 

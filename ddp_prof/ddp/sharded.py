@@ -324,9 +324,9 @@ class ShardedDDP(ReducingVariant):
                 "call remove() and wrap the module again"
             )
 
-    def _state(self) -> dict[str, Any]:
+    def _copied_attributes(self) -> dict[str, Any]:
         self.wait_for_parameters()
-        return super()._state()
+        return super()._copied_attributes()
 
 
 class Gathers:

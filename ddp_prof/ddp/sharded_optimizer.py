@@ -137,7 +137,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         for finish in in_flight:
             finish()
 
-    def _state(self) -> dict[str, Any]:
+    def _copied_attributes(self) -> dict[str, Any]:
         own = "local", "_group", "_owned", "_messages"
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
@@ -146,13 +146,13 @@ class ShardedOptimizer(torch.optim.Optimizer):
             raise CommunicationError(
                 "an optimizer with a process group of its own cannot be pickled: save its state_dict() on each rank"
             )
-        return self._state()
+        return self._copied_attributes()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ShardedOptimizer:
         copied = type(self).__new__(type(self))
         memo[id(self)] = copied
         memo[id(self._group)] = self._group
-        copied.__setstate__(copy.deepcopy(self._state(), memo))
+        copied.__setstate__(copy.deepcopy(self._copied_attributes(), memo))
         return copied
 
 

@@ -17,7 +17,7 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
 from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
-from ddp_prof.present.html.report import PagesOutcome, Place, make_pages_in_process, write_run_pages
+from ddp_prof.present.html.report import PagesOutcome, Place, write_pages_in_turn, write_run_pages
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.run import Run, timeline_sources
@@ -78,7 +78,7 @@ def make_pages(
     processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_PER_WORKER))
     is_here = workers.scheduler is None and processes < 2
     found = (
-        make_pages_in_process(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
+        write_pages_in_turn(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
     )
     with closing(found) as outcomes:
         for at, outcome in outcomes:

@@ -97,7 +97,7 @@ def run_program(program: str, action: Callable[[], int | None], *, on_stop: str 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Within the block a signal that asks this process to end raises :class:`Stopped`; all further ones are ignored."""
-    before = {number: signal.signal(number, _stop) for number in STOPPING}
+    before = {number: signal.signal(number, _raise_stopped) for number in STOPPING}
     try:
         yield
     except Stopped:  # on its way out: what tidies up is not to be cut off
@@ -167,7 +167,7 @@ def _end_with_launcher(launcher: BaseProcess) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _stop(number: int, _frame: FrameType | None) -> None:
+def _raise_stopped(number: int, _frame: FrameType | None) -> None:
     handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     raise Stopped(number)
 

@@ -47,14 +47,14 @@ def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
     )  # fmt: skip
 
 
-def _steps(skew: RunSkew) -> Sequence[StepSkew]:
+def _steps_or_whole(skew: RunSkew) -> Sequence[StepSkew]:
     """The columns: a capture without steps has one, with the worst lags and all costs."""
     whole = StepSkew(0, tuple(rank.worst_lag_ns for rank in skew.ranks), None, sum(rank.cost_ns for rank in skew.ranks))
     return skew.steps if skew.steps else [whole]
 
 
 def _lag_heat_map(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
-    names, steps = [shown_name(rank.name) for rank in skew.ranks], _steps(skew)
+    names, steps = [shown_name(rank.name) for rank in skew.ranks], _steps_or_whole(skew)
     lags = [
         [None if (lag := step.lags_ns[row]) is None else max(0, lag) / 1e6 for step in steps]
         for row in range(len(skew.ranks))
@@ -78,7 +78,7 @@ def _lag_heat_map(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
 
 def _cost_bars(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
-        "type": "bar", "x": columns, "y": [step.cost_ns / 1e6 for step in _steps(skew)], "yaxis": "y2",
+        "type": "bar", "x": columns, "y": [step.cost_ns / 1e6 for step in _steps_or_whole(skew)], "yaxis": "y2",
         "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[PEER_WAIT]},
         "hovertemplate": f"{_unit(skew)}%{{x}}: %{{y:.3f}} ms others wait for the last rank, exposed<extra></extra>",
     }  # fmt: skip

@@ -87,7 +87,7 @@ def write_report(
         known = [None, *((run.name, run.result.label) for run in runs), None]
         is_drawn = len(runs) <= index.MOST_PICTURES
         places = [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
-        with closing(make_pages(places) if make_pages else make_pages_in_process(runs, folder, places)) as outcomes:
+        with closing(make_pages(places) if make_pages else write_pages_in_turn(runs, folder, places)) as outcomes:
             for done, (at, outcome) in enumerate(outcomes, 1):
                 if isinstance(outcome, TraceError):
                     missing[runs[at].name] = outcome
@@ -111,7 +111,7 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
     return charts
 
 
-def make_pages_in_process(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
+def write_pages_in_turn(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
 
