@@ -130,7 +130,7 @@ class Steps(Table):
 
     @property
     def occurrence(self) -> tuple[Ints, Ints]:
-        """Which step of its number each is, from 1 on, and of how many; those of warm-up are counted apart."""
+        """Of steps with the same number: which of them each is, from 1 on, and how many; warm-up is counted apart."""
         _, called = distinct_rows(self.display_number, self.warmup.astype(np.int64))
         return count_before(called) + 1, np.bincount(called)[called]
 

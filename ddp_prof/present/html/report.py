@@ -112,6 +112,7 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
 
 
 def write_pages_in_turn(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
+    """Write the pages of each run in this process; the outcome of a run comes when its pages are written."""
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
 
