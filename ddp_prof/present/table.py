@@ -70,12 +70,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table with what belongs to it.
-
-    Attributes:
-        rows: Rows with the same keys, each of which is the key of a :class:`.columns.Column`.
-        document: The JSON document, which carries the notes itself.
-    """
+    """A table with what belongs to it; its document carries the notes itself."""
 
     title: str
     rows: Sequence[Row]
@@ -95,12 +90,7 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How tables are printed.
-
-    Attributes:
-        form: ``table``, ``markdown``, ``csv`` or ``json``.
-        columns: Keys of the columns to show, in this order; all where there is none.
-    """
+    """How tables are printed; ``columns`` are keys of those to show, in this order, all where there is none."""
 
     form: str = "table"
     wide: bool = False

@@ -9,6 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, axis, make_chart, rows_axis, run_label
@@ -16,9 +17,6 @@ from ddp_prof.present.text import percent, shown_name
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-
-    from ddp_prof.analyze.variants.comparison import VariantSummary
-
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""

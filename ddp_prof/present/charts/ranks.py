@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -19,7 +20,6 @@ from ddp_prof.present.text import shown_name, to_plain_text
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
-    from numpy.typing import NDArray
 
 
 _ROW, _COST = 34, 130

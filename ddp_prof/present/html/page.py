@@ -18,15 +18,16 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jinja2
+from markupsafe import Markup
+
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present import theme
 from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
 
 if TYPE_CHECKING:
-    import jinja2
     import plotly.graph_objects as go
-    from markupsafe import Markup
 
 LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"
@@ -118,8 +119,6 @@ def asset(name: str, room: str = "html") -> str:
 
 def trusted_markup(ours: str) -> Markup:
     """Text that is made here, which templates take as it is."""
-    from markupsafe import Markup
-
     return Markup(ours)  # noqa: S704
 
 
@@ -140,8 +139,6 @@ def _figure_html(figure: go.Figure) -> dict[str, str]:
 
 @cache
 def _environment() -> jinja2.Environment:
-    import jinja2
-
     return jinja2.Environment(
         loader=jinja2.PackageLoader("ddp_prof.present.html"),
         autoescape=True,

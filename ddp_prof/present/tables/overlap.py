@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING
 
+from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
 from ddp_prof.analyze.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
@@ -15,10 +15,6 @@ from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 from ddp_prof.variants import variant_extras
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
-
 
 _SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
 _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from shlex import quote
 from string import digits
-from typing import TYPE_CHECKING
 
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -20,10 +20,6 @@ from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.present.text import percent as percent_text
-
-if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-
 
 _PARTS = {
     "compute_only": "compute alone",

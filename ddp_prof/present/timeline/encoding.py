@@ -20,18 +20,16 @@ import base64
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.figure import box_label, box_title
 from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Lane, RankExposure
 from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, select, take_or_unknown
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 LONGEST_TITLE = 1000
 """Names are searched in so many characters; templates of kernels have thousands."""

@@ -47,11 +47,10 @@ class RankExposure(NamedTuple):
     """The collectives of a rank, and when and why each is exposed; row by row.
 
     Attributes:
-        rank: Name of the rank.
         transfer_ns: How long each moved bytes, ``UNKNOWN`` where no peer is known; see ``RunAnalysis.transfers_ns``.
         knows_wait: Whether waiting for peers is told from transfer.
         consumer: Of each the row in ``Trace.activities`` of its consumer, ``UNKNOWN`` for none.
-        consumer_names: Names of the operations that need them, which ``timings.consumer`` points into.
+        consumer_names: What ``timings.consumer`` points into.
     """
 
     rank: str
