@@ -40,7 +40,6 @@ WORDS = 22
 """Width that a column of words keeps where there is little room; its cells wrap."""
 NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 """Columns of names that others gave, of any length."""
-LONGEST_NAME = 2 * WORDS
 ENDLESS = 10_000
 """Width of what is not printed on a terminal: a line that wraps elsewhere can be read, a column that was cut cannot."""
 
@@ -60,12 +59,11 @@ def run_document(run: TraceOverlap | RunAnalysis, **parts: Any) -> Document:
 class Digest:
     """How a table of very many rows is shortened: those with the largest figure ``by``, and one of sums of the others.
 
-    ``rest`` is the key under which that row says how many rows it stands for.
+    That row says as its ``rank`` how many rows it stands for.
     """
 
     by: str
     summed: tuple[str, ...]
-    rest: str = "rank"
 
 
 @dataclass(frozen=True)
@@ -145,10 +143,10 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
     ordered = sorted(rows, key=lambda row: _sort_value(row[digest.by]), reverse=True)
     first, others = ordered[:FIRST_ROWS], ordered[FIRST_ROWS:]
     rest: Row = dict.fromkeys(rows[0])
-    for key in (key for key in digest.summed if key in rest):
+    for key in rest.keys() & digest.summed:
         known = [value for row in others if isinstance(value := row[key], (int, float))]
         rest[key] = sum(known) if known else None
-    return [*first, {**rest, digest.rest: f"{len(others):,} others"}]
+    return [*first, {**rest, "rank": f"{len(others):,} others"}]
 
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
@@ -157,7 +155,7 @@ def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
     for row in shown:
         for key in NAMES & row.keys():
             name = row[key]
-            if isinstance(name, str) and len(name) > LONGEST_NAME:
+            if isinstance(name, str) and len(name) > 2 * WORDS:
                 row[key] = f"{name[: WORDS - 1]}…{name[-WORDS:]}"
     return shown
 
@@ -299,13 +297,11 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     elif rows:
         console.print(_table(rows, fitted.shown))
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
-    names = (
-        "long names without their middle; whole: --wide"
-        if list(rows) != list(select_columns(short, options.columns))
-        else None
-    )
-    told = (*own, cut if short is not whole else None, names, fitted.note, *shared)
-    for note in filter(None, () if options.quiet else told):
+    notes = [*own, *([cut] if short is not whole else [])]
+    if list(rows) != list(select_columns(short, options.columns)):
+        notes.append("long names without their middle; whole: --wide")
+    notes += [*([fitted.note] if fitted.note else []), *shared]
+    for note in () if options.quiet else notes:
         console.print(Text(f"note: {printable(note)}", style="dim"))
 
 

@@ -219,10 +219,6 @@ def _steps_chart(
     )  # fmt: skip
 
 
-def _share_to_y(row: int, share: float) -> float:
-    return row + _HALF * (1 - 2 * share)
-
-
 def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     """A run's overlap of each step: points of all ranks, and their mean as a line."""
     known = [
@@ -235,11 +231,11 @@ def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
-            "x": steps, "y": [_share_to_y(row, share) for share in means], "line": {"color": color, "width": 2},
+            "x": steps, "y": [row + _HALF * (1 - 2 * share) for share in means], "line": {"color": color, "width": 2},
         },
         {
             "type": "scatter", "mode": "markers", "showlegend": False,
-            "x": [step for step, _ in known], "y": [_share_to_y(row, share) for _, share in known],
+            "x": [step for step, _ in known], "y": [row + _HALF * (1 - 2 * share) for _, share in known],
             "hovertext": [f"<b>{name}</b>, {names[step]}: {percent(share)} overlapped" for step, share in known],
             "hovertemplate": "%{hovertext}<extra></extra>",
             "marker": {"color": color, "size": 7, "opacity": 0.5},

@@ -39,9 +39,6 @@ UNNAMED = "unnamed"
 WAITING = "waiting"
 STRIP = "strip"
 
-FOLDED = frozenset((RANGES, CALLS))
-"""Kinds of lanes of which a page shows no more than the title at first, and a picture nothing."""
-
 
 class RankExposure(NamedTuple):
     """The collectives of a rank, and when and why each is exposed; row by row.
@@ -130,7 +127,8 @@ class Lane:
 
     @property
     def is_folded(self) -> bool:
-        return self.kind in FOLDED
+        """Whether a page shows no more than the title at first, and a picture nothing."""
+        return self.kind in (RANGES, CALLS)
 
     @property
     def levels(self) -> int:
