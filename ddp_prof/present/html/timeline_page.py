@@ -22,7 +22,7 @@ from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
 BOXES_READ_AT_ONCE = 100_000
-"""A page with more shows the window on which it opens first, where that holds fewer, or an encoding.overview."""
+"""A page with more shows the window on which it opens first, where that holds fewer, or an overview."""
 
 _SCRIPTS = {
     "base": ("dom", "format"),
@@ -35,6 +35,7 @@ _SCRIPTS = {
 def write_timeline_page(
     model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
 ) -> None:
+    """Write the page of a timeline; see :func:`~ddp_prof.present.html.page.write_page`."""
     ranks = [rank for panel in model.panels for rank in panel.ranks]
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
     placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
