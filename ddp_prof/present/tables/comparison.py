@@ -81,13 +81,16 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     """The first run's mean step by parts; then, run by run, what changed, and the step that this leads to."""
-    if not waterfall.budgets:
-        return []
-    first = waterfall.budgets[0]
-    rows = [_waterfall_row(first.label, first, first.step_ns)]
-    for after, change in zip(waterfall.budgets[1:], waterfall.changes, strict=True):
-        rows.append(_waterfall_row(f"{change.before} -> {change.after}", change, after.step_ns))
-    return rows
+    parts: list[Budget | Change] = [*waterfall.budgets[:1], *waterfall.changes]
+    return [
+        {
+            "from -> to": part.label if isinstance(part, Budget) else f"{part.before} -> {part.after}",
+            **times_of(part, *PARTS),
+            "sum_ms": ms(part.step_ns),
+            "step_ms": ms(budget.step_ns),
+        }
+        for part, budget in zip(parts, waterfall.budgets, strict=True)
+    ]
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
@@ -134,11 +137,6 @@ def _contention_note(found: Contention) -> str:
         f"kernels beside communication take {found.slowdown:.2f} times as long ({interval}measured on {found.kernels} "
         f"kernels, which take {percent(found.share)} of the time beside it)"
     )
-
-
-def _waterfall_row(name: str, parts: Budget | Change, step_ns: int) -> Row:
-    sums: Row = {"sum_ms": ms(parts.step_ns), "step_ms": ms(step_ns)}
-    return {"from -> to": name, **times_of(parts, *PARTS), **sums}
 
 
 HOW_TO_READ_CHANGES = (
