@@ -245,9 +245,13 @@ def device_blocking(
     within = steps.index_at(asked_ns)
     following = np.minimum(np.searchsorted(steps.start_ns, asked_ns), len(steps) - 1)
     is_known[np.isin(events.step, np.concatenate([within, following]))] = False
+    # What has no place in the order of calls may need, or be, a collective of its step, or need one of the step before.
+    unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
+    step = events.step[unplaced[unplaced != UNKNOWN]]
+    is_known[np.isin(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
     reason = None
     if (len(collectives) and not is_known[collectives].all()) or is_doubtful.any():
-        reason = _reason(trace, waits, dependencies, is_doubtful, tells_needs=bool(tells_needs))
+        reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_needs=bool(tells_needs))
     coverage = DependencyCoverage(
         source=trace.sync_source,
         waits=int(waits.sum()),
@@ -268,7 +272,9 @@ def device_blocking(
     )
 
 
-def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, *, tells_needs: bool) -> str:
+def _reason(
+    trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: Mask, unplaced: int, *, tells_needs: bool
+) -> str:
     if trace.sync_reason:
         return trace.sync_reason
     if not waits.any():
@@ -277,6 +283,8 @@ def _reason(trace: Trace, waits: Mask, dependencies: Dependencies, is_doubtful: 
         return f"{violated:,} of {int(waits.sum()):,} stream waits contradict the times of what they waited for"
     if unresolved := int(is_doubtful.sum()):
         return f"of {unresolved:,} of {int(waits.sum()):,} stream waits the trace does not tell what they waited for"
+    if unplaced:
+        return f"the trace does not tell the launch of {unplaced:,} of the device's operations"
     if not tells_needs:
         return NO_NEEDS
     return "the launch of what waited for a collective is not in the trace"

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import StepPath, measure_chains, measure_critical_paths
-from ddp_prof.trace import Trace
+from ddp_prof.trace import UNKNOWN, Trace
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID
@@ -175,6 +176,20 @@ def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -
     assert (path.rank, path.changes) == ("rank 0", 0)
     assert (path.parts_ns["compute"], path.parts_ns["transfer"], path.parts_ns["peer_wait"]) == (4 + 5, 4, 8)
     assert [one.gain_ns for one in path.collectives] == [None]
+
+
+@pytest.mark.parametrize("operation", range(4), ids=["gradients", "A", "B", "what needs B"])
+def test_where_the_order_of_an_operation_is_lost_nothing_is_said_of_what_waited(operation: int) -> None:
+    """As of a collective without a correlation id: it was said to block nothing, and the path took another's chain."""
+    traces = [rank_of(0, 4, 12, 4, then=5), rank_of(1, 12, 4, 4, then=3)]
+    activities = traces[1].activities
+    correlation = np.where(np.arange(len(activities)) == operation, UNKNOWN, activities.correlation)
+    traces[1] = replace(traces[1], activities=replace(activities, correlation=correlation))
+    (rank,) = find_rank_events(traces[1])
+    reason = "the trace does not tell the launch of 1 of the device's operations"
+    assert (rank.blocking.coverage.reason, rank.blocking.total_ns) == (reason, None)
+    assert measure_chains(rank).reason == reason
+    assert paths_of(*traces) == ()
 
 
 RANKS = st.integers(1, 4).flatmap(
