@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise, repeat
 from statistics import median
 from typing import NamedTuple
 
@@ -24,6 +25,7 @@ from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
     Ints,
+    begins_run,
     select,
     take_or_unknown,
 )
@@ -147,17 +149,18 @@ class RunEvidence:
     @cached_property
     def gradients(self) -> list[list[Gradient]]:
         """The collectives that reduce gradients: those of each step of each rank, in the order of launch."""
-        steps: dict[tuple[int, int], list[Gradient]] = {}
+        steps: list[list[Gradient]] = []
         for index, (rank, exposure) in enumerate(zip(self.analysis.ranks, self.analysis.exposures, strict=True)):
             rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
             timings = select(rank.timings, rows)
             number = take_or_unknown(rank.step_numbers, timings.step)
             as_they_are = (getattr(timings, name) for name in Gradient._fields[4:])
-            names = (*rank.consumers, "")  # UNKNOWN, which is -1, finds the last one
-            columns = (timings.step, number, timings.consumer, exposure.exposed_ns[rows], *as_they_are)
-            for step, own, consumer, *values in zip(*(column.tolist() for column in columns), strict=True):
-                steps.setdefault((index, step), []).append(Gradient(index, own, names[consumer], *values))
-        return list(steps.values())
+            names = np.array((*rank.consumers, ""), object)  # UNKNOWN, which is -1, finds the last one
+            columns = (number, names[timings.consumer], exposure.exposed_ns[rows], *as_they_are)
+            own = list(map(Gradient._make, zip(repeat(index), *(column.tolist() for column in columns), strict=False)))
+            begins = np.flatnonzero(begins_run(timings.step)).tolist()
+            steps += [own[begin:end] for begin, end in pairwise([*begins, len(own)])]
+        return steps
 
     def where(self, found: Iterable[Gradient]) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The ranks and the steps of some collectives, as a finding names them."""

@@ -23,7 +23,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.table import count_before
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows
 
 Floats = NDArray[np.float64]
 
@@ -226,19 +226,19 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
     step, start, end = events.step[rows], events.start_ns[rows], events.end_ns[rows]
     duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
     is_beside = is_mostly_overlapped(duration_ns, beside_ns)
-    name_id = rank.trace.activities.name_id[events.activity[rows]]
-    first, name = distinct_rows(name_id)
-    shortest_ns = np.full(len(first), duration_ns.max(initial=0))
+    name = rank.trace.activities.name_id[events.activity[rows]]
+    names = len(rank.trace.names)
+    shortest_ns, total_ns = np.full(names, duration_ns.max(initial=0)), np.zeros(names, np.int64)
     np.minimum.at(shortest_ns, name, duration_ns)
-    count, alone = (np.bincount(name[chosen], minlength=len(first)) for chosen in (is_beside, beside_ns == 0))
-    total_ns = np.zeros(len(first), np.int64)
     np.add.at(total_ns, name[is_beside], duration_ns[is_beside])
+    count, alone = (np.bincount(name[chosen], minlength=names) for chosen in (is_beside, beside_ns == 0))
     has_kernels, communicates = (np.bincount(of, minlength=len(rank.steps)) > 0 for of in (step, step[is_beside]))
-    columns = (shortest_ns.tolist(), count.tolist(), total_ns.tolist(), (alone > 0).tolist())
     return SlowdownLimit(
         by_name={
-            rank.trace.names[number]: NameTimes(*times)
-            for number, *times in zip(name_id[first].tolist(), *columns, strict=True)
+            rank.trace.names[number]: NameTimes(
+                int(shortest_ns[number]), int(count[number]), int(total_ns[number]), bool(alone[number])
+            )
+            for number in distinct(name)
         },
         steps=len(rank.steps),
         all_communicate=bool(np.all(communicates[has_kernels])),
