@@ -337,9 +337,9 @@ def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: I
 
 def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     """The latest time of each step, ``NO_TIME`` where it has none."""
-    last = np.full(steps, NO_TIME, np.int64)
-    np.maximum.at(last, step[step != UNKNOWN], time_ns[step != UNKNOWN])
-    return last
+    last = np.full(steps + 1, NO_TIME, np.int64)  # UNKNOWN, which is -1, finds the last one
+    np.maximum.at(last, step, time_ns)
+    return last[:-1]
 
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:

@@ -244,11 +244,12 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
     has_forward[step[phase == PHASES.index(FORWARD)]] = True
     counts = (phase != UNKNOWN) | ~has_forward[step]
     step, start, phase = step[counts], start[counts], phase[counts]
-    within = _within_backward(step, start, phase)
+    if len(within := _within_backward(step, start, phase)):
+        step, start, phase = (np.delete(column, within) for column in (step, start, phase))
     # Each step has one row before its first compute; each compute begins a stretch.
-    step = np.concatenate([np.arange(steps + 1), np.delete(step, within)])
-    start = np.concatenate([np.full(steps + 1, ALWAYS), np.delete(start, within)])
-    phase = np.concatenate([np.full(steps, NONE), [BETWEEN_STEPS], np.delete(phase, within)])
+    step = np.concatenate([np.arange(steps + 1), step])
+    start = np.concatenate([np.full(steps + 1, ALWAYS), start])
+    phase = np.concatenate([np.full(steps, NONE), [BETWEEN_STEPS], phase])
     order = np.lexsort((start, step))
     step, start, before = step[order], start[order], phase[order]
     after = np.where(np.append(step[1:] == step[:-1], False), np.append(before[1:], NONE), NONE)
@@ -258,7 +259,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
 def _within_backward(step: Ints, start_ns: Ints, phase: Ints) -> Ints:
     """The rows of an optimizer after which backward's is the next of another phase in the step."""
     is_backward = phase == BACKWARD_PHASE
-    last_ns = last_by_step(start_ns[is_backward], step[is_backward], int(step.max(initial=-1)) + 1)
+    last_ns = last_by_step(np.where(is_backward, start_ns, NO_TIME), step, int(step.max(initial=-1)) + 1)
     within = np.flatnonzero(phase == PHASES.index(OPTIMIZER))
     within = within[start_ns[within] <= last_ns[step[within]]]
     if len(within):
