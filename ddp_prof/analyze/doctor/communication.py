@@ -158,10 +158,10 @@ def bucket_count(run: RunEvidence) -> Finding | None:
     count = sorted(map(len, steps))[len(steps) // 2]
     sizes = [one.bytes for one in every if one.bytes != UNKNOWN]
     if count >= _MANY and (not sizes or median_or_zero(sizes) < _SMALL_BYTES):
-        each = f" of {median_or_zero(sizes) / 1e6:.2f} MB each" if sizes else ""
+        typical = f", half of them of {median_or_zero(sizes) / 1e6:.2f} MB or less" if sizes else ""
         return Finding(
             "one collective per parameter",
-            f"A typical step reduces its gradients by {count} collectives{each}.",
+            f"A typical step reduces its gradients by {count} collectives{typical}.",
             "Put gradients into buckets of some MB: each collective costs its latency.",
             *run.where(every),
         )
@@ -226,9 +226,8 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     copied = [one for one in every if one.needed_by.lower().startswith("memcpy")]
     if 2 * len(copied) <= needed:
         return None
-    copies = median_or_zero(
-        [step.exposed_memory_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
-    )
+    lengths = [step.length for rank in run.overlap.ranks for step in rank.communicating_steps]
+    copies = median_or_zero([length.exposed_memory_ns or 0 for length in lengths])
     return Finding(
         "copies out of buckets",
         f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; in a typical "

@@ -119,7 +119,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "launch-bound host",
         f"{sorted(shares)[len(shares) // 2]:.0%} of the critical path of {whole}, {cost / 1e6:.2f} ms, is the "
-        "host: the device had nothing to do until it launched.",
+        "host: what came next on the path could not begin before it was launched.",
         "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere.",
         tuple(dict.fromkeys(path.rank for path, _ in late)),
         tuple(path.step for path, ns in late if path.step is not None and ns >= _HOST_SHARE * path.window_ns),

@@ -19,6 +19,8 @@ from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.evidence import RunEvidence, measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import run as runs
 from ddp_prof.trace import CollectiveMetadata, Overhead, Trace
 from tests.analyze.critical.scheduler import Device
@@ -27,6 +29,7 @@ from tests.drawing import column
 from tests.nsys_factory import bucket_steps, write_capture
 
 MS = 1_000_000
+TRACES = Path(__file__).parents[3] / "traces"
 STEPS = 6
 NO_CONTENTION = Contention(5, 50, 1.0, 1.0, 1.0, 1.0, 0, None)
 
@@ -112,6 +115,30 @@ def test_copies_out_of_buckets() -> None:
     assert "gradient_as_bucket_view" in finding.advice
 
 
+def test_copies_out_of_buckets_cost_what_a_step_has_of_them() -> None:
+    """Where other copies run on into the next steps, the window of a step holds those of several."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                for bucket in range(2):
+                    device.launch(1_000, 7, MS, is_collective=False)
+                    device.record(1_000, 7, 10)
+                    device.wait(1_000, 20, 10)
+                    device.launch(1_000, 20, MS, is_collective=True)
+                    device.record(1_000, 20, 100 + bucket)
+            with device.range("optimizer"):
+                for bucket in range(2):
+                    device.wait(1_000, 7, 100 + bucket)
+                    device.launch(1_000, 7, MS, is_collective=False, name="memcpy")
+                device.launch(1_000, 30, 6 * MS, is_collective=False, name="memcpy")
+    trace = device.trace()
+    (finding,) = [one for one in diagnose(trace).findings if one.rule == "copies out of buckets"]
+    (run,) = compare_variants([measure_overlap(trace)])
+    assert finding.cost_ns == run.exposed_memory_ns
+    assert finding.cost_ns <= run.step_ns
+
+
 def test_a_host_that_waits_in_backward() -> None:
     run = training(in_backward=lambda device, _bucket: device.synchronize(1_000))
     assert "host synchronization in backward" in named(run.trace())
@@ -126,6 +153,25 @@ def test_a_host_that_launches_late() -> None:
 
 def test_one_collective_per_parameter() -> None:
     assert named(training(buckets=40, bucket_ns=10_000).trace()) == ["one collective per parameter"]
+
+
+def test_the_sizes_of_many_collectives_differ() -> None:
+    (finding,) = diagnose(load_trace(TRACES / "naive.sqlite")).findings
+    assert "39 collectives, half of them of 0.26 MB or less" in finding.evidence  # 37 MB in all
+
+
+def test_a_device_that_copies_while_the_path_is_on_the_host_is_not_said_to_be_idle() -> None:
+    """The loader's copy ends before the host, which does not wait for it, launches what ends the step."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            device.launch(1_000, 30, 8 * MS, is_collective=False, name="memcpy")
+            device.launch(9 * MS, 7, MS, is_collective=False)
+    (finding,) = diagnose(device.trace()).findings
+    assert finding.rule == "launch-bound host"
+    assert finding.cost_ns is not None
+    assert finding.cost_ns > 8 * MS
+    assert "nothing to do" not in finding.evidence
 
 
 def test_one_bucket_for_all() -> None:
