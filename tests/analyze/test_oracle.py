@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives import exposed_time, run_analysis
 from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import StepLength, TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.variants.comparison import compare_variants
@@ -37,10 +38,6 @@ DRAWN = settings(
 )  # fmt: skip
 
 
-def overlap_of(traces: tuple[Trace, ...]) -> TraceOverlap:
-    return merge_ranks([measure_overlap(trace) for trace in traces])
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _queues_at_the_scale_of_what_is_drawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
@@ -57,16 +54,17 @@ def test_all_figures_agree_with_the_oracle(traces: tuple[Trace, ...], apart: int
     oracle.explain(expected, apart)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_analysis, "APART_NS", apart)
-        check_overlap(traces)
-        check_collectives(traces, expected)
-        check_skew(traces, expected, apart)
-        check_waterfall(traces, expected, apart)
-        check_what_is_printed(traces)
+        overlaps, analysis = [measure_overlap(trace) for trace in traces], analysis_of(*traces)
+        check_overlap(traces, overlaps)
+        check_collectives(analysis, expected)
+        check_skew(analysis, expected, apart)
+        check_waterfall(analysis, expected, apart)
+        check_what_is_printed(merge_ranks(overlaps), analysis)
 
 
-def check_overlap(traces: tuple[Trace, ...]) -> None:
-    for trace in traces:
-        for rank, expected in zip(measure_overlap(trace).ranks, oracle.ranks_of(trace), strict=True):
+def check_overlap(traces: tuple[Trace, ...], overlaps: list[TraceOverlap]) -> None:
+    for trace, overlap in zip(traces, overlaps, strict=True):
+        for rank, expected in zip(overlap.ranks, oracle.ranks_of(trace), strict=True):
             assert {name: getattr(rank, name) for name in oracle.rank_figures(expected)} == oracle.rank_figures(
                 expected
             )
@@ -87,9 +85,9 @@ def check_length(length: StepLength, expected: dict[str, int | None]) -> None:
     assert None in parts or sum(parts) == length.ns
 
 
-def check_collectives(traces: tuple[Trace, ...], ranks: list[oracle.Rank]) -> None:
+def check_collectives(analysis: RunAnalysis, ranks: list[oracle.Rank]) -> None:
     """When and why, to the nanosecond and for each collective."""
-    found = measure_collectives(analysis_of(*traces)).collectives
+    found = measure_collectives(analysis).collectives
     expected = [(rank, event) for rank in ranks for event in rank.collectives()]
     for collective, (rank, event) in zip(found, expected, strict=True):
         assert (collective.start_ns, collective.end_ns, collective.launch_ns) == (event.start, event.end, event.launch)
@@ -100,8 +98,8 @@ def check_collectives(traces: tuple[Trace, ...], ranks: list[oracle.Rank]) -> No
         assert (collective.overlapped_ns, collective.exposed_wait_ns or 0) == (event.overlapped, event.exposed_wait)
 
 
-def check_skew(traces: tuple[Trace, ...], ranks: list[oracle.Rank], apart: int) -> None:
-    found = measure_skew(analysis_of(*traces))
+def check_skew(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> None:
+    found = measure_skew(analysis)
     steps, each, straggler = oracle.skew_figures(ranks, apart)
     assert [(one.step, list(one.lags_ns), one.last, one.cost_ns) for one in found.steps] == [
         (one.step, one.lags_ns, one.last, one.cost_ns) for one in steps
@@ -112,8 +110,8 @@ def check_skew(traces: tuple[Trace, ...], ranks: list[oracle.Rank], apart: int) 
     assert found.straggler == straggler
 
 
-def check_waterfall(traces: tuple[Trace, ...], ranks: list[oracle.Rank], apart: int) -> None:
-    budgets = measure_waterfall([(analysis_of(*traces), ())]).budgets
+def check_waterfall(analysis: RunAnalysis, ranks: list[oracle.Rank], apart: int) -> None:
+    budgets = measure_waterfall([(analysis, ())]).budgets
     expected = oracle.budget(ranks, apart)
     assert len(budgets) == (expected is not None)
     for budget in budgets:
@@ -122,9 +120,8 @@ def check_waterfall(traces: tuple[Trace, ...], ranks: list[oracle.Rank], apart: 
         assert budget.rest_ns >= -len(oracle.PARTS), "but for what is rounded"
 
 
-def check_what_is_printed(traces: tuple[Trace, ...]) -> None:
+def check_what_is_printed(result: TraceOverlap, analysis: RunAnalysis) -> None:
     """tail <= exposed <= comm in every document that prints them."""
-    result = overlap_of(traces)
     (summary,) = compare_variants([result])
     document = overlap_view(result, by_step=False).document
     for row in overlap_view(result, by_step=True).rows:
@@ -133,7 +130,7 @@ def check_what_is_printed(traces: tuple[Trace, ...]) -> None:
         assert (step["tail_ns"] or 0) <= (step["exposed_ns"] or 0) <= (step["comm_ns"] or 0)
     if summary.comm_ns is not None:
         assert (summary.tail_ns or 0) <= summary.exposed_ns <= summary.comm_ns
-    for row in _summed_rows(measure_collectives(analysis_of(*traces)).collectives, "step"):
+    for row in _summed_rows(measure_collectives(analysis).collectives, "step"):
         assert row["when_tail_ms"] <= row["exposed_ms"]
     for percentile in (50, 95, 100):
         asked = Requirements(max_exposed_ns=0, max_tail_ns=0, percentile=percentile)

@@ -105,9 +105,15 @@ def test_the_path_goes_through_what_the_host_waited_for() -> None:
     assert parts_of(path_of(device.trace(has_step=True))) == (8 + 3, 0, 2)
 
 
+def tells_needs(device: Device) -> bool:
+    """Whether its trace tells what needs its collectives, by an event or on their own stream; else no path is known."""
+    computing = {one.stream for one in device.operations if not one.is_collective}
+    return bool(device.waits) or all(one.stream in computing for one in device.operations if one.is_collective)
+
+
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
-@given(programs())
+@settings(max_examples=150, deadline=None)
+@given(programs().filter(tells_needs))
 def test_the_path_is_one_that_the_device_knows(device: Device) -> None:
     assume(any(one.end > one.start for one in device.operations))
     for path in paths_of(device.trace(has_step=True)):
@@ -129,12 +135,12 @@ def test_one_collective_gains_what_the_next_ones_block() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None)
-@given(programs())
+@settings(max_examples=300, deadline=None)
+@given(programs().filter(lambda device: tells_needs(device) and any(one.is_collective for one in device.operations)))
 def test_what_a_collective_would_gain_is_what_the_device_gains(device: Device) -> None:
     """Of one that is not on the path that is nothing."""
     paths = paths_of(device.trace(has_step=True))
-    assume(paths)  # what never waits records no waits
+    assume(paths)
     (path,) = paths
     operations = device.operations
     collectives = [row for row, one in enumerate(operations) if one.is_collective]
