@@ -23,7 +23,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.table import count_before
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
 
 Floats = NDArray[np.float64]
 
@@ -205,7 +205,6 @@ class NameTimes(NamedTuple):
     shortest_ns: int
     beside: int
     beside_ns: int
-    is_alone: bool
 
 
 @dataclass(frozen=True)
@@ -213,34 +212,33 @@ class SlowdownLimit:
     """What limits the slowdown of a rank's kernels, told without their launch shapes, which take long to read.
 
     Attributes:
+        compared: How many kernels ran both beside communication and alone.
         all_communicate: Whether each step that has kernels has some beside communication.
     """
 
     by_name: dict[str, NameTimes]
+    compared: int
     steps: int
     all_communicate: bool
 
 
 def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
-    events, rows = rank.events, _rows_of_compute(rank)
-    step, start, end = events.step[rows], events.start_ns[rows], events.end_ns[rows]
-    duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
-    is_beside = is_mostly_overlapped(duration_ns, beside_ns)
-    name = rank.trace.activities.name_id[events.activity[rows]]
-    names = len(rank.trace.names)
-    shortest_ns, total_ns = np.full(names, duration_ns.max(initial=0)), np.zeros(names, np.int64)
-    np.minimum.at(shortest_ns, name, duration_ns)
-    np.add.at(total_ns, name[is_beside], duration_ns[is_beside])
-    count, alone = (np.bincount(name[chosen], minlength=names) for chosen in (is_beside, beside_ns == 0))
-    has_kernels, communicates = (np.bincount(of, minlength=len(rank.steps)) > 0 for of in (step, step[is_beside]))
+    found = sample_kernels(rank)
+    kernel, step, duration_ns = found.kernel, found.step, found.duration_ns
+    is_beside, is_alone = is_mostly_overlapped(duration_ns, found.beside_ns), found.beside_ns == 0
+    kernels = len(found.names)
+    shortest_ns, total_ns = np.full(kernels, duration_ns.max(initial=0)), np.zeros(kernels, np.int64)
+    np.minimum.at(shortest_ns, kernel, duration_ns)
+    np.add.at(total_ns, kernel[is_beside], duration_ns[is_beside])
+    count = np.bincount(kernel[is_beside], minlength=kernels)
+    first, key = distinct_rows(kernel, found.position)
+    runs_beside, runs_alone = (np.bincount(key[rows], minlength=len(first)) > 0 for rows in (is_beside, is_alone))
+    has_kernels, communicates = (np.bincount(of, minlength=found.steps) > 0 for of in (step, step[is_beside]))
+    times = zip(shortest_ns.tolist(), count.tolist(), total_ns.tolist(), strict=True)
     return SlowdownLimit(
-        by_name={
-            rank.trace.names[number]: NameTimes(
-                int(shortest_ns[number]), int(count[number]), int(total_ns[number]), bool(alone[number])
-            )
-            for number in distinct(name)
-        },
-        steps=len(rank.steps),
+        by_name=dict(zip(found.names, map(NameTimes._make, times), strict=True)),
+        compared=int((runs_beside & runs_alone).sum()),
+        steps=found.steps,
         all_communicate=bool(np.all(communicates[has_kernels])),
     )
 
@@ -250,12 +248,12 @@ def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
 
     No kernel takes less alone than the shortest execution of its name.
     """
-    longer_ns = compared = 0
+    compared = max((limit.compared for limit in limits), default=0)
+    if compared < LEAST_KERNELS or not all(limit.all_communicate for limit in limits):
+        return None
+    longer_ns = 0
     for name in {name for limit in limits for name in limit.by_name}:
         times = [limit.by_name[name] for limit in limits if name in limit.by_name]
         shortest_ns, beside = min(one.shortest_ns for one in times), sum(one.beside for one in times)
         longer_ns += sum(one.beside_ns for one in times) - beside * shortest_ns
-        compared += beside > 0 and any(one.is_alone for one in times)
-    if compared < LEAST_KERNELS or not all(limit.all_communicate for limit in limits):
-        return None
     return longer_ns // sum(limit.steps for limit in limits) + 1

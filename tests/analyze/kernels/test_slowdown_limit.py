@@ -20,22 +20,24 @@ from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import DOCTOR
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
-STEPS, KERNELS = 8, 12
+STEPS, KERNELS, NAMES = 8, 12, 6
 
 
-def capture(silent_steps: tuple[int, ...] = (), beside_ns: int = 1300, names: int = 6) -> Capture:
-    """Twelve kernels a step; a collective is beside the first, or the last, six of them.
+def capture(silent_steps: tuple[int, ...] = (), beside_ns: int = 1300, *, always_last: bool = False) -> Capture:
+    """Twelve kernels a step, two of each name; a collective is beside the first, or the last, six of them.
 
-    So each kernel runs beside communication in one half of the steps, and alone in the other.
+    So each kernel runs beside communication in one half of the steps, and alone in the other; or the first of a name
+    always alone, and the last always beside it.
     """
     found = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
     for step in range(STEPS):
         at = begin = step * 100_000 + 1000
         for position in range(KERNELS):
-            is_beside = (position < KERNELS // 2) == (step % 2 == 0) and step not in silent_steps
+            first_half = step % 2 == 0 and not always_last
+            is_beside = (position < KERNELS // 2) == first_half and step not in silent_steps
             length = beside_ns if is_beside else 1000
-            grid = 7 + position // names
-            found.kernels.append(Kernel(f"gemm{position % names}", at, at + length, begin + position, 131, grid=grid))
+            grid = 7 + position // NAMES
+            found.kernels.append(Kernel(f"gemm{position % NAMES}", at, at + length, begin + position, 131, grid=grid))
             if is_beside and position % (KERNELS // 2) == 0:
                 comm = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, at + 6 * beside_ns, begin + 50, 131)
                 comm.stream = 9
@@ -61,7 +63,9 @@ def test_the_limit_is_not_below_the_figure(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "made", [capture(silent_steps=(5,)), capture(names=4)], ids=["a step without communication", "few kernels"]
+    "made",
+    [capture(silent_steps=(5,)), capture(always_last=True)],
+    ids=["a step without communication", "kernels of a name, but none that ran both beside communication and alone"],
 )
 def test_nothing_is_said_where_contention_may_have_no_figure(tmp_path: Path, made: Capture) -> None:
     assert limit_contention_ns([limit_of(write_capture(tmp_path / "x.sqlite", made))]) is None
@@ -69,8 +73,13 @@ def test_nothing_is_said_where_contention_may_have_no_figure(tmp_path: Path, mad
 
 @pytest.mark.parametrize(
     ("made", "are_compared"),
-    [(capture(), False), (capture(silent_steps=(5,)), True), (capture(beside_ns=30_000), True)],
-    ids=["a limit", "a step without communication", "a finding"],
+    [
+        (capture(), False),
+        (capture(silent_steps=(5,)), True),
+        (capture(beside_ns=30_000), True),
+        (capture(always_last=True), True),
+    ],
+    ids=["a limit", "a step without communication", "a finding", "an abstention"],
 )
 def test_the_doctor_says_the_same_without_comparing_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Capture, are_compared: bool
