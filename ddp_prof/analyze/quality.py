@@ -49,10 +49,9 @@ def why_unknown(rank: RankEvents) -> str | None:
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:
     """Combine the reasons of the parts of one rank's capture, or of several ranks, into one."""
-    distinct = set(reasons)
-    if GRAPHS in distinct or None in distinct:
-        return GRAPHS if GRAPHS in distinct else None
-    return max((reason for reason in distinct if reason), default=None, key=lambda reason: reason != NOTHING)
+    if GRAPHS in reasons or None in reasons:
+        return GRAPHS if GRAPHS in reasons else None
+    return max((reason for reason in reasons if reason), default=None, key=lambda reason: reason != NOTHING)
 
 
 def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:

@@ -92,3 +92,9 @@ def test_a_rank_of_which_nothing_is_known_does_not_count_among_the_others(tmp_pa
 )
 def test_of_a_capture_in_parts_it_is_the_same(parts: list[str | None], whole: str | None) -> None:
     assert merge_reasons(parts) == whole
+
+
+def test_of_several_reasons_the_first_is_given() -> None:
+    """It was another one from one start of Python to the next."""
+    shares = [f"{share}% of the kernels have no name" for share in range(8, 14)]
+    assert [merge_reasons([NOTHING, *shares[at:], *shares[:at]]) for at in range(len(shares))] == shares
