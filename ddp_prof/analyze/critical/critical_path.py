@@ -31,7 +31,7 @@ NO_RANKS = "the trace holds no rank"
 CALLS_OUT_OF_ORDER = "calls are not numbered in the order in which what they launched could begin"
 NO_COMMON_CLOCK = "the clocks of the ranks cannot be compared"
 CLOCKS_CONTRADICT = "by the clocks of the ranks some work began before what it waited for had ended"
-NO_HOST_PATH = "a CPU run records no dependencies between operations"
+NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited for is not recorded"
 
 
 @dataclass(frozen=True)
@@ -119,8 +119,10 @@ class RunCritical(FrameResult):
 
 
 def measure_chains(rank: RankEvents) -> RankChains:
-    reason = why_unknown(rank) if rank.device is None or hides_work(rank) else rank.blocking.coverage.reason
-    if rank.device is None:
+    coverage = rank.blocking.coverage
+    on_host = rank.device is None or coverage.source == "host"
+    reason = why_unknown(rank) if on_host or hides_work(rank) else coverage.reason
+    if on_host:
         reason = reason or NO_HOST_PATH
     if reason:
         nothing = np.empty(0, np.int64)

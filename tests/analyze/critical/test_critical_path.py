@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.critical.critical_path import StepPath, measure_chains, measure_critical_paths
+from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, measure_chains, measure_critical_paths
 from ddp_prof.trace import UNKNOWN, Trace
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
-from tests.drawing import PID
+from tests.drawing import PID, draw_trace
 
 Parts = tuple[int, int, int]
 """Compute, transfer, host."""
@@ -196,6 +196,30 @@ def test_where_the_order_of_an_operation_is_lost_nothing_is_said_of_what_waited(
     assert (rank.blocking.coverage.reason, rank.blocking.total_ns) == (reason, None)
     assert measure_chains(rank).reason == reason
     assert paths_of(*traces) == ()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_where_the_host_reduces_what_a_gpu_computed_there_is_no_path(count: int) -> None:
+    """Gloo's collectives are none of the device's operations: their rows were taken for those of others."""
+    traces = [
+        draw_trace(
+            ranges={
+                "process|rank=0|world=2|backend=gloo": "##########",
+                "step|index=0": "##########",
+                "backward": "#####.....",
+                "all_reduce|bucket=0|bytes=8|params=1": "...####...",
+                "synchronize": ".....##...",
+            },
+            launches={"main": "a......b.."},
+            streams={7: ".aaaa...bb"},
+            ranks={PID: number},
+            path=f"x.rank{number}.json",
+        )
+        for number in range(count)
+    ]
+    assert paths_of(*traces) == ()
+    (rank,) = find_rank_events(traces[0])
+    assert (rank.device, rank.blocking.by_step_ns.tolist(), measure_chains(rank).reason) == (0, [2], NO_HOST_PATH)
 
 
 RANKS = st.integers(1, 4).flatmap(
