@@ -49,6 +49,10 @@ from ddp_prof.manifest import Caveat, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 
+MOST_LOST = 0.2
+"""Share of a rank's communication up to which it does no harm that the trace does not tell which steps launched it."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepLength:
     """How long a step took, and what filled that time; see :mod:`.step_breakdown`.
@@ -70,7 +74,7 @@ class StepLength:
 class StepOverlap:
     """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
 
-    Times are ``None`` where it is not known what the rank computed and communicated.
+    Times are ``None`` where it is not known what the rank computed and communicated, or which step launched it.
 
     Attributes:
         step: The step's own number, ``None`` where it carries none.
@@ -363,12 +367,21 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
             np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
         ),
     }
-    if blind:
+    if blind or _misses_launches(rank):
         of_what_it_did = (*as_they_are, "compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns")
-        columns |= dict.fromkeys(of_what_it_did, nothing)
+        columns |= dict.fromkeys((*of_what_it_did, "blocking_ns"), nothing)
     columns["length"] = _lengths(rank, blind=blind)
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
+
+
+def _misses_launches(rank: RankEvents) -> bool:
+    """Whether the launches of much of the communication that ran during steps are not in the trace."""
+    events = rank.events
+    rows = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
+    steps = union(rank.steps.start_ns, rank.steps.end_ns)
+    lost_ns = (union(events.start_ns[rows], events.end_ns[rows]) & steps).length_ns
+    return lost_ns > MOST_LOST * rank.union_of(Category.COMMUNICATION).length_ns
 
 
 def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:

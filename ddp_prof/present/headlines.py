@@ -64,6 +64,8 @@ def gain_headline(summary: VariantSummary) -> str:
     hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
     if not summary.step_ns or summary.exposed_ns is None:
         why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
+        if summary.step_ns:
+            why = "the trace does not tell which step launched it"
         return f"{hidden}; what the rest costs per step is not known, because {why}."
     exposed, step = milliseconds(summary.exposed_ns), milliseconds(summary.step_ns)
     share = f"{_fine_percent(summary.exposed_ns / summary.step_ns)}"

@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.headlines import gain_headline
 from ddp_prof.trace import Trace
 from tests.analyze.core.test_phases import STEPPING
 from tests.drawing import PID, draw_trace
@@ -140,8 +142,12 @@ def test_a_kernel_without_a_call_belongs_to_no_step_but_counts_for_the_rank() ->
     result = measure_overlap(trace)
     rank = only_rank(result)
     assert (rank.kernels, rank.comm_ns, rank.overlapped_ns) == (3, 3, 1)
-    assert (rank.steps[0].kernels, rank.steps[0].comm_ns) == (1, 0)
+    (step,) = rank.steps
+    assert (step.kernels, step.comm_ns, step.exposed_ns, step.blocking_ns) == (1, None, None, None)
     assert result.attribution.activities == 1 / 3
+    (run,) = compare_variants([result])
+    assert (run.step_ns, run.compute_only_ns, run.exposed_ns, run.gain_at_most) == (10, 3, None, None)
+    assert "not known, because the trace does not tell which step launched it" in gain_headline(run)
 
 
 def test_communication_of_another_step_in_the_window_is_named() -> None:
