@@ -48,9 +48,8 @@ from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.manifest import Caveat, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
-
 MOST_LOST = 0.2
-"""Share of a rank's communication up to which it does no harm that the trace does not tell which steps launched it."""
+"""Share of a rank's communication whose launch may be missing where steps stand for all of it."""
 
 
 @dataclass(frozen=True, slots=True)

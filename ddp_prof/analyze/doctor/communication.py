@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, judges_steps, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
 from ddp_prof.table import NO_TIME, UNKNOWN
 
@@ -71,7 +71,7 @@ def one_communicator(run: RunEvidence) -> Finding | None:
     return Finding(
         "one communicator serializes gathers and scatters",
         f"{found:,} gathers and scatters waited behind one of the other kind on their stream, for "
-        f"{median_or_zero(waits) / 1e6:.2f} ms of a typical step.",
+        f"{median_or_zero(waits) / 1e6:.2f} ms {'of a typical step' if run.analysis.has_steps else 'in all'}.",
         "Give all-gathers and reduce-scatters communicators of their own.",
         tuple(ranks),
         (),
@@ -147,6 +147,7 @@ _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 """A vote is no larger, and so many times smaller than each bucket."""
 
 
+@judges_steps("one collective per parameter")
 def bucket_count(run: RunEvidence) -> Finding | None:
     """One collective per parameter, or one for all: too many to be quick, or none that could begin early.
 
@@ -178,6 +179,7 @@ def bucket_count(run: RunEvidence) -> Finding | None:
     return None
 
 
+@judges_steps("gradients ready in another order than buckets")
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     """Gradients that become ready in another order than buckets are filled: all buckets are complete only at the end.
 
@@ -226,18 +228,19 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     copied = [one for one in every if one.needed_by.lower().startswith("memcpy")]
     if 2 * len(copied) <= needed:
         return None
-    lengths = [step.length for rank in run.overlap.ranks for step in rank.communicating_steps]
-    copies = median_or_zero([length.exposed_memory_ns or 0 for length in lengths])
+    lengths = [step.length.exposed_memory_ns for rank in run.overlap.ranks for step in rank.communicating_steps]
+    known = [ns for ns in lengths if ns is not None]
+    alone = f"; in a typical step copies run alone for {median_or_zero(known) / 1e6:.2f} ms" if known else ""
     return Finding(
         "copies out of buckets",
-        f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; in a typical "
-        f"step copies run alone for {copies / 1e6:.2f} ms.",
+        f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy{alone}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
-        copies,
+        median_or_zero(known) if known else None,
     )
 
 
+@judges_steps("the last bucket is needed first")
 def need_order(run: RunEvidence) -> Finding | Abstained | None:
     """The bucket that is needed first comes last: whatever needs it waits for all others, too.
 
@@ -268,6 +271,7 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
+@judges_steps("vote on unused parameters")
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     """A small collective after the buckets of each step: the ranks agree on which parameters were used.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, wraps
 from itertools import pairwise, repeat
 from statistics import median
 from typing import NamedTuple
@@ -173,6 +173,24 @@ class RunEvidence:
         """Why it is not known what needs the collectives."""
         reason = next((rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies), None)
         return reason or "it is not known what needs the collectives"
+
+
+Rule = Callable[[RunEvidence], Finding | Abstained | None]
+
+
+def judges_steps(name: str) -> Callable[[Rule], Rule]:
+    """A rule about the reductions of a step, which abstains where the trace marks none."""
+
+    def of_steps(rule: Rule) -> Rule:
+        @wraps(rule)
+        def judge(run: RunEvidence) -> Finding | Abstained | None:
+            if run.gradients and not run.analysis.has_steps:
+                return Abstained(name, "the trace marks no steps (see --step-range)")
+            return rule(run)
+
+        return judge
+
+    return of_steps
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:

@@ -155,6 +155,18 @@ def test_one_collective_per_parameter() -> None:
     assert named(training(buckets=40, bucket_ns=10_000).trace()) == ["one collective per parameter"]
 
 
+def test_without_steps_a_capture_is_not_taken_for_one() -> None:
+    device = training(consumer="memcpy", buckets=8)
+    device.ranges = [one for one in device.ranges if not one[0].startswith("step ")]
+    found = diagnose(device.trace())
+    assert [(one.rule, one.cost_ns) for one in found.findings] == [("copies out of buckets", None)]
+    assert "step" not in found.findings[0].evidence
+    assert {one.rule for one in found.abstained if "marks no steps" in one.reason} == {
+        "one collective per parameter", "gradients ready in another order than buckets",
+        "the last bucket is needed first", "vote on unused parameters",
+    }  # fmt: skip
+
+
 def test_the_sizes_of_many_collectives_differ() -> None:
     (finding,) = diagnose(load_trace(TRACES / "naive.sqlite")).findings
     assert "39 collectives, half of them of 0.26 MB or less" in finding.evidence  # 37 MB in all
