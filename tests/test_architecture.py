@@ -20,7 +20,7 @@ GROUND = {"errors", "range_names", "variants", "run_config", "manifest", "table"
 SOLE_USERS = {
     "torch": {"annotate", "ddp", "train", "benchmark"},
     "nvtx": {"annotate"},
-    "plotly": {"runs", "present", "benchmark"},
+    "plotly": {"runs", "present"},
     "kaleido": {"present"},
     "jinja2": {"present"},
     "pandas": {"analyze"},  # analyze: only in to_frame()

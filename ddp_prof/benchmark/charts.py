@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,18 +12,15 @@ from ddp_prof.benchmark.findings import BucketModel, TestbedResults, bucket_size
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
-from ddp_prof.present.charts import LEGEND, STILL, axis, make_chart, rows_axis
+from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis
 from ddp_prof.present.text import milliseconds, percent, shown_name, size
 from ddp_prof.variants import BYTES_PER_MB
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _TOP, _ROW, _BOTTOM, _HEIGHT = 110, 26, 60, 560
 _ASIDE = 1.025  # factor between the x values of curves, so that their error bars do not cover each other
 
 
-def draw_figures(results: TestbedResults) -> dict[str, tuple[str, go.Figure]]:
+def draw_figures(results: TestbedResults) -> dict[str, tuple[str, Chart]]:
     """The figures that the measurements allow, with their titles, by the names of their files."""
     found = {"variants": ("Step time and communication by variant", draw_variants(results))}
     if len(bucket_sizes(results.summaries)) > 1:
@@ -35,7 +32,7 @@ def draw_figures(results: TestbedResults) -> dict[str, tuple[str, go.Figure]]:
     return found
 
 
-def draw_variants(results: TestbedResults) -> go.Figure:
+def draw_variants(results: TestbedResults) -> Chart:
     """One bar per setting, in blocks of the same work: communication by the host timer after the rest of the step."""
     rows: list[str | SettingSummary] = []
     for summary in results.summaries:
@@ -95,7 +92,7 @@ def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
     return {**position, "x": 1, "xshift": 12, "text": text}
 
 
-def draw_buckets(results: TestbedResults) -> go.Figure:
+def draw_buckets(results: TestbedResults) -> Chart:
     """One curve per workload, and a dashed line for its fastest variant without buckets."""
     traces = []
     for color, aside, buckets in _curves(results):
@@ -124,7 +121,7 @@ def draw_buckets(results: TestbedResults) -> go.Figure:
     )  # fmt: skip
 
 
-def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
+def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
     """What is left of communication when backward ends: by the model, and by trace, else by timer."""
     sizes = bucket_sizes(results.summaries)
     predicted = np.geomspace(min(sizes) / 2, max(sizes) * 2, 100).tolist()
@@ -153,7 +150,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> go.Figure:
     )  # fmt: skip
 
 
-def draw_bandwidth(results: TestbedResults) -> go.Figure:
+def draw_bandwidth(results: TestbedResults) -> Chart:
     """Bytes over time of an all-reduce: one dot per message size, the fitted model as a line."""
     messages, model = results.messages, results.model
     rates = [message.bytes / message.median_ns for message in messages]
@@ -234,7 +231,7 @@ def _error(summaries: Sequence[SettingSummary], color: str) -> dict[str, Any]:
 def _figure(
     results: TestbedResults, title: str, traces: Sequence[dict[str, Any]], note: str = "", *, height: int = _HEIGHT,
     l: int = 90, r: int = 60, **layout: Any,  # noqa: E741  # as Plotly calls the margins
-) -> go.Figure:  # fmt: skip
+) -> Chart:  # fmt: skip
     """A figure; below its title the testbed, with a CPU, or a GPU that ranks shared, emphasized."""
     subtitle, device = shown_name(results.title), results.testbed.device
     if device is not None:

@@ -212,10 +212,13 @@ class Run:
         Args:
             steps: Numbers of the steps to show; by default two from the middle.
         """
+        import plotly.graph_objects as go
+
         from ddp_prof.present.timeline.build import build_excerpt
         from ddp_prof.present.timeline.figure import draw_timeline
 
-        return draw_timeline(build_excerpt(timeline_sources([self]), steps))
+        chart = draw_timeline(build_excerpt(timeline_sources([self]), steps))
+        return go.Figure(chart).update_layout(template="none")
 
     def prepare(self, *measures: str) -> None:
         """Measure several of ``report.MEASURES`` in one reading of the files."""

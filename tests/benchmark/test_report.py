@@ -24,8 +24,14 @@ from ddp_prof.benchmark.store import load_results
 from ddp_prof.manifest import Caveat
 from ddp_prof.present.text import size
 from tests.benchmark.results_factory import GRADIENT_BYTES, MS, OTHER_ENVIRONMENT, SIZES, Sweep, line, study_like
+from tests.charts import validated
 from tests.conftest import ROOT
 from tests.present.runs import HOSTILE_TITLE
+
+draw_bandwidth = validated(draw_bandwidth)
+draw_buckets = validated(draw_buckets)
+draw_model = validated(draw_model)
+draw_variants = validated(draw_variants)
 
 HEADER = (
     "implementation,model_size,d_model,num_layers,world_size,avg_step_time_ms,avg_comm_time_ms,comm_overhead_pct,"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import plotly.graph_objects as go
 import pytest
 
 from ddp_prof.present import theme
@@ -54,13 +53,15 @@ def test_pages_lead_to_each_other(visit: Visit, tmp_path: Path, monkeypatch: pyt
 
 def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
     palette = theme.LIGHT
-    trace = go.Bar(
-        x=[1],
-        y=[1],
-        marker={"color": palette.colors[theme.COMMUNICATION]},
-        error_x={"array": [1], "color": palette.notice},
-    )
-    write_figure(go.Figure(trace), title="figure", page=tmp_path / "figure.html")
+    bars = {
+        "type": "bar",
+        "x": [1],
+        "y": [1],
+        "marker": {"color": palette.colors[theme.COMMUNICATION]},
+        "error_x": {"array": [1], "color": palette.notice},
+    }
+    figure = make_chart([bars], title="figure", subtitle="below", height=120, t=100, b=80, l=80, r=80)
+    write_figure(figure, title="figure", page=tmp_path / "figure.html")
     visit.open(tmp_path / "figure.html")
     for scheme, palette in (("light", theme.LIGHT), ("dark", theme.DARK), ("light", theme.LIGHT)):
         visit.page.emulate_media(color_scheme=scheme)

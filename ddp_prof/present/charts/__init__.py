@@ -5,22 +5,25 @@ Charts are drawn in the light palette; a page in the dark one repaints them.
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Iterable, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ddp_prof.present import theme
 from ddp_prof.present.text import plain_name, to_plain_text
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+Chart = dict[str, Any]
+"""``data`` and ``layout`` as plotly.js takes them; a long column is a numpy array, see :func:`pack_array`."""
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
 
 PAPER: dict[str, Any] = {
-    "template": "none", "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
+    "paper_bgcolor": theme.LIGHT.paper, "plot_bgcolor": theme.LIGHT.paper,
     "font": {"family": theme.FONT, "size": theme.FONT_SIZE, "color": theme.LIGHT.text},
 }  # fmt: skip
 
@@ -67,15 +70,14 @@ def run_label(label: str) -> str:
 def make_chart(
     traces: Iterable[dict[str, Any]], *, title: str, subtitle: str, height: int,
     t: int, b: int, l: int, r: int, size: int = 20, pad: int = 20, **layout: Any,  # noqa: E741 - as Plotly calls them
-) -> go.Figure:  # fmt: skip
+) -> Chart:  # fmt: skip
     """A chart whose plot has a height between margins; these, and ``pad`` above the title, are pixels.
 
     Names in title and subtitle are already escaped; ``size`` is of the title's letters.
     """
-    import plotly.graph_objects as go
-
     frame = {"height": t + height + b, "margin": {"t": t, "b": b, "l": l, "r": r}}
-    return go.Figure(list(traces), {**PAPER, **frame, "title": chart_title(title, subtitle, size, pad), **layout})
+    layout = {**PAPER, **frame, "title": chart_title(title, subtitle, size, pad), **layout}
+    return {"data": list(traces), "layout": layout}
 
 
 def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dict[str, Any]:
@@ -86,3 +88,14 @@ def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dic
         "x": 0, "xref": "container", "xanchor": "left", "y": 1, "yref": "container", "yanchor": "top",
         "pad": {"l": EDGE, "t": pad},
     }  # fmt: skip
+
+
+def pack_array(column: NDArray[Any]) -> dict[str, str]:
+    """A column of a chart for JSON: 8 bytes a number become 11 letters, where its digits would be about 20."""
+    if not column.ndim:
+        raise TypeError(f"{column!r} is a number of numpy's, not a column")
+    return {
+        "dtype": column.dtype.str[1:],
+        "shape": ",".join(map(str, column.shape)),
+        "bdata": base64.b64encode(column.tobytes()).decode(),
+    }

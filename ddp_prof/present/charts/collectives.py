@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import product
 from textwrap import wrap
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, WHYS
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import CollectiveView, RankStepView
 from ddp_prof.present import theme
-from ddp_prof.present.charts import LEGEND, UNSEEN, axis, make_chart
+from ddp_prof.present.charts import LEGEND, UNSEEN, Chart, axis, make_chart
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 MOST_ROWS = 60
 """Collectives that a figure shows; of more, those that are exposed longest."""
@@ -37,7 +34,7 @@ def draw_step_collectives(
     step: int,
     ranks: Sequence[RankStepView],
     headline: Headline,
-) -> go.Figure:
+) -> Chart:
     """One panel per rank: compute on top, below it one row per collective in the order of launch.
 
     The layout's ``meta`` holds the rank and the index of each row's collective.

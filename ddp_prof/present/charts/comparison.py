@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,17 +12,14 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
-from ddp_prof.present.charts import LEGEND, STILL, axis, make_chart, rows_axis, run_label
+from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.text import percent, shown_name
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""
 
 
-def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> go.Figure:
+def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> Chart:
     """One row per run, in the order given: left the median step by parts, right the overlap of each step."""
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     totals = [
@@ -158,7 +155,7 @@ _HALF = 0.36
 """Half the height of a run's band; 1 is the distance between runs."""
 
 
-def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
+def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> Chart:
     """One band per run from 0 to 100 %, in the order given: a dot per step of each rank, a line for the ranks' mean."""
     steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
     come_again = any(step.step not in (None, step.step_key) for step in steps)
@@ -186,7 +183,7 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> go.Figure:
     )  # fmt: skip
 
 
-def draw_step_times(results: Sequence[TraceOverlap]) -> go.Figure:
+def draw_step_times(results: Sequence[TraceOverlap]) -> Chart:
     """One row per run, in the order given: how long each step of each rank took, with quartiles and median."""
     measure = "length of a step, ms: each step of each rank, with quartiles and median"
     boxes = [
@@ -211,7 +208,7 @@ def _steps_chart(
     xaxis: dict[str, Any],
     row_height: int,
     **layout: Any,
-) -> go.Figure:
+) -> Chart:
     return make_chart(
         traces, title=title, subtitle=subtitle(results), height=row_height * max(1, len(results)), size=18, pad=16,
         t=92, b=60, l=170, r=90, **STILL, xaxis=xaxis,
@@ -255,7 +252,7 @@ _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; those go into the last one, *small parts*."""
 
 
-def draw_waterfall(waterfall: Waterfall) -> go.Figure:
+def draw_waterfall(waterfall: Waterfall) -> Chart:
     """Runs from left to right, and between them what each part took away or added, in the part's colour."""
     steps = waterfall_steps(waterfall)
     fixed = axis(fixedrange=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,18 +14,14 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, StepSkew
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
-from ddp_prof.present.charts import axis, make_chart
+from ddp_prof.present.charts import Chart, axis, make_chart
 from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.text import shown_name, to_plain_text
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
-
 
 _ROW, _COST = 34, 130
 
 
-def draw_skew(run: RunAnalysis, skew: RunSkew) -> go.Figure:
+def draw_skew(run: RunAnalysis, skew: RunSkew) -> Chart:
     """One row per rank and one column per step; the redder, the later the rank arrived."""
     columns = [run.step_names[step.step].removeprefix("step ") for step in skew.steps] or ["the whole capture"]
     heat = _ROW * max(2, len(skew.ranks))
@@ -100,7 +96,7 @@ Figures = Sequence[Mapping[Any, int | None]]
 """Nanoseconds of each rank by the key of the step."""
 
 
-def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> go.Figure:
+def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> Chart:
     """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side."""
     ranks = sorted(result.ranks, key=lambda rank: rank.node or "")
     columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
@@ -185,7 +181,7 @@ def _map(
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, color]],
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "y": _domain(index)[1], "yanchor": "top", "len": 0.28},
         "hoverongaps": False,
-        "customdata": np.array([[shown_name(name)] * len(steps) for name in names]),
+        "customdata": [[shown_name(name)] * len(steps) for name in names],
         "hovertemplate": f"<b>%{{customdata}}</b>, step %{{x}}: %{{z:.3f}} ms {title}<extra></extra>",
     }  # fmt: skip
 

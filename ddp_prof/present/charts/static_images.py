@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import DdpProfError
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
+from ddp_prof.present.charts import Chart, pack_array
 
 WIDTH = 1400
 SCALE = 2
@@ -65,10 +64,10 @@ class Pictures:
             self._thread.join(SECONDS_TO_CLOSE)
         self._files.__exit__(InterruptedError, InterruptedError(), None)
 
-    def draw(self, figure: go.Figure | Mapping[str, Any], path: Path) -> None:
-        """Have a figure, which may be plain data, drawn as ``.png`` or ``.svg``, as the name ends."""
+    def draw(self, chart: Chart, path: Path) -> None:
+        """Have a chart drawn as ``.png`` or ``.svg``, as the name ends."""
         if self._browser:
-            self._orders.put(_render_request(figure, path, self._files.enter_context(atomic_write(path))))
+            self._orders.put(_render_request(chart, path, self._files.enter_context(atomic_write(path))))
 
     def finish(self) -> None:
         """Wait until all are drawn, and write them.
@@ -125,17 +124,17 @@ class Pictures:
             yield order
 
 
-def write_pictures(pictures: Iterable[tuple[go.Figure, Path]]) -> None:
-    """Write figures with one start of the browser for all; raises what :meth:`Pictures.finish` does."""
+def write_pictures(pictures: Iterable[tuple[Chart, Path]]) -> None:
+    """Write charts with one start of the browser for all; raises what :meth:`Pictures.finish` does."""
     with Pictures() as drawing:
-        for figure, path in pictures:
-            drawing.draw(figure, path)
+        for chart, path in pictures:
+            drawing.draw(chart, path)
         drawing.finish()
 
 
-def _render_request(figure: go.Figure | Mapping[str, Any], path: Path, partial: Path) -> dict[str, Any]:
-    still = {**(figure if isinstance(figure, Mapping) else figure.to_dict())}
-    still["layout"] = {**still["layout"], "width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
+def _render_request(chart: Chart, path: Path, partial: Path) -> dict[str, Any]:
+    still = json.loads(json.dumps(chart, default=pack_array))
+    still["layout"] |= {"width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
     scale = SCALE if path.suffix == ".png" else 1
     size = {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}
     return {"fig": still, "path": partial, "opts": {"format": path.suffix.removeprefix(".") or None, **size}}

@@ -13,6 +13,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present import theme
+from ddp_prof.present.charts import Chart
 from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import Headline, describe_changes, gain_headline, root_cause_headline, skew_headline
 from ddp_prof.present.html.page import asset, write_page
@@ -24,7 +25,7 @@ from ddp_prof.present.text import percent, source_name
 from ddp_prof.present.timeline.model import Source
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
+    pass
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
 def write_index(
     runs: Sequence[ReportRun],
     folder: Path,
-    figures: Mapping[str, go.Figure],
+    figures: Mapping[str, Chart],
     *,
     is_whole: bool = True,
     missing: Collection[str] = (),

@@ -16,18 +16,16 @@ from functools import cache
 from html import unescape
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present import theme
+from ddp_prof.present.charts import Chart, pack_array
 from ddp_prof.present.charts.static_images import write_pictures
 from ddp_prof.present.text import plain_name
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 LONGEST_TITLE = 79
 PLOTLY_FILE = "plotly.min.js"
@@ -42,7 +40,7 @@ def write_shared_plotly(folder: Path) -> None:
 
 
 def write_figure(
-    figure: go.Figure, *, title: str, page: Path | None, picture: Path | None = None, shared_plotly: bool = False
+    figure: Chart, *, title: str, page: Path | None, picture: Path | None = None, shared_plotly: bool = False
 ) -> None:
     """Write a figure as what is asked for: a page that holds it, see :func:`write_page`, and a picture."""
     if page:
@@ -59,7 +57,7 @@ def write_page(
     *,
     title: str,
     navigation: Sequence[Mapping[str, str]] = (),
-    figures: Mapping[str, go.Figure] | None = None,
+    figures: Mapping[str, Chart] | None = None,
     css: str = "",
     script: str = "",
     shared_plotly: bool = False,
@@ -124,17 +122,16 @@ def trusted_markup(ours: str) -> Markup:
 
 def json_in_page(data: Any) -> Markup:
     """JSON that cannot end its HTML element."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(data, default=pack_array, ensure_ascii=False, separators=(",", ":"))
     return trusted_markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
-def _figure_html(figure: go.Figure) -> dict[str, str]:
+def _figure_html(figure: Chart) -> dict[str, str]:
     """JSON for plotly.js, and what the figure shows in words."""
-    title = figure.layout.title
-    words = " · ".join(part.text for part in (title, title.subtitle) if part.text)
+    title = figure["layout"]["title"]
+    words = " · ".join(part["text"] for part in (title, title["subtitle"]) if part["text"])
     plain = " ".join(unescape(re.sub(r"<[^>]*>", " ", words)).split())
-    # Plotly's JSON writes <, > and / as escapes, so that nothing in it can end the element.
-    return {"json": trusted_markup(figure.to_json()), "label": plain}
+    return {"json": json_in_page(figure), "label": plain}
 
 
 @cache

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddp_prof.analyze.collectives.results import Collective
 from ddp_prof.analyze.collectives.straggler import RankStepView
 from ddp_prof.analyze.variants.waterfall import Waterfall
 from ddp_prof.errors import TraceError
+from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step, draw_step_times, draw_waterfall
 from ddp_prof.present.charts.ranks import LEAST_RANKS, draw_heat_map, draw_skew
@@ -34,9 +35,9 @@ from ddp_prof.present.timeline.encoding import LONGEST_TITLE
 from ddp_prof.present.timeline.figure import draw_timeline
 
 if TYPE_CHECKING:
-    import plotly.graph_objects as go
+    pass
 
-PagesOutcome = tuple[int, Mapping[str, Any] | TraceError | None]
+PagesOutcome = tuple[int, Chart | TraceError | None]
 """The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""
 
 WATERFALL = "waterfall"
@@ -100,11 +101,11 @@ def write_report(
     return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
 
 
-def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, go.Figure]:
+def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, Chart]:
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
     # Captures without steps, or without communication, leave some of them empty.
-    has_data = [any(len(trace.x) for trace in figure.data) for figure in figures]
+    has_data = [any(len(trace["x"]) for trace in figure["data"]) for figure in figures]
     charts = {name: figure for name, figure, shown in zip(index.CHARTS, figures, has_data, strict=True) if shown}
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall)
@@ -117,7 +118,7 @@ def write_pages_in_turn(runs: Sequence[ReportRun], folder: Path, places: Sequenc
         yield at, write_run_pages(run, folder, place)
 
 
-def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Mapping[str, Any] | TraceError | None:
+def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | TraceError | None:
     """Write the pages of a run: its timeline, why its communication is exposed, its kernels.
 
     Returns:
@@ -127,7 +128,7 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Mapping[str, 
         sources = run.load_sources()
     except TraceError as error:
         return error
-    picture = draw_timeline(build_excerpt(sources)).to_dict() if place.is_drawn else None
+    picture = draw_timeline(build_excerpt(sources)) if place.is_drawn else None
     model = build_timeline(sources)
     del sources  # the events take more memory than all that is drawn
     path = folder / f"{place.name}{index.TIMELINE}.html"

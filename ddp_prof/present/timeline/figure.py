@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
-from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, chart_title
+from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, Chart, chart_title
 from ddp_prof.present.headlines import WHEN, WHY
 from ddp_prof.present.text import MAX_NAME, milliseconds, percent, plain_name, shown_name, to_plain_text
 from ddp_prof.present.timeline.lanes import CODE
@@ -28,14 +28,9 @@ from ddp_prof.present.timeline.model import (
 from ddp_prof.range_names import parse_range
 from ddp_prof.trace import UNKNOWN, concatenate, select
 
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
-
-def draw_timeline(model: Timeline) -> go.Figure:
+def draw_timeline(model: Timeline) -> Chart:
     """The picture of a timeline of a few steps; its width is set where it is written."""
-    import plotly.graph_objects as go
-
     (rows, annotations, shapes, height), colors = _arrange(model), theme.LIGHT.colors
     subtitle = "".join(
         to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
@@ -58,7 +53,7 @@ def draw_timeline(model: Timeline) -> go.Figure:
         "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
         "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
     }
-    return go.Figure([go.Bar(bars) for bars in _bars(model, rows)], layout)
+    return {"data": list(_bars(model, rows)), "layout": layout}
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
@@ -68,7 +63,7 @@ def shown_in_legend(category: str, categories: Collection[str]) -> bool:
 
 
 def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The properties of one ``go.Bar`` a category."""
+    """The bars of each category."""
     # Boxes below a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
     spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
     least_ns = min(spans, default=model.end_ns - model.start_ns) // 50
@@ -80,6 +75,7 @@ def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
         texts = [text for row, own in parts for text in _texts(row.lane, category, own, least_ns, model)]
         heights = [np.full(len(own), row.box_height) for row, own in parts]
         yield {
+            "type": "bar",
             "orientation": "h",
             "name": theme.LEGEND[category],
             "legendgroup": theme.LIGHT.colors[category],

@@ -11,10 +11,13 @@ from ddp_prof.present.charts.collectives import MOST_ROWS, draw_step_collectives
 from ddp_prof.present.headlines import Headline
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, rank_capture, run_of
 from tests.analyze.collectives.test_timing import OURS
+from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of
 from tests.nsys_factory import write_capture
 from tests.present.runs import HOSTILE_TITLE
+
+draw_step_collectives = validated(draw_step_collectives)
 
 RUN = analysis_of(OURS)
 

@@ -19,10 +19,13 @@ from ddp_prof.present.charts.ranks import draw_skew
 from ddp_prof.present.headlines import root_cause_headline, skew_headline
 from ddp_prof.present.tables.collectives import skew_view
 from ddp_prof.trace import Trace
+from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write
 from tests.measuring import analysis_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
+
+draw_skew = validated(draw_skew)
 
 MS = 1_000_000
 STEPS, WORLD = 20, 2

@@ -20,8 +20,11 @@ from ddp_prof.analyze.variants.waterfall import (
 )
 from ddp_prof.present.charts.comparison import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
+from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
+
+draw_waterfall = validated(draw_waterfall)
 
 
 def run_of(label: str, *ranks: dict[str, str]) -> RunAnalysis:

@@ -9,6 +9,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison, run_label
 from ddp_prof.present.charts.comparison import parts_ms
 from ddp_prof.present.tables.comparison import compare_rows
+from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
 
@@ -23,7 +24,7 @@ def bars(figure, category: str):
 
 
 def draw_comparison(results):
-    return comparison.draw_comparison(results, compare_variants(results))
+    return validated(comparison.draw_comparison)(results, compare_variants(results))
 
 
 def test_the_parts_are_those_of_the_table_and_sum_to_the_window() -> None:

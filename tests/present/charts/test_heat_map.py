@@ -12,7 +12,10 @@ from ddp_prof import Run, load_runs
 from ddp_prof.present.charts import ranks
 from ddp_prof.present.charts.ranks import draw_heat_map
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, STEPS, TRANSFER_MS, rank_capture
+from tests.charts import validated
 from tests.nsys_factory import write_capture
+
+draw_heat_map = validated(draw_heat_map)
 
 WORLD = 12
 

@@ -29,7 +29,7 @@ def test_pictures_have_the_size_of_the_figure_and_show_its_text(tmp_path: Path) 
     write_pictures([(drawn, png), (drawn, svg)])
     data = png.read_bytes()
     assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    assert struct.unpack(">II", data[16:24]) == (WIDTH * SCALE, drawn.layout.height * SCALE)
+    assert struct.unpack(">II", data[16:24]) == (WIDTH * SCALE, drawn["layout"]["height"] * SCALE)
     text = svg.read_text(encoding="utf-8")
     assert all(part in text for part in ("device: cpu", "rank 0", "where time goes", "synchronize"))
     assert "all steps" not in text  # a menu cannot be opened on paper

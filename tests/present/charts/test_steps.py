@@ -13,9 +13,15 @@ from ddp_prof.present.charts.comparison import (
     draw_step_times,
 )
 from ddp_prof.present.charts.ranks import draw_heat_map
+from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
+
+draw_comparison = validated(draw_comparison)
+draw_overlap_by_step = validated(draw_overlap_by_step)
+draw_step_times = validated(draw_step_times)
+draw_heat_map = validated(draw_heat_map)
 
 HALF, BARE = (result_of(cpu_run(steps=3, shift=shift), label) for shift, label in ((2, "bucketed"), (4, "naive")))
 SILENT = result_of(draw_trace(streams={7: "aa"}), "one GPU")

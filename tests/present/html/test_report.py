@@ -18,8 +18,15 @@ from ddp_prof.present.charts.ranks import draw_skew
 from ddp_prof.present.headlines import Headline, gain_headline
 from ddp_prof.present.html.index import ReportRun
 from ddp_prof.present.html.report import write_report
+from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
+
+draw_comparison = validated(draw_comparison)
+draw_step_times = validated(draw_step_times)
+draw_waterfall = validated(draw_waterfall)
+draw_step_collectives = validated(draw_step_collectives)
+draw_skew = validated(draw_skew)
 
 
 def manifest(**changes: object) -> Manifest:

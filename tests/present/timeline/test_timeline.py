@@ -21,9 +21,12 @@ from ddp_prof.present.timeline.lanes import stack
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, WAITING, Lane, Source, Timeline
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.analyze.core.test_dependencies import one_bucket
+from tests.charts import validated
 from tests.drawing import column, draw_trace
 from tests.measuring import source_of
 from tests.nsys_factory import US, Sync, bucket_steps, write_capture
+
+draw_timeline = validated(draw_timeline)
 
 LETTER = {
     theme.COMPUTE_ONLY: "c",
