@@ -127,7 +127,7 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
         how += "; on a CPU with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
         advice.append(f"overlap: no GPU activities, {missing}: {how}")
-    if any(rank.hides_backward for rank in ranks):
+    if len(trace.operators) and any(rank.hides_backward for rank in ranks):
         advice.append(f"overlap: {NO_BACKWARD}: run it in the thread that runs torch.profiler")
     unknown = [
         rank.blocking.coverage.reason for rank in ranks if np.any(rank.events.category == Category.COMMUNICATION)

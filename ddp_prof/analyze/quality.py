@@ -26,6 +26,8 @@ NO_BACKWARD = (
     "torch.profiler leaves out"
 )
 
+UNNAMED_BACKWARD = "no range names the backward pass, so what it computed is not known (see --backward-range)"
+
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 MOST_UNNAMED = 0.01
@@ -43,7 +45,7 @@ def why_unknown(rank: RankEvents) -> str | None:
     if rank.hides_waits:
         return UNMARKED_WAITS
     if rank.hides_backward:
-        return NO_BACKWARD
+        return NO_BACKWARD if len(rank.trace.operators) else UNNAMED_BACKWARD
     return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
 
 

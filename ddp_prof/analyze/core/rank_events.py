@@ -187,7 +187,7 @@ class RankEvents(Brief):
 
     @property
     def hides_backward(self) -> bool:
-        """Whether operators of a CPU were recorded, though not those of backward: neither was what that launched."""
+        """Whether nothing tells what backward computed on a CPU, whose optimizer stepped."""
         return self.device is None and self.backward == "none" and OPTIMIZER_PHASE in self.phases.kind
 
     @cached_property
@@ -390,14 +390,14 @@ class _Builder:
 
     def host_rank(self) -> RankEvents:
         """The rank of a CPU run. Only our ranges separate waiting from computing; without them operators are used."""
-        operators, backward = self.trace.operators, "ranges"
+        operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
         is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
         # Fewer operators than collectives were recorded in part: what else computed is not known.
         marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not are_gloos(self.trace, self.ranges)
         if 0 < len(self.ranges) <= len(operators) and not marks_waits:
             events = host_events(self.ranges, self.steps, self.phases, operators)
-            if BACKWARD_PHASE not in self.phases.kind:
-                backward = "inferred" if operators.is_backward.any() else "none"
+            if backward == "none" and operators.is_backward.any():
+                backward = "inferred"
             told = self._describe_gloo() or "the ranges of collectives"
             self.step_notes += (f"communication is {told}; compute is torch's operators",)
         elif is_ours:

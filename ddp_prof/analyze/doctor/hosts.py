@@ -9,6 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, median_or_zero
+from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.table import NO_TIME
 
 _WORTH = 0.01
@@ -129,8 +130,9 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
 
 def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
     if not any(rank.comm_ns for rank in run.overlap.ranks):
-        reason = "nothing in this trace is known to communicate, which may be what the host does between its phases"
-        return Abstained("launch-bound host", reason)
+        reason = next((rank.reason for rank in run.overlap.ranks if rank.reason != NO_COMMUNICATION), None)
+        silent = f"{NO_COMMUNICATION}, which may be what the host does between its phases"
+        return Abstained("launch-bound host", reason or silent)
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         step = median_or_zero(overlap.lengths_ns)

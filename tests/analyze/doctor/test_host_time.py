@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.quality import UNNAMED_BACKWARD
 from ddp_prof.runs import load_runs
 from tests.drawing import runs as drawn_runs
 from tests.ingest.test_nsys_export import MS
@@ -55,3 +56,14 @@ def test_whether_it_communicates_may_not_be_known(tmp_path: Path) -> None:
     found = diagnose(tmp_path / "job.sqlite")
     assert RULE not in [one.rule for one in found.findings]
     assert RULE in [one.rule for one in found.abstained]
+
+
+def test_without_a_range_of_backward_it_is_not_known_what_hides(tmp_path: Path) -> None:
+    """What backward computes is told by its range alone: nothing was said to be hidden, and the host to be slow."""
+    found = diagnose(tmp_path / "unnamed.sqlite", all_reduce="........##..........", backward="." * len(STEP))
+    (abstained,) = [one for one in found.abstained if one.rule == RULE]
+    (run,) = load_runs(tmp_path / "unnamed.sqlite")
+    (rank,) = run.overlap().ranks
+    assert abstained.reason == rank.reason == UNNAMED_BACKWARD
+    assert (rank.comm_ns, rank.overlap_ratio) == (None, None)
+    assert not [one for one in found.findings if one.rule == RULE]
