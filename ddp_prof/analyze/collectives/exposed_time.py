@@ -65,6 +65,7 @@ input count from the launch. Where it is known they count from it: that a gradie
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -123,15 +124,22 @@ class PhaseParts(Table):
     end_ns: Ints
 
 
-def explain_exposure(rank: RankCollectives, wait_ns: Ints) -> Exposure:
-    """Divide the exposed time of one rank among its collectives, and say when and why it is exposed.
+def divide_by_why_and_when(rank: RankCollectives, wait_ns: Ints) -> dict[str, PhaseParts]:
+    """What belongs to each collective of a rank, by reason and phase.
 
     ``wait_ns`` is how long each waited for peers, at its start; ``UNKNOWN`` where no peer is known.
     """
+    return {why: divide_by_when(rank, part) for why, part in divide_by_why(rank.timings, wait_ns).items()}
+
+
+def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, PhaseParts]) -> Exposure:
+    """Divide the exposed time of one rank among its collectives, and say when and why it is exposed.
+
+    ``parts`` are those of :func:`divide_by_why_and_when`.
+    """
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
-    for why, part in divide_by_why(timings, wait_ns).items():
-        cells = divide_by_when(rank, part)
+    for why, cells in parts.items():
         np.add.at(pairs[:, :, WHYS.index(why)], (cells.row, cells.when), _exposed_ns(rank, cells))
     first, last = assign_instants(timings)
     waiting = Part(first, wait_end_ns(timings, wait_ns))

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import Exposure, explain_exposure
+from ddp_prof.analyze.collectives.exposed_time import Exposure, PhaseParts, divide_by_why_and_when, explain_exposure
 from ddp_prof.analyze.collectives.matching import NEEDS_ALL, Matches, match_collectives, shift_unnumbered_steps
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.rank_events import RankEvents
@@ -271,8 +271,13 @@ class RunAnalysis(Brief):
         )
 
     @cached_property
+    def parts(self) -> tuple[dict[str, PhaseParts], ...]:
+        """What belongs to each collective of each rank, under compute or not, by reason and phase."""
+        return tuple(map(divide_by_why_and_when, self.ranks, self.waits_ns))
+
+    @cached_property
     def exposures(self) -> tuple[Exposure, ...]:
-        return tuple(explain_exposure(rank, wait) for rank, wait in zip(self.ranks, self.waits_ns, strict=True))
+        return tuple(map(explain_exposure, self.ranks, self.waits_ns, self.parts))
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:

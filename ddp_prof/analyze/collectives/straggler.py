@@ -17,14 +17,14 @@ by itself, and each rank has a cost, which is the longest exposed wait of anothe
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_prof.analyze.collectives.exposed_time import WHENS, divide_by_when, divide_by_why, wait_end_ns
+from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts, wait_end_ns
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, ClockOffset, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
@@ -290,13 +290,13 @@ class RankStepView:
 def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None) -> tuple[RankStepView, ...]:
     """The collectives of each rank, or some by their indices, in a step, by its key; ranks without any are left out."""
     drawn = []
-    for index, (rank, wait_ns) in enumerate(zip(run.ranks, run.waits_ns, strict=True)):
+    for index, (rank, wait_ns, parts) in enumerate(zip(run.ranks, run.waits_ns, run.parts, strict=True)):
         if ranks is not None and index not in ranks:
             continue
         rows = np.flatnonzero(rank.keys == step)
         if len(rows):
-            drawn.append((rank, rows, wait_ns, run.alignment.offset_for(rank.clock)))
-    origin = min((int(clock.common_ns(_first_time(rank, rows))) for rank, rows, _, clock in drawn), default=0)
+            drawn.append((rank, rows, wait_ns, parts, run.alignment.offset_for(rank.clock)))
+    origin = min((int(clock.common_ns(_first_time(rank, rows))) for rank, rows, *_, clock in drawn), default=0)
     return tuple(_rank_view(*part, origin) for part in drawn)
 
 
@@ -307,7 +307,9 @@ def _first_time(rank: RankCollectives, rows: Ints) -> Ints:
     return first
 
 
-def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOffset, origin: int) -> RankStepView:
+def _rank_view(
+    rank: RankCollectives, rows: Ints, wait_ns: Ints, parts: Mapping[str, PhaseParts], clock: ClockOffset, origin: int
+) -> RankStepView:
     timings = rank.timings
 
     def since(time_ns: Ints) -> list[Any]:
@@ -316,7 +318,7 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
 
     window = union(_first_time(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
-    exposed = _exposed(rank, rows, wait_ns, since)
+    exposed = _exposed(rank, rows, wait_ns, parts, since)
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
     sizes = (none_for_unknown(column[rows]) for column in (timings.bucket, timings.bytes))
     columns: Any = zip(*sizes, *times, [tuple(exposed[row]) for row in rows.tolist()], strict=True)
@@ -329,13 +331,16 @@ def _rank_view(rank: RankCollectives, rows: Ints, wait_ns: Ints, clock: ClockOff
 
 
 def _exposed(
-    rank: RankCollectives, rows: Ints, wait_ns: Ints, since: Callable[[Ints], list[int]]
+    rank: RankCollectives,
+    rows: Ints,
+    wait_ns: Ints,
+    parts: Mapping[str, PhaseParts],
+    since: Callable[[Ints], list[int]],
 ) -> dict[int, list[ExposedStretch]]:
     """The exposed stretches of some collectives, in the time that ``since`` makes of the rank's own."""
     found: dict[int, list[ExposedStretch]] = {row: [] for row in rows.tolist()}
     wait_end = wait_end_ns(rank.timings, wait_ns)
-    for why, part in divide_by_why(rank.timings, wait_ns).items():
-        cells = divide_by_when(rank, part)
+    for why, cells in parts.items():
         for index in np.flatnonzero(np.isin(cells.row, rows)).tolist():
             row = int(cells.row[index])
             bare = union(cells.start_ns[[index]], cells.end_ns[[index]]) - rank.compute
