@@ -114,14 +114,10 @@ def arguments(**args: Any) -> Make:
 WHOLE_GZIP = gzip.compress(json.dumps({"traceEvents": [KERNEL] * 2000}).encode())
 
 
-def bomb(_folder: Path) -> Path:
+def bomb(folder: Path) -> Path:
     """One GiB of spaces in an event, in 1 MB."""
-    path = _folder / "x.json.gz"
-    with gzip.open(path, "wb", compresslevel=9) as file:
-        file.write(b'{"traceEvents": [')
-        for _ in range(1024):
-            file.write(b" " * (1 << 20))
-        file.write(b"]}")
+    path = folder / "x.json.gz"
+    path.write_bytes(endless.packed(b'{"traceEvents": [', b" " * (1 << 20), 1024, b"]}"))
     return path
 
 

@@ -199,14 +199,15 @@ def at(row: int, value: int) -> Callable[[Any], None]:
     return change
 
 
-def packed(table: str, columns: Callable[[], dict[str, pa.Array]]) -> Change:
-    """A table that is little until it is unpacked; it is made by its test alone, for it fills gigabytes."""
+def packed(table: str, columns: Callable[[], dict[str, pa.Array]], times: int = 1) -> Change:
+    """A table that is little until it is unpacked; it is made by its test alone, for it may fill a gigabyte."""
 
     def make(folder: Path) -> None:
         read = pa.table(columns())
         file, options = folder / f"{table}.arrow", ipc.IpcWriteOptions(compression="zstd")
         with ipc.new_stream(file, read.schema, options=options) as stream:
-            stream.write_table(read)
+            for _ in range(times):
+                stream.write_table(read)
 
     return make
 
@@ -230,7 +231,7 @@ OF_ONE_KIND: dict[str, tuple[str, Change, int, str]] = {
         "parquet", as_the_other_kind(table), 1, "the table is there as Parquet and as Arrow")
        for table in ("StringIds", "ThreadNames", KERNELS)},
     "200 million numbers in 10 kB": (
-        "arrow", packed("NVTX_MORE", lambda: {"start": pa.repeat(pa.scalar(0), 200_000_000)}), 1,
+        "arrow", packed("NVTX_MORE", lambda: {"start": pa.repeat(pa.scalar(0), 1_000_000)}, 200), 1,
         "unpacks to 1,600,000,0"),
     "a string of a gigabyte in 100 kB": (
         "arrow", packed("NVTX_MORE", lambda: {"text": pa.array(["x" * 1_000_000_000])}), 1, "unpacks to 1,000,000,0"),
