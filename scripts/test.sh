@@ -10,13 +10,16 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
-# Two processes, each test file in one of them; those with slow tests first.
-side_by_side=(-n 2 --dist loadfile --no-loadscope-reorder)
+# Each test file in one of several processes; those with slow tests first. In the whole gate tests wait much of their
+# time, for ranks, browsers or nsys: two processes more than cores keep these busy.
+cores="$(nproc)"
+side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 
 # Each program that a test starts would compile the package anew.
 unset PYTHONDONTWRITEBYTECODE
 
-# pytest with these arguments, beside mypy: without a cache that keeps one core busy for 20 s. What it says comes last.
+# pytest of so many processes with these arguments, beside mypy: without a cache that keeps one core busy for 20 s.
+# What it says comes last.
 check() {
   local status=0
   "$bin/ruff" check ddp_prof tests scripts
@@ -36,7 +39,7 @@ if [ "${1:-}" = fast ]; then
   shift
   CHROMIUM=0 scripts/env.sh read dev
   # What needs torch as a whole is not even imported: that takes seconds.
-  check -m "not torch and not nsys and not browser and not slow" \
+  check "$((cores < 8 ? cores : 8))" -m "not torch and not nsys and not browser and not slow" \
     --ignore tests/annotate --ignore tests/ddp --ignore tests/train "$@"
 fi
 
@@ -54,4 +57,4 @@ export NSYS DDP_PROF_GATE=whole
 "$bin/python" --version
 "$bin/pip" list 2>/dev/null | grep -E '^(torch|nvtx|numpy|plotly|pytest|ruff|mypy) '
 "$NSYS" --version
-check "$@"
+check "$((cores < 6 ? cores + 2 : 8))" "$@"
