@@ -37,7 +37,7 @@ def compute_stream(run: RunEvidence) -> Finding | None:
         "Launch them with async_op=True, or on a stream of their own, and wait where their result is needed.",
         tuple(dict.fromkeys(one.name for one in found)),
         tuple(sorted({one.step for one in found if one.step is not None})),
-        median_or_zero(per_step) if per_step else None,
+        run.cost_ns(per_step),
     )
 
 
@@ -68,14 +68,15 @@ def one_communicator(run: RunEvidence) -> Finding | None:
             ranks.append(rank.name)
     if not ranks:
         return None
+    cost_ns = run.cost_ns(waits) or 0
     return Finding(
         "one communicator serializes gathers and scatters",
         f"{found:,} gathers and scatters waited behind one of the other kind on their stream, for "
-        f"{median_or_zero(waits) / 1e6:.2f} ms {'of a typical step' if run.analysis.has_steps else 'in all'}.",
+        f"{cost_ns / 1e6:.2f} ms {'of a typical step' if run.analysis.has_steps else 'in all'}.",
         "Give all-gathers and reduce-scatters communicators of their own.",
         tuple(ranks),
         (),
-        median_or_zero(waits),
+        cost_ns,
     )
 
 
@@ -229,14 +230,14 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     if 2 * len(copied) <= needed:
         return None
     lengths = [step.length.exposed_memory_ns for rank in run.overlap.ranks for step in rank.communicating_steps]
-    known = [ns for ns in lengths if ns is not None]
-    alone = f"; in a typical step copies run alone for {median_or_zero(known) / 1e6:.2f} ms" if known else ""
+    cost_ns = run.cost_ns([ns for ns in lengths if ns is not None])
+    alone = "" if cost_ns is None else f"; in a typical step copies run alone for {cost_ns / 1e6:.2f} ms"
     return Finding(
         "copies out of buckets",
         f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy{alone}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
-        median_or_zero(known) if known else None,
+        cost_ns,
     )
 
 

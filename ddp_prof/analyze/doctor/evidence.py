@@ -168,6 +168,12 @@ class RunEvidence:
         ranks = dict.fromkeys(self.analysis.ranks[one.rank].name for one in found)
         return tuple(ranks), tuple(sorted({one.number for one in found} - {UNKNOWN}))
 
+    def cost_ns(self, of_steps: Sequence[int]) -> int | None:
+        """What something costs at most: in a typical step, or on any rank where the trace marks no steps."""
+        if not of_steps:
+            return None
+        return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
+
     @property
     def unknown_needs(self) -> str:
         """Why it is not known what needs the collectives."""

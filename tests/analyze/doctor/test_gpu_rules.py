@@ -106,6 +106,17 @@ def test_collectives_on_the_stream_of_compute() -> None:
     assert "communication on the compute stream" in named(training(comm_stream=7).trace())
 
 
+def test_what_communication_costs_at_most_without_steps_is_what_the_worst_rank_has() -> None:
+    """Device 0 ran four of six steps, device 1 the last two: 4 ms of communication in each."""
+    device = training(comm_stream=7)
+    device.ranges = []
+    trace = device.trace()
+    on_device = np.arange(len(trace.activities)) >= len(trace.activities) * 4 // STEPS
+    trace = replace(trace, activities=replace(trace.activities, device=on_device.astype(np.int64)))
+    (finding,) = [one for one in diagnose(trace).findings if one.rule == "communication on the compute stream"]
+    assert finding.cost_ns == 16 * MS
+
+
 def test_copies_out_of_buckets() -> None:
     (finding,) = diagnose(training(consumer="memcpy").trace()).findings
     assert finding.rule == "copies out of buckets"
