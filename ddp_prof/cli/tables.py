@@ -296,10 +296,9 @@ def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
-    from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, change_texts
+    from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, changed_text
 
-    texts = "; ".join(change_texts(parts)) or "nothing changed beyond the spread"
-    title = f"from {runs[0].label} to {runs[1].label}, mean step: {texts}"
+    title = f"from {runs[0].label} to {runs[1].label}, mean step: {changed_text(parts)}"
     return TableView(title, change_rows(parts), [HOW_TO_READ_CHANGES], {})
 
 

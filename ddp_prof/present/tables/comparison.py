@@ -169,6 +169,13 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
     ]
 
 
+def changed_text(changes: Sequence[PartChange]) -> str:
+    """What two runs differ in, in one line."""
+    is_unknown = all(change.is_beyond_spread is None for change in changes)
+    nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
+    return "; ".join(change_texts(changes)) or nothing
+
+
 def collective_change_text(change: CollectiveChange) -> str:
     which, (verb, more, less) = collective_name(change.index, change.bucket), _MOVES[change.moved]
     return f"{which} {verb} {milliseconds(abs(change.by_ns))} {more if change.by_ns > 0 else less}"

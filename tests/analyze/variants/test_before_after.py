@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange, compare_before_after
-from ddp_prof.present.tables.comparison import change_rows, change_texts, collective_change_text
+from ddp_prof.present.tables.comparison import change_rows, change_texts, changed_text, collective_change_text
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
@@ -63,7 +63,13 @@ def test_within_the_spread_nothing_is_told() -> None:
     assert found["tail"].change_ns == 1
     assert (found["tail"].is_beyond_spread, found["tail"].cause) == (False, None)
     assert {row["part"]: row["significant"] for row in change_rows(list(found.values()))}["tail"] == "within the spread"
-    assert change_texts(list(found.values())) == []
+    assert changed_text(list(found.values())) == "nothing changed beyond the spread"
+
+
+def test_of_too_few_steps_it_is_not_said_that_nothing_changed() -> None:
+    found = changes_between([(7, 5)] * 2, [(7, 9)] * 2)
+    assert (found["tail"].change_ns, found["tail"].is_beyond_spread) == (4, None)
+    assert changed_text(list(found.values())) == "what changed is not known"
 
 
 def test_a_collective_whose_length_scatters_is_no_cause() -> None:
