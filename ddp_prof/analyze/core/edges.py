@@ -155,12 +155,12 @@ def _streams(trace: Trace) -> Ints:
 def _call_order(trace: Trace) -> tuple[Ints, Ints]:
     """Where activities and synchronizations stand in the order of their process's calls; ``UNKNOWN`` where unknown.
 
-    By the numbers of the calls. Where a thread's numbers do not grow with time they were given more than once, and
-    calls are ordered by the time at which they began.
+    By the numbers of the calls, from 1 on. Where a thread's numbers do not grow with time they were given more than
+    once, and calls are ordered by the time at which they began.
     """
     calls, activities, own = trace.calls, trace.activities, trace.synchronizations
     if _numbers_grow(calls):
-        in_range = (activities.correlation >= 0) & (activities.correlation < _LARGEST_NUMBER)
+        in_range = (activities.correlation > 0) & (activities.correlation < _LARGEST_NUMBER)
         return np.where(in_range, activities.correlation, UNKNOWN), own.correlation
     low = min(int(calls.start_ns.min()), int(own.start_ns.min(initial=0)))
     started = take_or_unknown(calls.start_ns, trace.launching_calls)

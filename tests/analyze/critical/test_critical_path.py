@@ -184,12 +184,13 @@ def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -
     assert [one.gain_ns for one in path.collectives] == [None]
 
 
+@pytest.mark.parametrize("number", [UNKNOWN, 0], ids=["no number", "0, which no call has"])
 @pytest.mark.parametrize("operation", range(4), ids=["gradients", "A", "B", "what needs B"])
-def test_where_the_order_of_an_operation_is_lost_nothing_is_said_of_what_waited(operation: int) -> None:
+def test_where_the_order_of_an_operation_is_lost_nothing_is_said_of_what_waited(operation: int, number: int) -> None:
     """As of a collective without a correlation id: it was said to block nothing, and the path took another's chain."""
     traces = [rank_of(0, 4, 12, 4, then=5), rank_of(1, 12, 4, 4, then=3)]
     activities = traces[1].activities
-    correlation = np.where(np.arange(len(activities)) == operation, UNKNOWN, activities.correlation)
+    correlation = np.where(np.arange(len(activities)) == operation, number, activities.correlation)
     traces[1] = replace(traces[1], activities=replace(activities, correlation=correlation))
     (rank,) = find_rank_events(traces[1])
     reason = "the trace does not tell the launch of 1 of the device's operations"
