@@ -30,6 +30,7 @@ from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, Cl
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame, none_for_unknown
+from ddp_prof.table import begins_run
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
 
 Floats = NDArray[np.float64]
@@ -120,8 +121,11 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         lags[:] = np.nan  # the clocks tell nothing about who came first
     least = alignment.residual_p95_ns or 0
     compared, late = lags, last = lags, _last_to_arrive(lags, least)
-    of_steps = [step == number for number in np.unique(step[step != UNKNOWN])] if run.has_steps else []
-    if of_steps:
+    by_step = np.argsort(step, kind="stable")
+    by_step = by_step[step[by_step] != UNKNOWN]
+    of_steps: list[Ints] = []  # rows of the matches of each
+    if run.has_steps and len(by_step):
+        of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
         late = _last_to_arrive(compared, least)
     steps = tuple(
@@ -129,7 +133,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
             step=int(step[rows][0]),
             lags_ns=tuple(_int_or_none(lag) for lag in compared[row]),
             last=None if late[row] == UNKNOWN else int(late[row]),
-            cost_ns=_step_cost(waits[rows & (last == late[row])], late[row]),
+            cost_ns=_step_cost(waits[rows[last[rows] == late[row]]], late[row]),
             waits_ns=tuple(
                 wait if known else None
                 for wait, known in zip(waits[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
@@ -137,7 +141,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         )
         for row, rows in enumerate(of_steps)
     )
-    exposed_wait = waits[step != UNKNOWN if of_steps else slice(None)].sum(axis=0)
+    exposed_wait = waits[by_step if of_steps else slice(None)].sum(axis=0)
     of_ranks = tuple(
         RankSkew(
             rank=rank.rank,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
@@ -99,6 +100,23 @@ def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
     assert alignment.residual_p95_ns is not None
     assert 0 < alignment.residual_p95_ns < 2.5 * JITTER_MS * MS
     assert abs(alignment.offset_for(files[1]).offset_ns + CLOCK_MS * MS) <= alignment.residual_p95_ns
+
+
+def test_a_step_takes_no_memory_for_the_collectives_of_others(tmp_path: Path) -> None:
+    """A thousand steps took a megabyte for each thousand collectives."""
+    steps, capture = 1000, Capture()
+    for process in (100, 101):
+        for begin in range(0, steps * 100, 100):
+            capture.ranges.append(Range(f"step {begin // 100}", begin, begin + 100, process, process))
+            capture.kernels.append(Kernel("ncclDevKernel_AllReduce", begin + 20, begin + 50, begin, process, process))
+    run = run_of(load_trace(write_capture(tmp_path / "x.sqlite", capture)))
+    assert len(run.matches) == len(run.exposures[0].exposed_ns) == steps
+    tracemalloc.start()
+    found = measure_skew(run).steps
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert [one.step for one in found] == list(range(steps))
+    assert most_bytes < 1000 * steps
 
 
 def test_the_late_rank_is_named(files: list[Path]) -> None:
