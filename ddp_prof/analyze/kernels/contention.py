@@ -129,6 +129,8 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     if doubt := _other_difference(samples, key, duration, beside, is_beside):
         return Contention(reason=doubt)
     taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
+    if not expected_ns:
+        return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
     steps = sum(sample.steps for sample in samples)
     return Contention(

@@ -68,6 +68,15 @@ def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytes
     assert found.half_width_ns == round(4 * ALONE * 0.02 / 3)
 
 
+def test_kernels_that_take_no_time_alone_tell_no_slowdown() -> None:
+    """As where times are whole microseconds: the command ended with a traceback."""
+    kernel, step = np.tile(np.arange(KERNELS), STEPS), np.repeat(np.arange(STEPS), KERNELS)
+    beside = np.where(step % 2, 1, 0)
+    names = tuple(f"add{number}" for number in range(KERNELS))
+    found = measure_contention([KernelSamples(names, kernel, 0 * kernel, beside, beside, step, STEPS)])
+    assert found == Contention(reason="the kernels that ran both beside communication and alone took no time alone")
+
+
 @pytest.mark.parametrize(("with_launches", "kernels"), [(True, 4), (False, 3)])
 def test_a_kernel_is_known_by_its_launch_shape_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, with_launches: bool, kernels: int
