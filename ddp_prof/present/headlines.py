@@ -69,7 +69,8 @@ def gain_headline(summary: VariantSummary) -> str:
         return f"{hidden}; what the rest costs per step is not known, because {why}."
     exposed, step = milliseconds(summary.exposed_ns), milliseconds(summary.step_ns)
     share = f"{_fine_percent(summary.exposed_ns / summary.step_ns)}"
-    is_exposed = f"{exposed} of a {step} step ({share}) is exposed"
+    some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
+    is_exposed = f"{exposed} of a {step} step ({share}) is exposed{some}"
     if summary.host_waits:
         return f"{hidden}; {is_exposed}, and the host waits for it, so hiding all of it would gain at most {share}."
     if summary.blocking_ns is None:
@@ -84,6 +85,12 @@ def gain_headline(summary: VariantSummary) -> str:
         f"{hidden}; {is_exposed}, and the step stands still for communication for "
         f"{milliseconds(summary.blocking_ns)}, so hiding all of it would gain at most {gain}."
     )
+
+
+def communicating_steps_text(summary: VariantSummary) -> str:
+    """The steps of which exposed time is a median, where these are not all, as where gradients are accumulated."""
+    some = summary.communicating_steps
+    return f"the {some} of {summary.steps} steps that communicate" if 0 < some < summary.steps else ""
 
 
 def _fine_percent(ratio: float) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.command_line import run
-from tests.ingest.test_nsys_export import known_truth
+from tests.ingest.test_nsys_export import MS, known_truth
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
@@ -70,6 +70,18 @@ def test_the_sentence_bounds_the_gain_by_what_blocks() -> None:
     assert gain, found["headline"]
     assert float(gain[1]) == pytest.approx(found["blocking_ns"] / 1e6, abs=0.05)
     assert float(gain[2]) == pytest.approx(100 * found["blocking_ns"] / found["step_ns"], abs=0.5)
+
+
+def test_where_few_steps_communicate_figures_are_said_to_be_of_those(tmp_path: Path) -> None:
+    """As where gradients are accumulated: the median of all steps is of one that does not communicate."""
+    capture, all_steps = known_truth(6), known_truth(6)
+    capture.kernels = [one for one in capture.kernels if "nccl" not in one.name or one.start // (100 * MS) % 3 == 2]
+    text = run("summary", write_capture(tmp_path / "some.sqlite", capture)).stdout
+    (found,) = summary(tmp_path / "some.sqlite")["runs"]
+    assert "is exposed in the 2 of 6 steps that communicate" in found["headline"]
+    assert "the median of all steps; in the 2 of 6 steps that communicate: compute alone 44.0 ms" in text
+    assert "35.0 ms per step that communicates" in text
+    assert "that communicate" not in run("summary", write_capture(tmp_path / "all.sqlite", all_steps)).stdout
 
 
 def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -> None:

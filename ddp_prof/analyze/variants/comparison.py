@@ -27,6 +27,7 @@ class VariantSummary:
         blocking_ns: How long something stands still for communication; ``host_waits`` as of ``DependencyCoverage``.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: Without steps that alone hold a large part of the exposed time, if there are.
+        communicating_steps: How many of its steps communicate, of whichever rank has most of these.
         window_ns: From the first to the last thing that a step that communicates did on the device.
         compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
         blocked_steps: In how many communicating steps of all ranks something stood still for it.
@@ -59,6 +60,7 @@ class VariantSummary:
     blocked_steps: int | None = None
     reason: str | None = None
     host_waits: int = 0
+    communicating_steps: int = 0
 
     @property
     def parts_ns(self) -> dict[str, int | None]:
@@ -121,6 +123,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         exposed_half_width_ns=_half_width(exposed),
         blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
         reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
+        communicating_steps=max(map(len, communicating), default=0),
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         **{name: None if ns is None else round(ns) for name, ns in times.items()},

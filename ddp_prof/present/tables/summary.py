@@ -15,7 +15,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.columns import Row, ms, percent, times_of, values_of
-from ddp_prof.present.headlines import cause_headline, gain_headline
+from ddp_prof.present.headlines import cause_headline, communicating_steps_text, gain_headline
 from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, milliseconds, source_name
@@ -148,6 +148,8 @@ def _parts(summary: VariantSummary) -> str | None:
     whole = milliseconds(summary.step_ns)
     if not parts:
         return f"{whole}, the median of all steps"
+    if which := communicating_steps_text(summary):
+        return f"{whole}, the median of all steps; in {which}: {', '.join(parts)}; medians, which need not sum"
     return f"{whole}: {', '.join(parts)}; medians of all steps, which need not sum"
 
 
@@ -155,8 +157,9 @@ def _communication(summary: VariantSummary) -> str | None:
     if summary.comm_ns is None or summary.overlapped_ns is None or summary.exposed_ns is None:
         return None
     known = None if summary.blocking_ns is None else f"{milliseconds(summary.blocking_ns)} blocking"
+    some = " that communicates" if communicating_steps_text(summary) else ""
     return (
-        f"{milliseconds(summary.comm_ns)} per step: {milliseconds(summary.overlapped_ns)} overlapped, "
+        f"{milliseconds(summary.comm_ns)} per step{some}: {milliseconds(summary.overlapped_ns)} overlapped, "
         f"{milliseconds(summary.exposed_ns)} exposed, {known or 'blocking is not known'}"
     )
 
