@@ -9,8 +9,8 @@ import fcntl
 import json
 import os
 import pty
+import shlex
 import struct
-import subprocess
 import sys
 import termios
 from pathlib import Path
@@ -36,16 +36,30 @@ def console(command: str, *, lines: int | None = None, width: int = WIDTH, folde
 
 
 def _run_in_terminal(command: str, width: int, folder: Path) -> str:
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "TERM": "dumb", "COLUMNS": str(width)}
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
-    with subprocess.Popen(command, shell=True, cwd=folder, env=environment, stdout=theirs, stderr=theirs):  # noqa: S602
-        os.close(theirs)
-        printed = b""
-        while block := _read(ours):
-            printed += block
-    os.close(ours)
+    """In a copy of this process, which has imported what most commands need: that is most of what they take."""
+    import ddp_prof.runs  # noqa: F401
+    from ddp_prof.cli import main
+
+    program, *arguments = shlex.split(command)
+    assert program == "ddp-prof", command
+    sys.stdout.flush()
+    process, terminal = pty.fork()
+    if not process:
+        fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("4H", 50, width, 0, 0))
+        os.environ |= {"TERM": "dumb", "COLUMNS": str(width)}
+        os.chdir(folder)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        try:
+            main(arguments, prog_name=program)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
+    printed = b""
+    while block := _read(terminal):
+        printed += block
+    os.close(terminal)
+    os.waitpid(process, 0)
     return printed.decode()
 
 
@@ -123,6 +137,13 @@ def _keys(document: dict[str, Any]) -> str:
 
 
 def _json_document(command: str) -> Any:
-    program = Path(sys.executable).with_name("ddp-prof")
-    done = subprocess.run([program, *command.split(), "--format", "json"], cwd=ROOT, stdout=subprocess.PIPE, check=True)
+    from click.testing import CliRunner
+
+    from ddp_prof.cli import main
+
+    here = Path.cwd()
+    os.chdir(ROOT)
+    done = CliRunner().invoke(main, [*command.split(), "--format", "json"], catch_exceptions=False)
+    os.chdir(here)
+    assert not done.exit_code, done.stderr
     return json.loads(done.stdout)
