@@ -99,10 +99,23 @@ def test_commands_that_print(command: list[str], form: str, trace: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("no_browser")
 @pytest.mark.parametrize("command", WRITING, ids=" ".join)
 def test_commands_that_write(command: list[str], trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer(*command, trace)
+
+
+@pytest.mark.slow
+@pytest.mark.browser
+def test_a_report_of_all_has_their_pictures(tmp_path: Path) -> None:
+    """All by one browser, which takes more time to start than to draw."""
+    files = [write_capture(tmp_path / f"{number}.empty.sqlite", each) for number, each in enumerate(CAPTURES.values())]
+    (tmp_path / "kineto.empty.json").write_text(json.dumps(KINETO))
+    answer("report", "--separate", *files, tmp_path / "kineto.empty.json", "-o", tmp_path / "pages")
+    of_each = {f"{name}.empty.png" for name in (*range(len(files)), "kineto")}
+    pictures = {path.name for path in (tmp_path / "pages").glob("*.png")}
+    assert pictures == of_each | {"comparison.png", "step-times.png", "waterfall.png"}
 
 
 @pytest.mark.slow
