@@ -23,7 +23,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.table import count_before
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows
 
 Floats = NDArray[np.float64]
 
@@ -214,35 +214,50 @@ class SlowdownLimit:
     """What limits the slowdown of a rank's kernels, told without their launch shapes, which take long to read.
 
     Attributes:
-        compared: How many kernels ran both beside communication and alone.
+        compares: Whether enough kernels ran both beside communication and alone.
         all_communicate: Whether each step that has kernels has some beside communication.
     """
 
     by_name: dict[str, NameTimes]
-    compared: int
     steps: int
+    compares: bool
     all_communicate: bool
 
 
 def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
-    found = sample_kernels(rank)
-    kernel, step, duration_ns = found.kernel, found.step, found.duration_ns
-    is_beside, is_alone = is_mostly_overlapped(duration_ns, found.beside_ns), found.beside_ns == 0
-    kernels = len(found.names)
-    shortest_ns, total_ns = np.full(kernels, duration_ns.max(initial=0)), np.zeros(kernels, np.int64)
-    np.minimum.at(shortest_ns, kernel, duration_ns)
-    np.add.at(total_ns, kernel[is_beside], duration_ns[is_beside])
-    count = np.bincount(kernel[is_beside], minlength=kernels)
-    first, key = distinct_rows(kernel, found.position)
-    runs_beside, runs_alone = (np.bincount(key[rows], minlength=len(first)) > 0 for rows in (is_beside, is_alone))
-    has_kernels, communicates = (np.bincount(of, minlength=found.steps) > 0 for of in (step, step[is_beside]))
-    times = zip(shortest_ns.tolist(), count.tolist(), total_ns.tolist(), strict=True)
+    events, rows = rank.events, _rows_of_compute(rank)
+    step, start, end = events.step[rows], events.start_ns[rows], events.end_ns[rows]
+    duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
+    is_beside = is_mostly_overlapped(duration_ns, beside_ns)
+    name, steps, names = rank.trace.activities.name_id[events.activity[rows]], len(rank.steps), len(rank.trace.names)
+    shortest_ns, total_ns = np.full(names, duration_ns.max(initial=0)), np.zeros(names, np.int64)
+    np.minimum.at(shortest_ns, name, duration_ns)
+    np.add.at(total_ns, name[is_beside], duration_ns[is_beside])
+    count = np.bincount(name[is_beside], minlength=names)
+    has_kernels, communicates = (np.bincount(of, minlength=steps) > 0 for of in (step, step[is_beside]))
+
+    def count_compared(first_steps: int) -> int:
+        """Kernels, told by name and place in the step, that ran both beside communication and alone."""
+        own = np.flatnonzero(step < first_steps)
+        own = own[np.lexsort((events.launch_ns[rows[own]], step[own]))]
+        position = count_before(distinct_rows(step[own], name[own])[1])
+        first, kernel = distinct_rows(name[own], position)
+        runs = (np.bincount(kernel[of[own]], minlength=len(first)) > 0 for of in (is_beside, beside_ns == 0))
+        return int(np.logical_and(*runs).sum())
+
     return SlowdownLimit(
-        by_name=dict(zip(found.names, map(NameTimes._make, times), strict=True)),
-        compared=int((runs_beside & runs_alone).sum()),
-        steps=found.steps,
+        by_name={
+            rank.trace.names[number]: NameTimes(int(shortest_ns[number]), int(count[number]), int(total_ns[number]))
+            for number in distinct(name)
+        },
+        steps=steps,
+        compares=any(count_compared(first) >= LEAST_KERNELS for first in (min(steps, _FIRST_STEPS), steps)),
         all_communicate=bool(np.all(communicates[has_kernels])),
     )
+
+
+_FIRST_STEPS = 20
+"""As a rule so many steps show kernels enough that can be compared."""
 
 
 def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
@@ -250,8 +265,7 @@ def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
 
     No kernel takes less alone than the shortest execution of its name.
     """
-    compared = max((limit.compared for limit in limits), default=0)
-    if compared < LEAST_KERNELS or not all(limit.all_communicate for limit in limits):
+    if not (any(limit.compares for limit in limits) and all(limit.all_communicate for limit in limits)):
         return None
     longer_ns = 0
     for name in {name for limit in limits for name in limit.by_name}:

@@ -62,6 +62,14 @@ def test_the_limit_is_not_below_the_figure(tmp_path: Path) -> None:
     assert limit_contention_ns([limit, limit]) == figure + 1, "of a step of a rank"
 
 
+def test_kernels_that_later_steps_let_compare_count_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_capture(tmp_path / "x.sqlite", capture())
+    whole = limit_of(path)
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention._FIRST_STEPS", 1)  # in one step each runs once
+    assert limit_of(path) == whole
+    assert whole.compares
+
+
 @pytest.mark.parametrize(
     "made",
     [capture(silent_steps=(5,)), capture(always_last=True)],
