@@ -137,7 +137,12 @@ def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
     """Join runs into one; returns the joined run by each part, empty if they do not fit together."""
     kinds = [[operations for _, _, operations in run.identities()] for run in runs]
     numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
-    if len(runs) < 2 or any(kind != kinds[0] for kind in kinds) or len(set(numbers)) < len(numbers):
+    if len(runs) < 2 or len(set(numbers)) < len(numbers):
+        return {}
+    if any(kind != kinds[0] for kind in kinds):
+        apart = f"{len(runs)} files are read as runs of their own, though {why}: they differ in their collectives"
+        for run in runs:
+            run.notes = (*run.notes, f"{apart}; --one-run joins them")
         return {}
     note = f"{len(runs)} files are read as ranks of one run, because {why}; --separate keeps them apart"
     files = tuple(run.files[0] for run in runs)

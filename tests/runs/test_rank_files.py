@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.runs import group_rank_files
+from ddp_prof.runs import group_rank_files, load_runs
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import write_capture
 
 
 @pytest.mark.parametrize(
@@ -41,3 +43,14 @@ def test_other_numbers_are_no_ranks(names: list[str]) -> None:
 
 def test_a_folder_is_part_of_the_name() -> None:
     assert group_rank_files([Path("a/rank0.sqlite"), Path("b/rank1.sqlite")]) == []
+
+
+def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
+    """As where the recording of one rank ended earlier: two runs of one name were shown, and no word why."""
+    for rank, steps in enumerate((4, 3)):
+        write_capture(tmp_path / f"x.rank{rank}.sqlite", known_truth(steps))
+    runs = load_runs(tmp_path)
+    assert [len(run.files) for run in runs] == [1, 1]
+    for run in runs:
+        (note,) = [note for note in run.overlap().warnings if "--one-run" in note]
+        assert note.startswith("2 files are read as runs of their own, though their names differ in a rank number only")
