@@ -217,19 +217,21 @@ class TraceOverlap(FrameResult):
         )
 
     @property
-    def length_notes(self) -> tuple[str, ...]:
-        """Notes about the length of steps where the device's clock measures it, one line each."""
+    def step_notes(self) -> tuple[str, ...]:
+        """Notes about ranks without steps, and the length of steps that the device's clock measures, one line each."""
         ahead = (
             "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
             "from its first device work to the next step's, and how long the last one took is not known"
         )
         untold = "how long a step took is not known: none is followed by another one whose device work begins later"
+        unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
         for text, about in (
+            (unmarked, [rank.name for rank in self.ranks if rank.collectives and not rank.marked_steps]),
             (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),
             (untold, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
         ):
-            if about:
+            if about and any(rank.marked_steps for rank in self.ranks):
                 found.append(text if len(about) == len(self.ranks) else f"{', '.join(about)}: {text}")
         return tuple(found)
 

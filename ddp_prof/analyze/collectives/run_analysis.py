@@ -377,8 +377,9 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
             "collectives of different ones may be matched, and waiting is not what is reported"
         )
-    if any(len(rank.timings) and not len(rank.times) for rank in ranks):
-        yield "the trace marks no steps, so no tail is known: see --step-range"
+    if unmarked := [rank.name for rank in ranks if len(rank.timings) and not len(rank.times)]:
+        where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
+        yield f"{where} marks no steps, so no tail is known: see --step-range"
     elif any(np.any(rank.backward_end_ns == NO_TIME) for rank in ranks if len(rank.timings)):
         yield "no compute of some steps is known to be backward, so their tail is not known"
 

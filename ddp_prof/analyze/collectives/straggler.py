@@ -178,7 +178,7 @@ def _why_unknown(run: RunAnalysis) -> str | None:
         how = "give the others, too (--one-run joins files)"
         return f"that takes the traces of at least two ranks of a run; {how}"
     if not len(run.matches):
-        return run.matches.doubt or "no collective is found on two ranks"
+        return run.matches.doubt or "no collective of one rank is known to be that of another"
     if run.alignment.residual_p95_ns is None:
         shared = f"one shares fewer than {LEAST_PAIRS} collectives with the first"
         return f"clocks of the files cannot be compared: {shared}"

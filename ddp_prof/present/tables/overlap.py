@@ -93,7 +93,7 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
         reasons.append(f"blocking is of streams; the host itself waited for a collective {count_noun(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*reasons, *outliers, *result.length_notes, *result.warnings]
+    return [*reasons, *outliers, *result.step_notes, *result.warnings]
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:

@@ -14,6 +14,7 @@ from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
+from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.ranks import draw_skew
@@ -23,7 +24,7 @@ from ddp_prof.trace import Trace
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write
-from tests.measuring import analysis_of
+from tests.measuring import analysis_of, results_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 draw_skew = validated(draw_skew)
@@ -196,6 +197,30 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
     )
 
 
+def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
+    """Its whole capture counted as step 0: it was an outlier, and made another step the typical one."""
+    pictures = (".####............#", ".................###")
+    marked = cpu_rank(0, *pictures, path="a")
+    unmarked = draw_trace(
+        ranges={
+            "process|rank=1|world=2": "#" * 30,
+            "all_reduce|bucket=0|bytes=8|params=1": pictures[0],
+            "all_reduce|bucket=1|bytes=8|params=1": pictures[1],
+        },
+        ranks={PID: 1}, world_size=2, path="b",
+    )  # fmt: skip
+    alone, both = results_of(marked), results_of(marked, unmarked)
+    assert both.exposed_by_step == alone.exposed_by_step == {0: 4, 1: 3}
+    assert both.outliers == alone.outliers
+    assert {collective.rank for key in (0, 1) for collective in both.of_step(key)} == {0}
+    assert "the trace of rank 1 marks no steps, so no tail is known: see --step-range" in both.warnings
+    overlap = merge_ranks([measure_overlap(marked), measure_overlap(unmarked)])
+    assert overlap.step_notes == (
+        "rank 1: no steps are marked, so figures per step are those of other ranks (see --step-range)",
+    )
+    assert measure_overlap(unmarked).step_notes == ()
+
+
 def test_ranks_of_one_process_number_are_kept_apart() -> None:
     """As in Kineto's files, which all call their process 0."""
     run = run_of(cpu_rank(0, ".##............", "", path="a"), cpu_rank(1, ".##............", "", path="b"))
@@ -221,7 +246,7 @@ def test_what_one_rank_ends_before_another_begins_is_no_collective_of_both() -> 
     first, second = ".##............##", ".....##...........##"
     run = run_of(*(cpu_rank(rank, first if rank < 2 else second, "") for rank in range(4)))
     assert (len(match_collectives(run.ranks)), match_collectives(run.ranks).unmatched) == (0, 8)
-    assert measure_skew(run).reason == "no collective is found on two ranks"
+    assert measure_skew(run).reason == "no collective of one rank is known to be that of another"
     apart = run_of(cpu_rank(0, first, "", path="a"), cpu_rank(2, second, "", path="b"))
     assert len(match_collectives(apart.ranks)) == 2, "of two clocks this is not known"
 

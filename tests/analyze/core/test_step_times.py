@@ -41,14 +41,14 @@ def test_where_the_host_keeps_up_its_ranges_tell() -> None:
     prompt = draw_trace(ranges=STEPS, launches=LAUNCHES, streams={7: ".aaa.bbb.ccc", 9: "..AA..BB..CC"})
     assert rank_of(prompt).clock == "host"
     assert lengths_of(prompt) == [4, 4, 4]
-    assert measure_overlap(prompt).length_notes == ()
+    assert measure_overlap(prompt).step_notes == ()
 
 
 def test_where_the_host_runs_ahead_a_step_lasts_until_the_next_one_begins_on_the_device() -> None:
     assert rank_of(AHEAD).clock == "device"
     assert [step.host_ns for step in rank_of(AHEAD).steps] == [4, 4, 4]
     assert lengths_of(AHEAD) == [9, 9, None], "from 2 to 11, and from 11 to 20"
-    (note,) = measure_overlap(AHEAD).length_notes
+    (note,) = measure_overlap(AHEAD).step_notes
     assert note.startswith("the host runs ahead: ")
 
 
