@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +20,10 @@ from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from anyio.from_thread import BlockingPortal
+    from mcp import Client
     from mcp.types import CallToolResult, Tool
 
 TRACES = ROOT / "traces"
@@ -58,27 +61,42 @@ SESSION = (
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _sdk() -> None:
     if not IS_WHOLE_GATE:
         pytest.importorskip("mcp.server.mcpserver", reason="the extra 'mcp' is not installed")
 
 
-def asked(*calls: tuple[str, dict[str, Any]], stderr: Path | None = None) -> tuple[list[Tool], list[CallToolResult]]:
-    """The tools of a server that is started for it, and what it answers to each call."""
-    import anyio
+@dataclass(frozen=True)
+class Server:
+    """A server that runs, and what it has said on stderr so far."""
+
+    client: Client
+    portal: BlockingPortal
+    log: Path
+
+    def tools(self) -> list[Tool]:
+        return self.portal.call(self.client.list_tools).tools
+
+    def ask(self, *calls: tuple[str, dict[str, Any]]) -> list[CallToolResult]:
+        return [self.portal.call(self.client.call_tool, name, arguments) for name, arguments in calls]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """One for all questions; how a server ends is asked of others."""
+    from anyio.from_thread import start_blocking_portal  # Playwright keeps a loop running in the thread of the tests
     from mcp import Client, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    async def talk() -> tuple[list[Tool], list[CallToolResult]]:
-        server = StdioServerParameters(command=str(PROGRAM), args=SERVER["args"], cwd=ROOT)
-        with open(stderr or "/dev/null", "w") as log:  # noqa: PTH123
-            async with Client(stdio_client(server, errlog=log)) as client:
-                tools = (await client.list_tools()).tools
-                return tools, [await client.call_tool(name, arguments) for name, arguments in calls]
-
-    with ThreadPoolExecutor(1) as thread:  # Playwright keeps a loop running in the thread of the tests
-        return thread.submit(anyio.run, talk).result()
+    log = tmp_path_factory.mktemp("mcp") / "log"
+    started = StdioServerParameters(command=str(PROGRAM), args=SERVER["args"], cwd=ROOT)
+    with (
+        log.open("w") as errlog,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(Client(stdio_client(started, errlog=errlog))) as client,
+    ):
+        yield Server(client, portal, log)
 
 
 def text_of(result: CallToolResult) -> str:
@@ -107,12 +125,12 @@ def at(document: Any, keys: tuple[str | int, ...]) -> Any:
     return document
 
 
-def test_a_session_of_five_questions() -> None:
+def test_a_session_of_five_questions(server: Server) -> None:
     before = files_in(TRACES)
     traces = [TRACES / f"{question.trace}.sqlite" for question in SESSION]
     calls = [(one.tool, {"traces": [str(trace)]}) for one, trace in zip(SESSION, traces, strict=True)]
-    tools, results = asked(*calls)
-    assert [tool.name for tool in tools if not (tool.annotations and tool.annotations.read_only_hint)] == []
+    results = server.ask(*calls)
+    assert [tool.name for tool in server.tools() if not (tool.annotations and tool.annotations.read_only_hint)] == []
     for question, trace, result in zip(SESSION, traces, results, strict=True):
         answer = answer_of(result)
         (document,) = answer["documents"]
@@ -123,29 +141,28 @@ def test_a_session_of_five_questions() -> None:
     assert files_in(TRACES) == before
 
 
-def test_every_tool_answers_as_its_command(tmp_path: Path) -> None:
+def test_every_tool_answers_as_its_command(server: Server, tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "known.sqlite", known_truth())
-    tools, _ = asked()
-    names = [tool.name for tool in tools]
+    names = [tool.name for tool in server.tools()]
     assert names == ["summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare"]
-    _, results = asked(*((name, {"traces": [str(trace)]}) for name in names))
+    results = server.ask(*((name, {"traces": [str(trace)]}) for name in names))
     for name, result in zip(names, results, strict=True):
         assert answer_of(result)["documents"] == [printed(name, trace)], name
     assert [path.name for path in tmp_path.iterdir()] == ["known.sqlite"]
 
 
-def test_two_runs_are_compared_as_by_the_command() -> None:
+def test_two_runs_are_compared_as_by_the_command(server: Server) -> None:
     naive, overlap = TRACES / "naive.sqlite", TRACES / "overlap.sqlite"
-    _, (result,) = asked(("compare", {"traces": [str(naive), str(overlap)]}))
+    (result,) = server.ask(("compare", {"traces": [str(naive), str(overlap)]}))
     answer = answer_of(result)
     assert answer["documents"] == [printed("compare", naive, overlap)]
     assert [row["label"] for row in answer["documents"][0]["variants"]] == ["naive", "overlap"]
 
 
-def test_it_abstains_where_the_tool_does(tmp_path: Path) -> None:
+def test_it_abstains_where_the_tool_does(server: Server, tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "known.sqlite", known_truth())
     on_cpu = TRACES / "overlap.sqlite"
-    _, (known, critical) = asked(("summary", {"traces": [str(trace)]}), ("critical", {"traces": [str(on_cpu)]}))
+    known, critical = server.ask(("summary", {"traces": [str(trace)]}), ("critical", {"traces": [str(on_cpu)]}))
     (run,) = answer_of(known)["documents"][0]["runs"]
     assert run["exposed_ns"] == 9_000_000
     assert run["blocking_ns"] is None
@@ -154,7 +171,7 @@ def test_it_abstains_where_the_tool_does(tmp_path: Path) -> None:
     assert (document["steps"], bool(document["reason"])) == ([], True)
 
 
-def test_an_error_is_one_line_with_a_way_out(tmp_path: Path) -> None:
+def test_an_error_is_one_line_with_a_way_out(server: Server, tmp_path: Path) -> None:
     report = tmp_path / "job.nsys-rep"
     report.write_bytes((TRACES / "flat.nsys-rep").read_bytes())
     overlap = str(TRACES / "overlap.sqlite")
@@ -164,32 +181,31 @@ def test_an_error_is_one_line_with_a_way_out(tmp_path: Path) -> None:
         ({"traces": [overlap], "step_range": "("}, "not a regular expression"),
         ({"traces": [overlap], "part": "documents/0/nothing"}, "no list 'documents/0/nothing'"),
     ]
-    log = tmp_path / "log"
-    _, results = asked(*(("overlap", arguments) for arguments, _ in wrong), stderr=log)
+    results = server.ask(*(("overlap", arguments) for arguments, _ in wrong))
     for result, (_, told) in zip(results, wrong, strict=True):
         assert result.is_error
         assert told in text_of(result)
         assert len(text_of(result).splitlines()) == 1
-    assert "Traceback" not in log.read_text()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.nsys-rep", "log"]
+    assert "Traceback" not in server.log.read_text()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.nsys-rep"]
 
 
-def test_a_long_list_is_cut_and_the_rest_can_be_asked_for() -> None:
+def test_a_long_list_is_cut_and_the_rest_can_be_asked_for(server: Server) -> None:
     trace = TRACES / "overlap.sqlite"
     whole = printed("collectives", trace)["collectives"]
-    _, (result,) = asked(("collectives", {"traces": [str(trace)]}))
+    (result,) = server.ask(("collectives", {"traces": [str(trace)]}))
     answer = answer_of(result)
     given = answer["documents"][0]["collectives"]
     assert 10 < len(given) < len(whole)
     assert answer["cut"] == {"documents/0/collectives": f"entries 0 to {len(given) - 1} of {len(whole)}"}
     rest = {"traces": [str(trace)], "part": "documents/0/collectives", "first": 770}
-    _, (result,) = asked(("collectives", rest))
+    (result,) = server.ask(("collectives", rest))
     assert answer_of(result)["documents/0/collectives"] == whole[770:]
     assert answer_of(result)["cut"] == {}
 
 
-def test_an_answer_about_many_runs_is_short_and_says_what_it_lacks() -> None:
-    _, (result,) = asked(("overlap", {"traces": [str(TRACES)]}))
+def test_an_answer_about_many_runs_is_short_and_says_what_it_lacks(server: Server) -> None:
+    (result,) = server.ask(("overlap", {"traces": [str(TRACES)]}))
     answer, whole = answer_of(result), {"documents": printed("overlap", TRACES)}
     assert len(text_of(result)) <= 20_000
     assert len(answer["documents"][0]["ranks"]) == 2
@@ -202,9 +218,9 @@ def test_an_answer_about_many_runs_is_short_and_says_what_it_lacks() -> None:
     assert 0 < len(steps) < 10
 
 
-def test_regular_expressions_reach_the_reader(tmp_path: Path) -> None:
+def test_regular_expressions_reach_the_reader(server: Server, tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "known.sqlite", known_truth())
-    _, (result,) = asked(("overlap", {"traces": [str(trace)], "step_range": "step_([13])"}))
+    (result,) = server.ask(("overlap", {"traces": [str(trace)], "step_range": "step_([13])"}))
     answer = answer_of(result)
     assert [step["step"] for step in answer["documents"][0]["ranks"][0]["steps"]] == [1, 3]
     assert "'--step-range=step_([13])'" in answer["command"]
