@@ -14,8 +14,11 @@ from ddp_prof.present.tables import collectives
 from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view
 from ddp_prof.runs import load_runs
 from tests.analyze.collectives.test_timing import OURS
+from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
 from tests.present.runs import cpu_run
+
+BACKWARD = {"backward": "....######.........."}
 
 CONTRACT = {
     "": "schema collectives alignment headline warnings",
@@ -78,3 +81,27 @@ def test_of_two_steps_of_one_number_each_has_a_row() -> None:
     trace = cpu_run(steps=3)
     epochs = replace(trace, names=tuple(name.replace("index=2", "index=0") for name in trace.names))
     assert [(row["step"], row["collectives"]) for row in view_of(epochs, "step").rows] == [(0, 1), (1, 1), (0, 1)]
+
+
+@pytest.mark.parametrize("by", ["collective", "step", "bucket"])
+def test_where_it_is_not_known_what_hides_rows_do_not_tell_what_is_exposed(by: str) -> None:
+    """The headline said that it is not known, and the rows beneath it told some."""
+    ranges = {
+        "process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu": "#" * 20,
+        "step|index=0": "#" * 20,
+        "forward": "####................",
+        "synchronize": "..........####......",
+        "optimizer": "...............####.",
+        "all_reduce|bucket=0|bytes=8|params=1": ".......######.......",
+    }
+    unknown, known = (view_of(draw_trace(ranges=of, ranks={PID: 0}), by) for of in (ranges, {**ranges, **BACKWARD}))
+    told = [
+        {name: row[name] for name in ("exposed_ms", "overlapped_ms", "when_tail_ms", "why_transfer_ms", "blocking_ms")}
+        for view in (unknown, known)
+        for row in view.rows
+    ]
+    assert set(told[0].values()) == {None}
+    assert None not in told[1].values()
+    assert unknown.rows[0]["duration_ms"] == known.rows[0]["duration_ms"]
+    (one,) = unknown.document["collectives"]
+    assert (one["exposed_ns"], one["overlapped_ns"], one["exposed_by"], one["blocking_ns"]) == (None,) * 4
