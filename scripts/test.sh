@@ -38,9 +38,9 @@ check() {
 if [ "${1:-}" = fast ]; then
   shift
   CHROMIUM=0 scripts/env.sh read dev
-  # What needs torch as a whole is not even imported: that takes seconds.
+  # Folders of which all tests are left out are not even imported: that takes seconds.
   check "$((cores < 8 ? cores : 8))" -m "not torch and not nsys and not browser and not slow" \
-    --ignore tests/annotate --ignore tests/ddp --ignore tests/train "$@"
+    --ignore tests/annotate --ignore tests/browser --ignore tests/ddp --ignore tests/scripts --ignore tests/train "$@"
 fi
 
 # Where there is no nsys it is fetched while pip installs; should that fail, what asks for it next says why.

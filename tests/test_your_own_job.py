@@ -25,6 +25,7 @@ loader = [torch.randn(4, 8) for _ in range(3)]
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_capture_is_understood(command: str, tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("ddp-prof")

@@ -45,6 +45,7 @@ def test_the_interval_of_many_normal_steps_is_that_of_theory(statistic: statisti
     assert (high - low) / 2 == pytest.approx(1.96 * factor * steps.std() / len(steps) ** 0.5, rel=0.06)
 
 
+@pytest.mark.slow
 def test_how_often_the_interval_of_a_median_holds_it() -> None:
     """With few steps a little less often than in 95 of 100 cases; an interval of 90 % would do so in 86."""
     samples = np.random.default_rng(0).normal(100, 10, (1_000, 25))

@@ -161,6 +161,7 @@ assert [run.id for run in load_results(folder / "r.db").runs] == ["r1", "r3"]
 """
 
 
+@pytest.mark.slow
 def test_on_a_disk_that_is_really_full(tmp_path: Path) -> None:
     mount = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=2m tmpfs "$1" && shift && exec "$@"', "sh"]
     if subprocess.run([*mount, str(tmp_path), "true"], capture_output=True, check=False).returncode:

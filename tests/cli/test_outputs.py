@@ -146,6 +146,7 @@ OTHERS: dict[str, Callable[[Path], list[str]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_nor_where_no_option_names_it(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
@@ -189,6 +190,7 @@ def test_a_study_does_not_fill_a_capture(folder: Path) -> None:
 HOSTILE_NAMES = {"an escape": ESCAPE, "a reversal": "a\u202egnp.b", "a line": "a\nb", "a tab": "a\tb", "a bell": "\x07"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
 @pytest.mark.parametrize(
     "command",

@@ -116,6 +116,7 @@ def test_a_damaged_table_is_named_and_nothing_is_written(tmp_path: Path) -> None
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
 
 
+@pytest.mark.slow
 def test_the_command_line_reads_it_by_two_processes(tmp_path: Path) -> None:
     export = write_capture(tmp_path / "x.sqlite", known_truth())
     folder = write_tables(export, tmp_path / "y_arwdir", "arrow")

@@ -139,6 +139,7 @@ def test_a_column_grows_as_a_list_does(parts: list[list[int]]) -> None:
     assert column.whole().tolist() == [value for part in parts for value in part]
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(st.sampled_from(("", "step", "backward")), st.booleans()), min_size=1, max_size=9))
 def test_names_of_ranges_arrive_inline_and_by_number_whatever_the_batch(ranges: list[tuple[str, bool]]) -> None:
     spans = [Range(name, at, at + 1, 100, registered=by_number) for at, (name, by_number) in enumerate(ranges, 1)]

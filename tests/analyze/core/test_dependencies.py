@@ -141,6 +141,7 @@ def test_edges_are_the_waits_that_the_device_had(device: Device) -> None:
         assert wanted <= found.get(index, set()) <= one.waits
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 9), st.integers(1, 30), st.integers(0, 30), st.integers(0, 9))
 def test_a_collective_may_end_later_by_its_slack_and_no_more(kernel: int, length: int, then: int, lag: int) -> None:

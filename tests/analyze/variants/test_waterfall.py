@@ -202,6 +202,7 @@ def test_ranks_with_other_numbers_of_steps_are_not_mixed() -> None:
     assert budget.half_width_ns["step"] == 0
 
 
+@pytest.mark.slow
 @given(st.lists(st.integers(1, 60), min_size=3, max_size=6), st.integers(1, 30), st.integers(1, 3))
 @settings(deadline=None, max_examples=30)
 def test_the_half_width_is_of_the_scatter_only(steps: list[int], more: int, ranks: int) -> None:
@@ -213,6 +214,7 @@ def test_the_half_width_is_of_the_scatter_only(steps: list[int], more: int, rank
     assert not any(change.is_beyond_spread(part) for part in (*PARTS, "step"))
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.text("f.s", min_size=12, max_size=12), min_size=1, max_size=3), st.text("#.", min_size=12))
 def test_parts_sum_exactly_for_any_schedule(schedules: list[str], collectives: str) -> None:
