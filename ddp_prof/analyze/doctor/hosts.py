@@ -196,18 +196,19 @@ def graph_replay(run: RunEvidence) -> Finding | None:
 def profiler_overhead(run: RunEvidence) -> Finding | None:
     """A profiler that takes so much time itself that the figures are partly its own.
 
-    Found where the profiler was at work in more than a twentieth of the steps' time.
+    Found where the profiler was at work in more than a twentieth of the time of steps, or of a capture without any.
     """
     found = {}
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        window = sum(step.window_ns or 0 for step in overlap.marked_steps)
+        window = sum(step.window_ns or 0 for step in overlap.steps)
         if window and facts.overhead_ns > _OVERHEAD_SHARE * window:
             found[rank.name] = facts.overhead_ns / window
     if not found:
         return None
+    whole = "time of steps" if run.analysis.has_steps else "capture"
     return Finding(
         "overhead of the profiler",
-        f"The profiler was at work in {max(found.values()):.0%} of the time of steps.",
+        f"The profiler was at work in {max(found.values()):.0%} of the {whole}.",
         "Record fewer steps, without backtraces, sampling and memory usage (nsys: --cuda-flush-interval).",
         tuple(found),
     )

@@ -305,6 +305,16 @@ def test_a_profiler_that_is_at_work_itself(share: float, is_named: bool) -> None
     assert ("overhead of the profiler" in named(busy)) == is_named
 
 
+def test_a_profiler_that_is_at_work_is_found_without_steps_too() -> None:
+    device = training()
+    device.ranges = []
+    trace = device.trace()
+    start = trace.activities.start_ns[:1]
+    busy = replace(trace, overhead=Overhead(start, start + device.end // 4))
+    (finding,) = [one for one in diagnose(busy).findings if one.rule == "overhead of the profiler"]
+    assert finding.evidence == "The profiler was at work in 25% of the capture."
+
+
 def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
     trace = training(consumer="memcpy").trace()
     calls = trace.synchronizations
