@@ -29,10 +29,13 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Kind
+from ddp_prof.trace import Category, Kind, SyncKind
 
 NEXT_NS = 20_000
 """Largest gap in ns after which an operation may still have waited for one that ended before it."""
+
+
+HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +222,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         device=rank.device,
         syncs=syncs,
         sync_ns=sync_ns,
-        knows_syncs=rank.device is None or rank.trace.sync_source != "none",
+        knows_syncs=_knows_syncs(rank),
         first_share=tuple(_first_shares(rank, *backward)),
         serialized=serialized,
         could_begin=could_begin,
@@ -228,6 +231,12 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         overhead_ns=int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum()),
         slowdown=limit_slowdown(rank),
     )
+
+
+def _knows_syncs(rank: RankEvents) -> bool:
+    """Whether the trace holds when the host waited, which it may without what streams waited for."""
+    held = np.isin(rank.trace.synchronizations.kind, HOST_WAITS).any()
+    return rank.device is None or rank.trace.sync_source != "none" or bool(held)
 
 
 def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:

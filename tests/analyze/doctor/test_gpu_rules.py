@@ -16,12 +16,13 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import measure_chains, measure_critical_paths
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
-from ddp_prof.analyze.doctor.evidence import RunEvidence, measure_facts
+from ddp_prof.analyze.doctor.evidence import HOST_WAITS, RunEvidence, measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import run as runs
+from ddp_prof.table import select
 from ddp_prof.trace import CollectiveMetadata, Overhead, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
@@ -315,16 +316,30 @@ def test_a_profiler_that_is_at_work_is_found_without_steps_too() -> None:
     assert finding.evidence == "The profiler was at work in 25% of the capture."
 
 
-def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
-    trace = training(consumer="memcpy").trace()
+def without_recorded_waits(device: Device) -> Trace:
+    """As nsys 2025 and later record by default: what streams wait for is not told."""
+    trace = device.trace()
     calls = trace.synchronizations
-    unknown = replace(
+    return replace(
         trace, sync_source="none", sync_reason="not recorded",
         synchronizations=replace(calls, awaits=np.full(len(calls), -1)),
     )  # fmt: skip
+
+
+def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
+    unknown = without_recorded_waits(training(consumer="memcpy"))
     found = diagnose(unknown)
     assert found.findings == ()
-    assert {one.rule for one in found.abstained} >= {
+    rules = {one.rule for one in found.abstained}
+    assert rules >= {
         "copies out of buckets", "single hardware queue", "launch-bound host", "the last bucket is needed first",
-        "host synchronization in backward",
     }  # fmt: skip
+    assert "host synchronization in backward" not in rules, "the host's own waits are there"
+    calls = unknown.synchronizations
+    none_held = replace(unknown, synchronizations=select(calls, ~np.isin(calls.kind, HOST_WAITS)))
+    assert "host synchronization in backward" in {one.rule for one in diagnose(none_held).abstained}
+
+
+def test_a_host_that_waits_in_backward_is_found_without_them() -> None:
+    run = training(in_backward=lambda device, _bucket: device.synchronize(1_000))
+    assert "host synchronization in backward" in [one.rule for one in diagnose(without_recorded_waits(run)).findings]
