@@ -8,7 +8,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, judges_steps, median_or_zero
+from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, RunEvidence, judges_steps, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
 from ddp_prof.table import NO_TIME, UNKNOWN
 
@@ -114,6 +114,8 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.is_cpu:
         return None
+    if run.gradients and not run.analysis.has_steps:
+        return Abstained("overlap without gain", NO_STEPS)
     steps = [step for rank in run.overlap.ranks for step in rank.communicating_steps]
     hidden = median_or_zero([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
     if not hidden:

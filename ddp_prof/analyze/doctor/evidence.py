@@ -35,6 +35,8 @@ NEXT_NS = 20_000
 """Largest gap in ns after which an operation may still have waited for one that ended before it."""
 
 
+NO_STEPS = "the trace marks no steps (see --step-range)"
+
 HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)
 
 
@@ -194,7 +196,7 @@ def judges_steps(name: str) -> Callable[[Rule], Rule]:
         @wraps(rule)
         def judge(run: RunEvidence) -> Finding | Abstained | None:
             if run.gradients and not run.analysis.has_steps:
-                return Abstained(name, "the trace marks no steps (see --step-range)")
+                return Abstained(name, NO_STEPS)
             return rule(run)
 
         return judge

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, judges_steps, median_or_zero
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.table import NO_TIME
 
@@ -21,6 +21,7 @@ _DELAY_TOLERANCE = 0.5
 """Where the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms; else by nothing."""
 
 
+@judges_steps("host synchronization in backward")
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     """A host that waits for the device between backward and its collectives: what it would launch next comes late.
 
