@@ -153,6 +153,7 @@ def _disjoint(stretches: Stretches) -> Stretches:
 
 NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the collectives"
 NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives is not in the trace"
+NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_HOST_WAITS = "the trace does not tell when the host waits (ddp_prof.annotate.instrument(model) marks that)"
 
 
@@ -245,13 +246,16 @@ def device_blocking(
     within = steps.index_at(asked_ns)
     following = np.minimum(np.searchsorted(steps.start_ns, asked_ns), len(steps) - 1)
     is_known[np.isin(events.step, np.concatenate([within, following]))] = False
+    is_told = is_known[collectives].all() and not is_doubtful.any()
     # What has no place in the order of calls may need, or be, a collective of its step, or need one of the step before.
     unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
     step = events.step[unplaced[unplaced != UNKNOWN]]
     is_known[np.isin(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
     reason = None
-    if (len(collectives) and not is_known[collectives].all()) or is_doubtful.any():
+    if not is_told:
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_needs=bool(tells_needs))
+    elif not is_known[collectives].all():
+        reason = NO_LAUNCH.format(len(step))
     coverage = DependencyCoverage(
         source=trace.sync_source,
         waits=int(waits.sum()),
@@ -284,7 +288,7 @@ def _reason(
     if unresolved := int(is_doubtful.sum()):
         return f"of {unresolved:,} of {int(waits.sum()):,} stream waits the trace does not tell what they waited for"
     if unplaced:
-        return f"the trace does not tell the launch of {unplaced:,} of the device's operations"
+        return NO_LAUNCH.format(unplaced)
     if not tells_needs:
         return NO_NEEDS
     return "the launch of what waited for a collective is not in the trace"

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.blocking import host_blocking
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.trace import UNKNOWN, Category
-from tests.drawing import instants, runs, table
+from tests.drawing import draw_trace, instants, runs, table
 
 
 def collectives(*pictures: str) -> Events:
@@ -45,3 +47,16 @@ def test_a_host_that_never_waits_stood_still_for_nothing() -> None:
 def test_a_host_that_waits_for_nothing_in_flight_does_not_stand_still_for_communication() -> None:
     found = host_blocking(instants("..######......"), 1, collectives(".........000.."), 1)
     assert found.total_ns == 0
+
+
+LOST = "the trace does not tell the launch of 1 of the device's operations"
+
+
+@pytest.mark.parametrize(
+    ("other", "told"), [("........", (None, 3)), ("......d.", (LOST, None))], ids=["all are known", "one is not"]
+)
+def test_what_is_not_known_for_the_sake_of_a_launch_says_so(other: str, told: tuple[str | None, int | None]) -> None:
+    """No wait is needed where a collective is on the stream of compute: what needs it follows there."""
+    drawn = draw_trace(ranges={"step 0": "########"}, launches={"main": "aBc....."}, streams={7: ".aaBBBcc", 8: other})
+    (rank,) = find_rank_events(drawn)
+    assert (rank.blocking.coverage.reason, rank.blocking.total_ns) == told
