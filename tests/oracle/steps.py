@@ -24,11 +24,13 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     compute_only, exposed_memory = (compute & window) - own, (memory & window) - compute - own
     idle = window - compute - memory - own
     backward = united(rank.backward())
-    return {
+    known = {
         "step": step.number,
         "host_ns": step.end - step.start if rank.has_steps else None,
         "kernels": sum(e.is_kernel for e in launched),
         "collectives": len(rank.select_category(Category.COMMUNICATION, step)),
+    }
+    figures = {
         "comm_ns": len(own),
         "overlapped_ns": len(own & compute),
         "exposed_ns": len(own - compute),
@@ -40,6 +42,15 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "idle_ns": None if hides else len(idle),
         "other_comm_ns": len(idle & every),
     }
+    return known | (dict.fromkeys(figures) if misses_launches(rank) else figures)
+
+
+def misses_launches(rank: Rank) -> bool:
+    """Whether of more than a fifth of the communication no step is known, though it ran in steps."""
+    sent = rank.select_category(Category.COMMUNICATION)
+    lost = united([e for e in sent if e.step is None and e.launch is None])
+    during = {time for step in rank.steps for time in range(step.start, step.end)}
+    return 5 * len(lost & during) > len(united(sent))
 
 
 def runs_ahead(rank: Rank) -> bool:
