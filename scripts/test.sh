@@ -11,7 +11,7 @@ bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
 # Each test file in one of several processes; those with slow tests first. In the whole gate tests wait much of their
-# time, for ranks, browsers or nsys: two processes more than cores keep these busy.
+# time, for ranks, browsers or nsys: one process more than cores keeps these busy.
 cores="$(nproc)"
 side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 
@@ -57,4 +57,4 @@ export NSYS DDP_PROF_GATE=whole
 "$bin/python" --version
 "$bin/pip" list 2>/dev/null | grep -E '^(torch|nvtx|numpy|plotly|pytest|ruff|mypy) '
 "$NSYS" --version
-check "$((cores < 6 ? cores + 2 : 8))" "$@"
+check "$((cores < 7 ? cores + 1 : 8))" "$@"

@@ -167,12 +167,12 @@ except Stopped as stopped:
 """
     process = subprocess.Popen([sys.executable, "-c", launcher])
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while len(list(tmp_path.glob("pid*"))) < 2:
             assert time.monotonic() < deadline
             time.sleep(0.02)
         process.send_signal(stop)
-        code_ = process.wait(20)
+        code_ = process.wait(40)
     finally:
         process.kill()
         process.wait()

@@ -26,7 +26,7 @@ TRAIN = ["-m", "ddp_prof.train"]
 
 def run(*argv: str | Path, launcher: list[str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *(launcher or []), *TRAIN, *map(str, argv)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240)
 
 
 class Finished(NamedTuple):
@@ -222,7 +222,7 @@ def test_ctrl_c_leaves_no_rank_and_no_manifest(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith("warm-up step")
         ranks = [int(part) for part in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
     finally:
         process.kill()
         process.wait()
