@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import compress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -281,7 +282,8 @@ def measure_overlap(
 def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     """How much of one rank's communication compute hides, in all and for each step.
 
-    Of a span the time in it counts, and the events and the steps that start in it.
+    Of a span the time in it counts, and the events and the steps that start in it; whether too much of communication is
+    :func:`lost <lost_ns>` is asked of a whole capture only.
     """
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
     counts = span.holds(rank.events.start_ns)
@@ -291,6 +293,9 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
     blind = has_no_usable_events(rank) and (span is EVER or len(rank.events) > 0)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
+    steps = _measure_steps(rank, backward, span, blind=blind)
+    if span is EVER and lost_ns(rank) > MOST_LOST * communication.length_ns:
+        steps = tuple(map(without_figures, steps))
     return RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -303,7 +308,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
         exposed_ns=None if blind else communication.length_ns - overlapped,
         backward_overlapped_ns=(communication & backward).length_ns if len(backward) and not blind else None,
         reason=reason,
-        steps=_measure_steps(rank, backward, span, blind=blind),
+        steps=steps,
         file=rank.trace.path.name,
         node=rank.trace.node,
         blocking_ns=None if reason else rank.blocking.total_ns,
@@ -351,7 +356,6 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
     # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
     nothing = [None] * steps
     is_hidden = hides_work(rank)
-    as_they_are = ("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns")
     columns = {
         "step": none_for_unknown(rank.steps.number),
         "step_key": none_for_unknown(rank.step_keys),
@@ -359,7 +363,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
         "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
         "kernels": np.bincount(events.step[launched & (events.kernel == 1)], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
-        **{name: getattr(parts, name).tolist() for name in as_they_are},
+        **{name: getattr(parts, name).tolist() for name in _AS_THEY_ARE},
         "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
         "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
         "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
@@ -368,21 +372,29 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
             np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
         ),
     }
-    if blind or _misses_launches(rank):
-        of_what_it_did = (*as_they_are, "compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns")
-        columns |= dict.fromkeys((*of_what_it_did, "blocking_ns"), nothing)
+    if blind:
+        columns |= dict.fromkeys(_FIGURES, nothing)
     columns["length"] = _lengths(rank, blind=blind)
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 
 
-def _misses_launches(rank: RankEvents) -> bool:
-    """Whether the launches of much of the communication that ran during steps are not in the trace."""
+_AS_THEY_ARE = ("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns")
+_FIGURES = (*_AS_THEY_ARE, "compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns", "blocking_ns")
+
+
+def without_figures(step: StepOverlap) -> StepOverlap:
+    """A step of which it is known how long it took, but not what was done."""
+    nothing: dict[str, Any] = dict.fromkeys(_FIGURES)
+    return replace(step, **nothing)
+
+
+def lost_ns(rank: RankEvents, span: Intervals = EVER) -> int:
+    """How long communication ran during steps of which the trace does not tell when it was launched."""
     events = rank.events
     rows = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
     steps = union(rank.steps.start_ns, rank.steps.end_ns)
-    lost_ns = (union(events.start_ns[rows], events.end_ns[rows]) & steps).length_ns
-    return lost_ns > MOST_LOST * rank.union_of(Category.COMMUNICATION).length_ns
+    return (union(events.start_ns[rows], events.end_ns[rows]) & steps & span).length_ns
 
 
 def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:

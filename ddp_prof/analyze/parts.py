@@ -18,7 +18,16 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases
 from ddp_prof.analyze.intervals import Intervals
-from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap, measure_overlap, measure_rank
+from ddp_prof.analyze.overlap import (
+    MOST_LOST,
+    RankOverlap,
+    StepLength,
+    TraceOverlap,
+    lost_ns,
+    measure_overlap,
+    measure_rank,
+    without_figures,
+)
 from ddp_prof.analyze.quality import NOTHING, hides_work, measure_attribution, merge_attributions, merge_reasons
 from ddp_prof.trace import NO_TIME, UNKNOWN, Mask, Trace, concatenate, select
 
@@ -87,10 +96,11 @@ _ADDED = ("kernels", "collectives", "compute_ns", "comm_ns", "overlapped_ns", "e
 
 
 class PartOverlap(NamedTuple):
-    """What is measured in the span of a part; ``hides_work`` of each rank as the function of that name."""
+    """What is measured in the span of a part; of each rank ``hides_work`` and ``lost_ns`` as those functions tell."""
 
     result: TraceOverlap
     hides_work: tuple[bool, ...]
+    lost_ns: tuple[int, ...]
 
 
 def measure_part_overlap(trace: Trace, ranks: Sequence[RankEvents], span: Intervals) -> PartOverlap:
@@ -99,22 +109,23 @@ def measure_part_overlap(trace: Trace, ranks: Sequence[RankEvents], span: Interv
         attribution=measure_attribution(ranks, span),
         ranks=tuple(measure_rank(rank, span) for rank in ranks),
     )
-    return PartOverlap(result, tuple(map(hides_work, ranks)))
+    return PartOverlap(result, tuple(map(hides_work, ranks)), tuple(lost_ns(rank, span) for rank in ranks))
 
 
 def merge_part_overlaps(parts: Sequence[PartOverlap], warnings: tuple[str, ...]) -> TraceOverlap:
     """The parts of one capture, in the order of time, as one; each knows all ranks."""
     by_rank = zip(*(part.result.ranks for part in parts), strict=True)
-    hides = [any(flags) for flags in zip(*(part.hides_work for part in parts), strict=True)]
+    hides = map(any, zip(*(part.hides_work for part in parts), strict=True))
+    lost = map(sum, zip(*(part.lost_ns for part in parts), strict=True))
     return replace(
         parts[0].result,
         attribution=merge_attributions([part.result.attribution for part in parts]),
-        ranks=tuple(_merge_rank_overlap(ranks, hidden) for ranks, hidden in zip(by_rank, hides, strict=True)),
+        ranks=tuple(map(_merge_rank_overlap, by_rank, hides, lost)),
         warnings=warnings,
     )
 
 
-def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOverlap:
+def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool, lost: int) -> RankOverlap:
     steps = [step for rank in ranks for step in rank.steps]
     if is_hidden:
         lengths = [replace(step.length, compute_only_ns=None, idle_ns=None) for step in steps]
@@ -123,6 +134,8 @@ def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOv
             for step, length in zip(steps, lengths, strict=True)
         ]
     total = {name: sum(getattr(rank, name) for rank in ranks) for name in _ADDED}
+    if lost > MOST_LOST * total["comm_ns"]:
+        steps = list(map(without_figures, steps))
     hidden = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
     merged = replace(
         ranks[0],
@@ -133,4 +146,9 @@ def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool) -> RankOv
     )
     if any(rank.reason != NOTHING for rank in ranks):
         return merged
-    return replace(merged, compute_ns=None, comm_ns=None, overlapped_ns=None, exposed_ns=None, steps=())
+    steps = [
+        replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns))
+        for step in steps
+        if step.host_ns is not None
+    ]
+    return replace(merged, compute_ns=None, comm_ns=None, overlapped_ns=None, exposed_ns=None, steps=tuple(steps))

@@ -34,7 +34,7 @@ from ddp_prof.runs.report import (
 )
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
-from tests.ingest.test_nsys_export import known_truth
+from tests.ingest.test_nsys_export import MAIN, MS, known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.runs.test_pickles import FOREIGN, same
 
@@ -108,6 +108,37 @@ def test_parts_of_any_run_tell_what_the_whole_does(traces: tuple[Trace, ...], ro
         found = parts_of(path, rows)
         assume(found is not None)
         assert_equal(found, whole_of(path))
+
+
+@pytest.mark.parametrize(("steps_without_launches", "are_known"), [(1, True), (2, False)])
+def test_how_much_of_communication_has_no_launch_is_asked_of_the_whole_capture(
+    steps_without_launches: int, are_known: bool, tmp_path: Path
+) -> None:
+    """Of an eighth the steps keep their figures, though one part holds nothing else; of a quarter none does."""
+    capture = known_truth(8)
+    for step in capture.ranges[::3]:
+        step.end = step.start + 90 * MS
+    for kernel in [kernel for kernel in capture.kernels if "nccl" in kernel.name][: 2 * steps_without_launches]:
+        kernel.launch = None
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    found = parts_of(path, 20)
+    assert found is not None
+    assert_equal(found, whole_of(path))
+    (rank,) = found["overlap"].ranks
+    assert [step.comm_ns is not None for step in rank.steps] == [are_known] * 8
+
+
+def test_a_rank_that_worked_in_warm_up_only_keeps_its_steps(tmp_path: Path) -> None:
+    capture = known_truth(8)
+    for index, step in enumerate(capture.ranges[::3]):
+        step.name = f"step|index={index}" + "|warmup=1" * (index == 0)
+    capture.kernels.append(Kernel("gemm_forward", 6 * MS, 7 * MS, 2 * MS, MAIN, device=1))
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    found = parts_of(path, 20)
+    assert found is not None
+    assert_equal(found, whole_of(path))
+    _, other = found["overlap"].ranks
+    assert [(step.step, step.comm_ns) for step in other.steps] == [(index, None) for index in range(1, 8)]
 
 
 def test_a_capture_with_a_row_without_a_start_is_read_whole(tmp_path: Path) -> None:
