@@ -202,24 +202,24 @@ def interrupted(at: int, trace: Path, number: signal.Signals) -> subprocess.Comp
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[int, str]:
-    """How many calls of ours the command makes, and what it prints."""
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, str]:
+    """A trace, how many calls of ours the command makes on it, and what it prints."""
     trace = write_capture(tmp_path_factory.mktemp("whole") / "known.sqlite", known_truth())
     whole = interrupted(-1, trace, signal.SIGINT)
     assert whole.returncode == 0
     calls = int(whole.stderr.split()[-1])
     assert calls > 100
-    return calls, whole.stdout
+    return trace, calls, whole.stdout
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("share", [0.1, 0.7, 0.95])
 def test_an_interrupted_command_leaves_the_trace_as_it_was(
-    share: float, number: signal.Signals, trace: Path, uninterrupted: tuple[int, str]
+    share: float, number: signal.Signals, uninterrupted: tuple[Path, int, str]
 ) -> None:
+    trace, calls, whole = uninterrupted
     before = hashlib.sha256(trace.read_bytes()).digest()
-    calls, whole = uninterrupted
     done = interrupted(int(share * calls), trace, number)
     assert done.returncode == 128 + number
     assert whole.startswith(done.stdout)
