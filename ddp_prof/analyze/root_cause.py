@@ -125,7 +125,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
     lengths = [
         length_ns
         for rank in run.ranks
-        for key, length_ns in zip(rank.keys_of_steps.tolist(), rank.times.length_ns.tolist(), strict=False)
+        for key, length_ns in zip(rank.step_keys.tolist(), rank.times.length_ns.tolist(), strict=False)
         if key == typical
     ]
     return RootCause(

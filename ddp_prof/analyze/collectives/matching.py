@@ -244,9 +244,7 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     if not any(shifts.values()):
         return tuple(ranks), 0
     least = min(0, *shifts.values())  # no key may be negative
-    moved = {
-        id(rank): replace(rank, step_keys=rank.keys_of_steps - least + shifts.get(id(rank), 0)) for rank in unnumbered
-    }
+    moved = {id(rank): replace(rank, step_keys=rank.step_keys - least + shifts.get(id(rank), 0)) for rank in unnumbered}
     return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
 
 

@@ -197,18 +197,12 @@ class RunCollectives(FrameResult):
         return tuple(one for index in range(len(self.run.ranks)) for one in _collectives_of_rank(self.run, index))
 
     @cached_property
-    def _in_steps(self) -> list[int]:
-        """The ranks whose collectives lie in steps: beside ranks that mark steps not those that mark none."""
-        return [index for index, rank in enumerate(self.run.ranks) if len(rank.times) or not self.run.has_steps]
-
-    @cached_property
     def exposed_by_step(self) -> dict[int, int]:
         """Exposed time of all ranks in each step that communicates, by its key."""
         exposed: dict[int, int] = {}
-        for index in self._in_steps:
-            rank = self.run.ranks[index]
-            steps, of_steps = rank.timings.sum_by_step(self.run.exposures[index].exposed_ns)
-            for key, exposed_ns in zip(rank.keys_of_steps[steps].tolist(), of_steps.tolist(), strict=True):
+        for rank, exposure in zip(self.run.ranks, self.run.exposures, strict=True):
+            keys, of_steps = rank.sum_by_step(exposure.exposed_ns)
+            for key, exposed_ns in zip(keys.tolist(), of_steps.tolist(), strict=True):
                 exposed[key] = exposed.get(key, 0) + exposed_ns
         return exposed
 
@@ -220,10 +214,7 @@ class RunCollectives(FrameResult):
 
     def rows_of_step(self, key: int | None) -> list[Ints]:
         """For each rank the rows of its timings that are of a step; with ``None`` those outside of any."""
-        return [
-            np.flatnonzero(rank.keys == (UNKNOWN if key is None else key) if index in self._in_steps else [])
-            for index, rank in enumerate(self.run.ranks)
-        ]
+        return [np.flatnonzero(rank.keys == (UNKNOWN if key is None else key)) for rank in self.run.ranks]
 
     def of_step(self, key: int | None) -> list[Collective]:
         """The collectives of all ranks in a step; with ``None`` those outside of any."""
@@ -235,8 +226,7 @@ class RunCollectives(FrameResult):
         """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
         return find_outliers(
             (one.step_key, one.step, one.overlapped_ns + one.exposed_ns, one.exposed_ns)
-            for index in self._in_steps
-            for one in _collectives_of_rank(self.run, index)
+            for one in self.collectives
             if not self.reason
         )
 
@@ -251,8 +241,8 @@ class RunCollectives(FrameResult):
             return None
         slack_ns = np.concatenate([of_rank.slack_ns[of_rank.slack_ns != NO_TIME] for of_rank in timings])
         total = sum(int(of_rank.blocking_ns.sum()) for of_rank in timings)
-        in_steps = [self.run.ranks[index].timings for index in self._in_steps]
-        by_step = [ns for one in in_steps for ns in one.sum_by_step(one.blocking_ns)[1].tolist()] or [total]
+        sums = [rank.sum_by_step(rank.timings.blocking_ns)[1].tolist() for rank in self.run.ranks]
+        by_step = [ns for of_rank in sums for ns in of_rank] or [total]
         return RunBlocking(
             typical_ns=round(median(by_step)),
             total_ns=total,

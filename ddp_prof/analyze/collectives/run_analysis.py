@@ -231,7 +231,7 @@ class RunAnalysis(Brief):
 
     @property
     def step_names(self) -> dict[int, str]:
-        return {key: name for rank in reversed(self.ranks) for key, name in rank.step_names.items()}
+        return {key: name for rank in reversed(self.ranks) for key, name in rank.step_names.items() if key != UNKNOWN}
 
     @cached_property
     def _compared(self) -> tuple[Matches, Alignment]:
@@ -321,7 +321,10 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     """
     if not parts:
         raise ValueError("no traces to merge")
-    ranks, shifted = shift_unnumbered_steps([rank for part in parts for rank in part.ranks])
+    every = [rank for part in parts for rank in part.ranks]
+    if any(len(rank.times) for rank in every):  # then one without steps is no step of the others
+        every = [rank if len(rank.times) else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
+    ranks, shifted = shift_unnumbered_steps(every)
     note = f"steps without numbers: {shifted} of {len(ranks)} ranks began to record another number of steps earlier"
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
     return replace(

@@ -114,7 +114,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     waits = np.zeros(matches.rows.shape, np.int64)  # exposed ones, 0 where a rank took no part
     for index in reversed(range(len(ranks))):
         own = matches.rows[:, index]
-        step = np.where(takes_part[:, index], take_or_unknown(ranks[index].keys, own), step)
+        key = take_or_unknown(ranks[index].keys, own)
+        step = np.where(key == UNKNOWN, step, key)
         waits[:, index] = np.maximum(0, take_or_unknown(run.exposures[index].exposed_wait_ns, own))
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:

@@ -112,11 +112,6 @@ class CollectiveTimings(Table):
     def index(self) -> Ints:
         return np.arange(len(self)) - np.searchsorted(self.step, self.step, side="left")
 
-    def sum_by_step(self, values: Ints) -> tuple[Ints, Ints]:
-        """The steps that have collectives, and the sum of their values in each."""
-        step, which = np.unique(self.step[self.step != UNKNOWN], return_inverse=True)
-        return step, sum_by_group(values[self.step != UNKNOWN], which, len(step))
-
 
 @dataclass(frozen=True)
 class RankCollectives(RankResult):
@@ -126,7 +121,8 @@ class RankCollectives(RankResult):
         clock: The file; ranks read from one file share a clock.
         epoch_ns: UTC nanoseconds of the clock's 0, ``None`` where unknown.
         groups: Names of communicators; ``consumers`` those of operations that need collectives.
-        step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none; ``step_keys`` as of ``Steps.keys``.
+        step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
+        step_keys: As of ``Steps.keys``; a capture without steps counts as step 0, beside ranks with steps as none.
         backward_end_ns: As of ``RankEvents``; ``host_waits`` as of ``DependencyCoverage``.
         compute: Compute of the rank, at least all that runs while its collectives do.
         reason: Why it is not known how much of its communication hides; ``None`` where it is.
@@ -153,20 +149,20 @@ class RankCollectives(RankResult):
     host_waits: int = 0
 
     @property
-    def keys_of_steps(self) -> Ints:
-        """The key of each step; a capture without steps counts as step 0."""
-        return np.where(self.step_keys == UNKNOWN, np.arange(len(self.step_keys)), self.step_keys)
-
-    @property
     def step_names(self) -> dict[int, str]:
-        keys = self.keys_of_steps
-        numbers = np.where(self.step_numbers == UNKNOWN, keys, self.step_numbers)
-        return dict(zip(keys.tolist(), Steps.from_numbers(numbers).names, strict=True))
+        numbers = np.where(self.step_numbers == UNKNOWN, self.step_keys, self.step_numbers)
+        return dict(zip(self.step_keys.tolist(), Steps.from_numbers(numbers).names, strict=True))
 
     @property
     def keys(self) -> Ints:
         """The key of each collective's step, ``UNKNOWN`` outside of any."""
-        return take_or_unknown(self.keys_of_steps, self.timings.step)
+        return take_or_unknown(self.step_keys, self.timings.step)
+
+    def sum_by_step(self, values: Ints) -> tuple[Ints, Ints]:
+        """The keys of the steps that have collectives, and the sum of their values in each."""
+        is_in_step = self.keys != UNKNOWN
+        key, which = np.unique(self.keys[is_in_step], return_inverse=True)
+        return key, sum_by_group(values[is_in_step], which, len(key))
 
 
 def collective_rows(rank: RankEvents) -> Ints:
@@ -231,7 +227,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         consumers=names,
         groups=tuple(trace.names[group] for group in groups.tolist()),
         step_numbers=rank.steps.number,
-        step_keys=rank.step_keys,
+        step_keys=rank.steps.keys,
         backward_end_ns=rank.backward_end_ns,
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),

@@ -167,8 +167,8 @@ def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankCh
     last: dict[int, tuple[int, int, int]] = {}
     for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
         ends = run.alignment.offset_for(rank.clock).common_ns(own.end_ns)
-        for step, (key, end) in enumerate(zip(rank.keys_of_steps.tolist(), ends.tolist(), strict=True)):
-            if own.end_ns[step] > own.window_start_ns[step]:
+        for step, (key, end) in enumerate(zip(rank.step_keys.tolist(), ends.tolist(), strict=True)):
+            if key != UNKNOWN and own.end_ns[step] > own.window_start_ns[step]:
                 last[key] = max(last.get(key, (end, index, step)), (end, index, step))
     paths = tuple(walker.walk(index, step) for _, (_, index, step) in sorted(last.items()))
     return RunCritical(paths, None, gains.reason)
@@ -218,12 +218,10 @@ class _Walker:
                 index = late
         parts["host"] += left
         key = int(first.step_keys[step])
-        gains = self.gains.for_collectives(
-            int(first.keys_of_steps[step]), [(rank, timing) for rank, timing, _ in on_path]
-        )
+        gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in on_path])
         return StepPath(
             step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
-            step_key=None if key == UNKNOWN else key,
+            step_key=key if self.run.has_steps else None,
             rank=first.name,
             window_ns=window_ns,
             parts_ns=parts,
@@ -268,7 +266,7 @@ class _Gains:
         self._arrivals = [replay.arrivals for replay in replays]
         keyed, common_ns = [], []
         for rank, replay in zip(run.ranks, replays, strict=True):
-            times = replace(replay.times, step=take_or_unknown(rank.keys_of_steps, replay.times.step))
+            times = replace(replay.times, step=take_or_unknown(rank.step_keys, replay.times.step))
             keyed.append(replace(replay, times=times))
             common_ns.append(run.alignment.offset_for(rank.clock).common_ns(times.time_ns))
         matches = [

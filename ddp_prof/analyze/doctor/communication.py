@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
@@ -10,7 +11,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
 from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, RunEvidence, judges_steps, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
-from ddp_prof.table import NO_TIME, UNKNOWN
+from ddp_prof.table import NO_TIME, UNKNOWN, select
 
 _COMPUTE_STREAM = BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
@@ -23,11 +24,12 @@ def compute_stream(run: RunEvidence) -> Finding | None:
     """
     total_ns = there_ns = 0
     per_step: list[int] = []
-    for timings in (rank.timings for rank in run.analysis.ranks):
+    for rank in run.analysis.ranks:
+        timings = rank.timings
         length_ns = timings.end_ns - timings.start_ns
         own_ns = np.where(timings.blocking == _COMPUTE_STREAM, length_ns, 0)
         total_ns, there_ns = total_ns + int(length_ns.sum()), there_ns + int(own_ns.sum())
-        per_step += timings.sum_by_step(own_ns)[1].tolist()
+        per_step += rank.sum_by_step(own_ns)[1].tolist()
     if run.is_cpu or 2 * there_ns <= total_ns:
         return None
     found = [one for one in run.collectives.collectives if one.blocking == "compute_stream"]
@@ -60,8 +62,7 @@ def one_communicator(run: RunEvidence) -> Finding | None:
         differs &= timings.lane[before] == timings.lane[after]
         could_ns = np.maximum(timings.launch_ns[after], timings.start_ns[before])
         queued = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
-        step = timings.step[after]
-        per_step = [int(queued[step == one].sum()) for one in np.unique(step[step != UNKNOWN])]
+        per_step = replace(rank, timings=select(timings, after)).sum_by_step(queued)[1].tolist()
         if per_step and np.median(per_step) > 0:
             found += int((queued > 0).sum())
             waits += per_step

@@ -156,7 +156,7 @@ class RunEvidence:
         """The collectives that reduce gradients: those of each step of each rank, in the order of launch."""
         steps: list[list[Gradient]] = []
         for index, (rank, exposure) in enumerate(zip(self.analysis.ranks, self.analysis.exposures, strict=True)):
-            rows = np.flatnonzero(carry_gradients(rank) & (rank.timings.step != UNKNOWN))
+            rows = np.flatnonzero(carry_gradients(rank) & (rank.keys != UNKNOWN))
             timings = select(rank.timings, rows)
             number = take_or_unknown(rank.step_numbers, timings.step)
             as_they_are = (getattr(timings, name) for name in Gradient._fields[4:])

@@ -33,7 +33,7 @@ def rank_trace(rank: int, first: int):
 def test_steps_that_begin_apart_are_recognised(first: int, second: int) -> None:
     run = analysis_of(rank_trace(0, first), rank_trace(1, second))
     own, other = run.ranks
-    assert (own.keys_of_steps - first).tolist()[0] == (other.keys_of_steps - second).tolist()[0]
+    assert (own.step_keys - first).tolist()[0] == (other.step_keys - second).tolist()[0]
     assert len(run.matches) == len(LENGTHS) - max(first, second)
     assert any("another number of steps earlier" in warning for warning in run.warnings)
 

@@ -13,7 +13,7 @@ import pytest
 from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
-from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew
+from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew, view_step
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
@@ -197,28 +197,33 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
     )
 
 
+def without_steps(trace: Trace) -> Trace:
+    return replace(trace, names=tuple(name.replace("step|", "epoch|") for name in trace.names))
+
+
 def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
     """Its whole capture counted as step 0: it was an outlier, and made another step the typical one."""
     pictures = (".####............#", ".................###")
-    marked = cpu_rank(0, *pictures, path="a")
-    unmarked = draw_trace(
-        ranges={
-            "process|rank=1|world=2": "#" * 30,
-            "all_reduce|bucket=0|bytes=8|params=1": pictures[0],
-            "all_reduce|bucket=1|bytes=8|params=1": pictures[1],
-        },
-        ranks={PID: 1}, world_size=2, path="b",
-    )  # fmt: skip
+    marked, unmarked = cpu_rank(0, *pictures, path="a"), without_steps(cpu_rank(1, *pictures, path="b"))
     alone, both = results_of(marked), results_of(marked, unmarked)
     assert both.exposed_by_step == alone.exposed_by_step == {0: 4, 1: 3}
     assert both.outliers == alone.outliers
     assert {collective.rank for key in (0, 1) for collective in both.of_step(key)} == {0}
+    assert {rank.name for key in (0, 1) for rank in view_step(both.run, key)} == {"rank 0"}
     assert "the trace of rank 1 marks no steps, so no tail is known: see --step-range" in both.warnings
     overlap = merge_ranks([measure_overlap(marked), measure_overlap(unmarked)])
     assert overlap.step_notes == (
         "rank 1: no steps are marked, so figures per step are those of other ranks (see --step-range)",
     )
     assert measure_overlap(unmarked).step_notes == ()
+
+
+def test_where_a_rank_without_steps_alone_communicates_the_cause_is_of_no_step() -> None:
+    """The command ended with a traceback."""
+    silent, unmarked = cpu_rank(0, "", "", path="a"), without_steps(cpu_rank(1, ".####", "", path="b"))
+    cause = explain_run(analysis_of(silent, unmarked)).root_cause
+    assert cause is not None
+    assert (cause.step, cause.exposed_ns) == (None, 4)
 
 
 def test_ranks_of_one_process_number_are_kept_apart() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, measure_chains, measure_critical_paths
-from ddp_prof.trace import UNKNOWN, Trace
+from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, draw_trace
@@ -175,6 +175,14 @@ def test_the_path_changes_to_the_rank_that_arrives_last() -> None:
     assert parts_of(path) == (12 + 5, 8, 0)
     found = [(one.rank, one.index, one.on_path_ns, one.gain_ns) for one in path.collectives]
     assert found == [(0, 1, 4, 4), (0, 0, 4, 4)], "without A rank 0 still waits for rank 1"
+
+
+def test_a_rank_without_steps_ends_no_step_of_the_others() -> None:
+    """Its whole capture was the path of step 0, or of one more step."""
+    marked, other = rank_of(0, 4, 12, then=5), rank_of(1, 12, 40, then=3)
+    unmarked = replace(other, spans=empty(Spans))
+    path, alone = path_of(marked, unmarked), path_of(marked)
+    assert (path.step, path.rank, path.window_ns, path.parts_ns) == (0, "rank 0", alone.window_ns, alone.parts_ns)
 
 
 def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -> None:
