@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -161,6 +161,20 @@ def label_of_ranks(labels: Sequence[str]) -> str:
             numbers = sorted(int(parts[differ[0]]) for parts in tokens)
             return "".join([*tokens[0][: differ[0]], f"{{{format_ranges(numbers, ',')}}}", *tokens[0][differ[0] + 1 :]])
     return f"{names[0]} and {len(names) - 1} more"
+
+
+def distinct_names(files: Iterable[Path]) -> dict[Path, str]:
+    """What files are called: each by its name, those of one name in several folders with what differs of these."""
+    alike: dict[str, set[Path]] = {}
+    for file in files:
+        alike.setdefault(file.name, set()).add(file)
+    found: dict[Path, str] = {}
+    for same in alike.values():
+        parts = 1
+        while len({file.parts[-parts:] for file in same}) < len(same):
+            parts += 1
+        found |= {file: str(Path(*file.parts[-parts:])) for file in same}
+    return found
 
 
 def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:

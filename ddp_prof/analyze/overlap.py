@@ -46,7 +46,7 @@ from ddp_prof.analyze.result_bases import (
     none_for_unknown,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
-from ddp_prof.manifest import Caveat, label_of, label_of_ranks
+from ddp_prof.manifest import Caveat, distinct_names, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 MOST_LOST = 0.2
@@ -327,13 +327,14 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     if not results:
         raise ValueError("no results to merge")
     ranks = [rank for result in results for rank in result.ranks]
+    names = distinct_names(result.trace for result in results)
     return replace(
         results[0],
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=disambiguate(ranks, [rank.file for rank in ranks]),
+        ranks=disambiguate(ranks, [result.trace for result in results for _ in result.ranks]),
         label=label_of_ranks([result.label for result in results]),
         files=len(results),
-        warnings=merge_file_warnings([(result.trace.name, result.warnings) for result in results]),
+        warnings=merge_file_warnings([(names[result.trace], result.warnings) for result in results]),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )

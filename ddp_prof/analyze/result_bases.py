@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ddp_prof.manifest import distinct_names
 from ddp_prof.table import UNKNOWN, Brief
 from ddp_prof.trace import Ints
 
@@ -85,9 +87,10 @@ class RankResult:
 AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
-def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[str]) -> tuple[AnyRankResult, ...]:
+def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[Path]) -> tuple[AnyRankResult, ...]:
     """Give ranks with equal names a qualifier: the name of the file of each, or the device."""
-    found: dict[int, set[str]] = {}
+    names = distinct_names(files)
+    found: dict[int, set[Path]] = {}
     for rank, file in zip(ranks, files, strict=True):
         if rank.rank is None:
             found.setdefault(rank.process, set()).add(file)
@@ -95,7 +98,7 @@ def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[str]) -> tuple[
     named: list[Any] = list(ranks)
     for index, (rank, file) in enumerate(zip(ranks, files, strict=True)):
         if rank.rank is None and len(found[rank.process]) > 1:
-            named[index] = replace(named[index], qualifier=file)
+            named[index] = replace(named[index], qualifier=names[file])
         if devices[rank.rank, rank.process, file] > 1:
             named[index] = replace(named[index], of_several=True)
     return tuple(named)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import InterruptedReadingError, TraceError, printable
-from ddp_prof.manifest import SUFFIX, Manifest, label_of, label_of_ranks, load_manifest, manifest_path
+from ddp_prof.manifest import SUFFIX, Manifest, distinct_names, label_of, label_of_ranks, load_manifest, manifest_path
 from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
 
@@ -115,8 +115,9 @@ class Run:
         """How much communication compute hides, by rank and step."""
         from ddp_prof.analyze.overlap import merge_ranks
 
-        merged = merge_ranks(self._measure("overlap"))
-        self._refuse_repeated_ranks((rank.file, rank.rank) for rank in merged.ranks)
+        results = self._measure("overlap")
+        merged = merge_ranks(results)
+        self._refuse_repeated_ranks((result.trace, rank.rank) for result in results for rank in result.ranks)
         return replace(merged, label=self.label, warnings=(*self.notes, *merged.warnings))
 
     def inventory(self) -> list[TraceInventory]:
@@ -133,7 +134,7 @@ class Run:
 
         if self._analysis is None:
             merged = merge_analyses(self._measure("collectives"))
-            self._refuse_repeated_ranks((rank.clock.name, rank.rank) for rank in merged.ranks)
+            self._refuse_repeated_ranks((rank.clock, rank.rank) for rank in merged.ranks)
             warnings = (*self.notes, *merged.trace_warnings)
             self._analysis = replace(merged, label=self.label, trace_warnings=warnings)
         return self._analysis
@@ -224,16 +225,13 @@ class Run:
         """Measure several of ``report.MEASURES`` in one reading of the files."""
         prepare_runs([self], *measures)
 
-    def _refuse_repeated_ranks(self, ranks: Iterable[tuple[str, int | None]]) -> None:
+    def _refuse_repeated_ranks(self, ranks: Iterable[tuple[Path, int | None]]) -> None:
         """Two files of one rank would count it twice."""
-        found: dict[int, str] = {}
+        found: dict[int, Path] = {}
         for file, rank in ranks:
-            if rank is not None and found.setdefault(rank, file) != file:
-                raise TraceError(
-                    self.files[0].with_name(file),
-                    f"rank {rank} of this run is in {found[rank]}, too",
-                    "give one file of each rank, or --separate",
-                )
+            if rank is not None and (other := found.setdefault(rank, file)) != file:
+                reason = f"rank {rank} of this run is in {distinct_names([file, other])[other]}, too"
+                raise TraceError(file, reason, "give one file of each rank, or --separate")
 
     def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
         """The files to be read for these measures, and the measures; kernels are measured in a few files only."""

@@ -22,3 +22,16 @@ def test_devices_of_one_process_have_names_of_their_own(tmp_path: Path) -> None:
     assert [rank.name for rank in merge_ranks([measure_overlap(trace)]).ranks] == names
     assert [rank.name for rank in measure_skew(analysis_of(trace)).ranks] == names
     assert [collective.name for collective in collectives_of(trace)] == names
+
+
+def test_processes_of_files_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:
+    """As of two containers, each with a report in a folder of its own: both were 'device 0 of process 100'."""
+    traces = []
+    for folder in ("node0", "node1"):
+        (tmp_path / folder).mkdir()
+        kernels = [Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 40, 10, 100, stream=9)]
+        traces.append(load_trace(write_capture(tmp_path / folder / "x.sqlite", Capture(kernels))))
+    names = ["process 100 of node0/x.sqlite", "process 100 of node1/x.sqlite"]
+    assert [rank.name for rank in merge_ranks([measure_overlap(trace) for trace in traces]).ranks] == names
+    assert [rank.name for rank in measure_skew(analysis_of(*traces)).ranks] == names
+    assert [collective.name for collective in collectives_of(*traces)] == names

@@ -201,10 +201,14 @@ def test_its_sentence_opens_the_timeline_and_the_report(tmp_path: Path, monkeypa
     assert found["headline"] in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("names", [("job.rank1.sqlite", "job.rank11.sqlite"), ("a b0.sqlite", "a b1.sqlite")])
+@pytest.mark.parametrize(
+    "names",
+    [("job.rank1.sqlite", "job.rank11.sqlite"), ("a b0.sqlite", "a b1.sqlite"), ("n0/x0.sqlite", "n1/x1.sqlite")],
+)
 def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp_path: Path) -> None:
     """They named the first one alone, of which nobody can tell waiting from transfer."""
     for name in (*names, "other.sqlite"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         write_capture(tmp_path / name, known_truth(2))
     (found,) = summary("--one-run", *(tmp_path / name for name in names))["runs"]
     for command in found["next"]:

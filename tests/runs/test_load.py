@@ -105,6 +105,17 @@ def test_two_files_of_one_rank_are_refused(tmp_path: Path) -> None:
             measure()
 
 
+def test_two_files_of_one_rank_are_refused_where_folders_alone_tell_them_apart(tmp_path: Path) -> None:
+    """Each rank was counted twice."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        shutil.copy(TRACES / "overlap.sqlite", tmp_path / folder / "x.sqlite")
+    (run,) = load_runs([tmp_path / "a" / "x.sqlite", tmp_path / "b" / "x.sqlite"], LoadOptions(one_run=True))
+    for measure in (run.overlap, run.collectives):
+        with pytest.raises(DdpProfError, match=r"b/x\.sqlite: rank 0 of this run is in a/x\.sqlite, too"):
+            measure()
+
+
 def test_the_public_interface_gives_typed_frames() -> None:
     (run,) = load_runs([str(TRACES / "overlap.sqlite")])
     ranks, steps = run.overlap().to_frame(), run.overlap().to_frame(by_step=True)

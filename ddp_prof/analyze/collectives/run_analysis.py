@@ -27,7 +27,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, t
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings
 from ddp_prof.analyze.result_bases import disambiguate
-from ddp_prof.manifest import Caveat, Manifest, format_ranges, label_of, label_of_ranks
+from ddp_prof.manifest import Caveat, Manifest, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace
 
@@ -327,15 +327,16 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     ranks, shifted = shift_unnumbered_steps(every)
     note = f"steps without numbers: {shifted} of {len(ranks)} ranks began to record another number of steps earlier"
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
+    names = distinct_names(part.trace for part in parts)
     return replace(
         parts[0],
-        ranks=disambiguate(ranks, [rank.clock.name for rank in ranks]),
+        ranks=disambiguate(ranks, [rank.clock for rank in ranks]),
         caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         label=label_of_ranks([part.label for part in parts]),
         files=len(parts),
         trace_warnings=(
             *((note,) if shifted else ()),
-            *merge_file_warnings([(part.trace.name, part.trace_warnings) for part in parts]),
+            *merge_file_warnings([(names[part.trace], part.trace_warnings) for part in parts]),
         ),
     )
 

@@ -53,23 +53,22 @@ class SummarizedRun:
         return self.diagnosis.findings[0].advice if self.diagnosis and self.diagnosis.findings else None
 
     @property
+    def all_files(self) -> str:
+        """The files of the run as a shell takes them; of many ranks by the number: ``train.rank*.json.gz``."""
+        paths = {rank.clock for rank in self.explanation.run.ranks} | {self.result.trace}
+        names = sorted(str(path) for path in paths)
+        first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
+        end = os.path.commonprefix([name[::-1] for name in names])[::-1].lstrip(digits)  # noqa: RUF071
+        if len(names) > 1 and all(name[len(first) : len(name) - len(end)].isdecimal() for name in names):
+            return f"{quote(first)}*{quote(end)}"
+        return " ".join(map(quote, names))
+
+    @property
     def next_commands(self) -> list[str]:
-        traces = _all_files(self.result)
+        traces = self.all_files
         if self.summary.reason:
             return [f"ddp-prof info {traces}", f"ddp-prof kernels {traces}"]
         return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
-
-
-def _all_files(result: TraceOverlap) -> str:
-    """The files of a run as a shell takes them; those of many ranks differ in a number: ``train.rank*.json.gz``."""
-    names = sorted({rank.file for rank in result.ranks} | {result.trace.name})
-    if len(names) == 1:
-        return quote(str(result.trace))
-    first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
-    end = os.path.commonprefix([name[::-1] for name in names])[::-1].lstrip(digits)  # noqa: RUF071
-    if not first or not end:
-        return " ".join(quote(str(result.trace.with_name(name))) for name in names)
-    return f"{quote(str(result.trace.with_name(first)))}*{quote(end)}"
 
 
 def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
@@ -79,7 +78,7 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
     if len(runs) == 1:
         return TableView("\n".join(_lines(runs[0])), rows, [], document, is_text=True)
     lines = [f"{run.summary.label}: {run.headline}" for run in runs]
-    notes = ["times are medians over steps", f"more about one of them: ddp-prof {_all_files(runs[0].result)}"]
+    notes = ["times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
     return TableView("\n".join(lines), rows, notes, document)
 
 
