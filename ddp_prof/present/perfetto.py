@@ -26,7 +26,7 @@ from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
 from ddp_prof.atomic_file import atomic_write
-from ddp_prof.present.timeline.model import Source
+from ddp_prof.present.timeline.model import Source, line_up
 from ddp_prof.range_names import PHASES
 from ddp_prof.table import empty, fill, select, take_or_unknown
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct
@@ -39,7 +39,8 @@ _COMPRESSION = 3
 def write_perfetto(sources: Sequence[Source], path: Path) -> None:
     """Write traces as one file, gzipped where its name ends in ``.gz``; it is there whole or not at all.
 
-    Time counts from the first event; of several traces the first measured steps are lined up. Ids of processes and
+    Time counts from the first event; of several traces the first measured steps are lined up, the ranks
+    of a run by their common clock. Ids of processes and
     threads are the file's own, since those of two traces may collide; titles tell the real ones.
     """
     zeros = _zero_times(sources)
@@ -72,10 +73,11 @@ def _zero_times(sources: Sequence[Source]) -> list[int]:
         firsts.append(min((int(table.start_ns.min()) for table in tables if len(table)), default=0))
     if len(sources) == 1:
         return firsts
-    anchors = [
+    starts = [
         min((int(rank.steps.start_ns.min()) for rank in source.ranks if rank.has_steps), default=first)
         for source, first in zip(sources, firsts, strict=True)
     ]
+    anchors = line_up(sources, starts)
     lead = max((anchor - first for anchor, first in zip(anchors, firsts, strict=True)), default=0)
     return [anchor - lead for anchor in anchors]
 

@@ -335,11 +335,12 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
 
     found = []
-    for run in runs:
+    for at, run in enumerate(runs):
         parts = list(run.events())
         measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
         analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
-        found += [timeline_source(label_of(part.trace.path, part.trace.manifest), part, analysis) for part in parts]
+        named = [(label_of(part.trace.path, part.trace.manifest), part) for part in parts]
+        found += [timeline_source(title, part, analysis)._replace(run=at) for title, part in named]
     titles = Counter(source.title for source in found)
     for at, source in enumerate(found):
         if titles[source.title] > 1:
@@ -373,6 +374,8 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
+    is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
+    clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(
         title=title,
         trace=trace,
@@ -381,6 +384,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         gain=gain_headline(compare_variants([result])[0]),
         explained=explained,
         caveats=tuple(caveat.value for caveat in find_caveats(trace)),
+        clock=next((clock for clock in clocks if clock.clock == trace.path), None),
     )
 
 

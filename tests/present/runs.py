@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
 
 from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
@@ -33,6 +36,14 @@ def cpu_run(steps: int = 2, shift: int = 0) -> Trace:
         },
         ranks={4242: 0},
     )
+
+
+def two_clocks() -> tuple[Trace, Trace]:
+    """Two ranks of a run, each on a clock of its own; the second one's host begins its first step 3 ns later."""
+    first = cpu_run()
+    by_ns = np.where(first.spans.name_id == first.names.index("step|index=0"), 1003, 1000)
+    spans = replace(first.spans, start_ns=first.spans.start_ns + by_ns, end_ns=first.spans.end_ns + 1000)
+    return first, replace(first, path=Path("second.sqlite"), ranks={4242: 1}, spans=spans)
 
 
 def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:

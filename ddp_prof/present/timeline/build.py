@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.errors import TraceError
 from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.lanes import View, lanes_of
-from ddp_prof.present.timeline.model import Panel, RankLanes, Source, StepMark, Timeline
+from ddp_prof.present.timeline.model import Panel, RankLanes, Source, StepMark, Timeline, line_up
 from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import Ints, Trace
 
@@ -20,7 +21,7 @@ MAX_BOXES = 20_000
 
 
 def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """Lay out traces from top to bottom, their first steps lined up.
+    """Lay out traces from top to bottom, their first steps lined up; ranks of one run on one clock, if that is known.
 
     Args:
         sources: The traces.
@@ -33,11 +34,11 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
     ]
     if steps is None:
-        homes = [_default_view(ranks) for ranks in chosen]
+        homes = _default_views(sources, chosen)
         views = [
             View(home.zero_ns, *_captured_times(source.trace)) for source, home in zip(sources, homes, strict=True)
         ]
-        return Timeline(tuple(map(_panel, sources, chosen, homes, views)))
+        return _timeline(sources, chosen, homes, views)
     for source, ranks in zip(sources, chosen, strict=True):
         path = source.trace.path
         numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
@@ -86,14 +87,33 @@ def _some_steps(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
 ) -> Timeline:
     """Some steps, and what else was captured while those of a longer panel went on: so none looks empty there."""
-    homes = [_default_view(ranks, most_boxes) for ranks in chosen]
+    homes = _default_views(sources, chosen, most_boxes)
     before = max((home.zero_ns - home.start_ns for home in homes), default=0)
     after = max((home.end_ns - home.zero_ns for home in homes), default=0)
     views = []
     for source, (zero, _, _) in zip(sources, homes, strict=True):
         first, last = _captured_times(source.trace)
         views.append(View(zero, max(first, zero - before), min(last, zero + after)))
-    return Timeline(tuple(map(_panel, sources, chosen, views, views)))
+    return _timeline(sources, chosen, views, views)
+
+
+def _timeline(
+    sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], homes: Sequence[View], views: Sequence[View]
+) -> Timeline:
+    """The panels; a step begins and ends in all panels on one clock at one time, as pages line panels up by steps."""
+    panels = list(map(_panel, sources, chosen, homes, views))
+    marks: dict[tuple[int, int], StepMark] = {}
+    for source, panel in zip(sources, panels, strict=True):
+        for mark in panel.steps if source.clock else ():
+            key = (source.run, mark.key)
+            known = marks.get(key, mark)
+            marks[key] = StepMark(mark.key, min(mark.start_ns, known.start_ns), max(mark.end_ns, known.end_ns))
+    return Timeline(
+        tuple(
+            replace(panel, steps=tuple(marks[source.run, mark.key] for mark in panel.steps)) if source.clock else panel
+            for source, panel in zip(sources, panels, strict=True)
+        )
+    )
 
 
 def _captured_times(trace: Trace) -> tuple[int, int]:
@@ -107,6 +127,14 @@ def _captured_times(trace: Trace) -> tuple[int, int]:
     starts = [int(start.min()) for start, _ in columns if len(start)]
     ends = [int(np.maximum(start + 1, end).max()) for start, end in columns if len(start)]
     return min(starts, default=0), max(ends, default=1)
+
+
+def _default_views(
+    sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
+) -> list[View]:
+    homes = [_default_view(ranks, most_boxes) for ranks in chosen]
+    zeros = line_up(sources, [home.zero_ns for home in homes])
+    return [home._replace(zero_ns=zero) for home, zero in zip(homes, zeros, strict=True)]
 
 
 def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:

@@ -22,7 +22,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from ddp_prof.analyze.collectives.exposed_time import Exposure
+from ddp_prof.analyze.collectives.run_analysis import ClockOffset
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.overlap import RankOverlap
@@ -62,7 +65,8 @@ class RankExposure(NamedTuple):
 class Source(NamedTuple):
     """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it.
 
-    ``gain`` is what hiding all its communication would gain at most, in a sentence.
+    ``gain`` is what hiding all its communication would gain at most, in a sentence. ``clock`` leads from its times to
+    those of the first file of ``run``; ``None`` where the clocks of these cannot be compared.
     """
 
     title: str
@@ -72,6 +76,21 @@ class Source(NamedTuple):
     explained: Sequence[RankExposure]
     gain: str = ""
     caveats: tuple[str, ...] = ()
+    run: int = 0
+    clock: ClockOffset | None = None
+
+
+def line_up(sources: Sequence[Source], starts_ns: Sequence[int]) -> list[int]:
+    """Time 0 of each trace: where it starts; of the files of a run on one clock, where the first of them does."""
+    shifts = [
+        int(source.clock.common_ns(np.array([start]))[0]) - start if source.clock else 0
+        for source, start in zip(sources, starts_ns, strict=True)
+    ]
+    keys = [(source.run, UNKNOWN if source.clock else at) for at, source in enumerate(sources)]
+    first: dict[tuple[int, int], int] = {}
+    for key, start, shift in zip(keys, starts_ns, shifts, strict=True):
+        first[key] = min(first.get(key, start + shift), start + shift)
+    return [first[key] - shift for key, shift in zip(keys, shifts, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from tests import measuring
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import ALL_REDUCE
 from tests.drawing import PID, column, draw_trace, runs, with_details
-from tests.present.runs import HOSTILE_TITLE, cpu_run
+from tests.present.runs import HOSTILE_TITLE, cpu_run, two_clocks
 
 
 def source_of(trace: Trace, title: str = "run") -> Source:
@@ -284,6 +284,18 @@ def test_several_traces_have_processes_of_their_own_and_first_steps_at_one_time(
     assert len(tids) == len(set(tids))
     assert viewed.about["time 0"]["overlap (drawn.sqlite)"] == "12345 ns"
     assert viewed.about["device"] == "cpu"
+
+
+def test_ranks_of_a_run_are_on_one_clock(tmp_path: Path) -> None:
+    """Each was lined up at the start of its own first step, so that none seemed to wait for another."""
+    first, second = two_clocks()
+    viewed = Viewed.open(*measuring.sources_of({"rank 0": first, "rank 1": second}), folder=tmp_path)
+    times = defaultdict(list)
+    for event in viewed.slices:
+        if event["name"].startswith("all_reduce"):
+            times[event["pid"]].append((event["ts"], event["dur"]))
+    assert times[1] == times[2] != []
+    assert [event["ts"] for event in viewed.slices if event["name"] == "step|index=0"] == [0, 3]
 
 
 def test_long_times_keep_their_nanoseconds(tmp_path: Path) -> None:

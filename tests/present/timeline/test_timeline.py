@@ -23,8 +23,9 @@ from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.charts import validated
 from tests.drawing import column, draw_trace
-from tests.measuring import source_of
+from tests.measuring import source_of, sources_of
 from tests.nsys_factory import US, Sync, bucket_steps, write_capture
+from tests.present.runs import two_clocks
 
 draw_timeline = validated(draw_timeline)
 
@@ -313,6 +314,16 @@ class TestSelection:
         short = draw_trace(ranges={"step|index=3": ".....####", "after": ".........########################"})
         model = build_timeline([source(cpu_trace()), source(short, "short")], steps=[3])
         assert [(panel.start_ns, panel.end_ns) for panel in model.panels] == [(0, 20), (0, 20)]
+
+    def test_ranks_of_a_run_are_on_one_clock(self) -> None:
+        """Each was lined up at the start of its own first step, and so was each step on the page."""
+        first, second = two_clocks()
+        panels = build_timeline(sources_of({"rank 0": first, "rank 1": second})).panels
+        lanes = [next(lane for lane in panel.ranks[0].lanes if lane.kind == "communication") for panel in panels]
+        ends = [lane.boxes.end_ns.tolist() for lane in lanes]
+        assert ends[0] == ends[1] != []
+        assert [(mark.key, mark.start_ns, mark.end_ns) for mark in panels[0].steps] == [(0, 0, 20), (1, 20, 40)]
+        assert panels[1].steps == panels[0].steps
 
     def test_beside_a_longer_panel_all_steps_that_are_seen_are_named(self) -> None:
         steps = {f"step|index={number}": "." * 9 * (number - 3) + "#" * 9 for number in (3, 4, 5, 6)}
