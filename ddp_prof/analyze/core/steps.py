@@ -97,6 +97,7 @@ class RangePatterns:
 
 NO_PATTERNS = RangePatterns()
 _NAMED_RANGES = 8
+_STEP_NUMBER = re.compile(r"\d{1,18}$")
 
 
 @dataclass(frozen=True)
@@ -188,7 +189,7 @@ def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[i
     for index, name in enumerate(trace.names):
         if hit := match(name):
             text = hit.group(1) if hit.re.groups else None
-            found[index] = (int(text) if text is not None and text.isdecimal() else None), False
+            found[index] = (int(text) if text is not None and _STEP_NUMBER.match(text) else None), False
     return found
 
 

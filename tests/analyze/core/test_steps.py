@@ -69,6 +69,7 @@ def test_innermost_is_the_latest_start_then_the_shortest(ranges: list[tuple[int,
         (["ProfilerStep#551", "ProfilerStep#552"], [551, 552]),
         (["training_step_5", "training_step_6"], [5, 6]),
         (["step-1", "iter:2"], [1, 2]),
+        ([f"step {10**18}", "step 7"], [UNKNOWN, 7]),  # too long for a number
     ],
     ids=lambda value: str(value[0]),
 )
