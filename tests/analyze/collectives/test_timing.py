@@ -99,6 +99,15 @@ def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
     assert any("marks no steps" in warning for warning in results_of(trace).warnings)
 
 
+def test_a_communicator_that_nothing_names_is_the_job_only_where_it_is_the_only_one() -> None:
+    """Beside another one, as of tensor parallelism, the bus bandwidth was that of an all-reduce of all ranks."""
+    ranges = {"process|rank=0|world=8|backend=nccl|device=cuda": "#" * 9, "all_reduce|bucket=0|bytes=16": "#" * 9}
+    for streams, ranks in (({9: "..NNNN..."}, 8), ({9: "..NNNN...", 11: "......NN."}, None)):
+        trace = draw_trace(ranges=ranges, streams={7: ".aa......", **streams}, launches={"main": "aN"}, world_size=8)
+        first, *_ = collectives_of(trace)
+        assert (first.bytes, first.ranks, first.busbw_bytes_per_s) == (16, ranks, ranks and 4e9 * 1.75)
+
+
 def test_a_frame_has_a_row_a_collective() -> None:
     frame = results_of(OURS).to_frame()
     assert frame.shape[0] == 2
