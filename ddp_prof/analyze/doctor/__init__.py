@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddp_prof.analyze.doctor import communication, hosts
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Rule, RunEvidence
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 
-RULES: tuple[Rule, ...] = (
+RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
     communication.bucket_count,
     communication.late_readiness,

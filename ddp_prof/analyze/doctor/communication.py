@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import BLOCKING
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
-from ddp_prof.analyze.doctor.evidence import NO_STEPS, Abstained, Finding, RunEvidence, judges_steps, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
 from ddp_prof.table import NO_TIME, UNKNOWN, select
 
@@ -115,8 +115,8 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.is_cpu:
         return None
-    if run.gradients and not run.analysis.has_steps:
-        return Abstained("overlap without gain", NO_STEPS)
+    if run.why_no_steps:
+        return Abstained("overlap without gain", run.why_no_steps)
     steps = [step for rank in run.overlap.ranks for step in rank.communicating_steps]
     hidden = median_or_zero([step.overlapped_ns for step in steps if step.overlapped_ns is not None])
     if not hidden:
@@ -151,12 +151,13 @@ _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 """A vote is no larger, and so many times smaller than each bucket."""
 
 
-@judges_steps("one collective per parameter")
-def bucket_count(run: RunEvidence) -> Finding | None:
+def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     """One collective per parameter, or one for all: too many to be quick, or none that could begin early.
 
     Found where most steps have very many small reductions, or a single one that is mostly exposed.
     """
+    if run.why_no_steps:
+        return Abstained("one collective per parameter", run.why_no_steps)
     steps, every = run.gradients, [one for step in run.gradients for one in step]
     if not steps:
         return None
@@ -183,12 +184,13 @@ def bucket_count(run: RunEvidence) -> Finding | None:
     return None
 
 
-@judges_steps("gradients ready in another order than buckets")
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     """Gradients that become ready in another order than buckets are filled: all buckets are complete only at the end.
 
     Found where of several buckets the first one is launched only when backward is almost over.
     """
+    if run.why_no_steps:
+        return Abstained("gradients ready in another order than buckets", run.why_no_steps)
     hooks = [
         step
         for step in run.gradients
@@ -224,8 +226,10 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     Found where most reductions of gradients are needed first by a memory copy.
     """
     every = [one for step in run.gradients for one in step]
-    if run.is_cpu or not every:
+    if run.is_cpu:
         return None
+    if not every:
+        return Abstained("copies out of buckets", run.why_no_steps) if run.why_no_steps else None
     needed = sum(one.consumer != UNKNOWN for one in every)
     if 2 * needed <= len(every):
         return Abstained("copies out of buckets", run.unknown_needs)
@@ -244,14 +248,17 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-@judges_steps("the last bucket is needed first")
 def need_order(run: RunEvidence) -> Finding | Abstained | None:
     """The bucket that is needed first comes last: whatever needs it waits for all others, too.
 
     Found where in most steps that block the first consumer needs the collective that was launched last.
     """
+    if run.is_cpu:
+        return None
+    if run.why_no_steps:
+        return Abstained("the last bucket is needed first", run.why_no_steps)
     several = [step for step in run.gradients if len(step) > 1]
-    if run.is_cpu or not several:
+    if not several:
         return None
     known = [step for step in several if all(UNKNOWN not in (one.consumer, one.blocking_ns) for one in step)]
     if 2 * len(known) <= len(several):
@@ -275,12 +282,13 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-@judges_steps("vote on unused parameters")
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     """A small collective after the buckets of each step: the ranks agree on which parameters were used.
 
     Found where in most steps the last reduction is far smaller than all others.
     """
+    if run.why_no_steps:
+        return Abstained("vote on unused parameters", run.why_no_steps)
     several = [step for step in run.gradients if len(step) > 1]
     if not several:
         return None

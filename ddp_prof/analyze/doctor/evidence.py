@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property
 from itertools import pairwise, repeat
 from statistics import median
 from typing import NamedTuple
@@ -36,6 +36,8 @@ NEXT_NS = 20_000
 
 
 NO_STEPS = "the trace marks no steps (see --step-range)"
+
+NO_LAUNCHES = "the trace does not tell which step launched what communicates"
 
 HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)
 
@@ -77,7 +79,7 @@ class RankFacts:
         serialized: How many collectives could have begun, but began when an operation of another stream ended.
         could_begin: Of how many that can be said.
         outside_ns: The host's time outside of all named phases while nothing communicated; empty where there are none.
-        overhead_ns: The profiler's own work while the rank's steps ran, in all.
+        overhead_share: The profiler's own work in the time of the rank's steps, from 0 to 1.
     """
 
     process: int
@@ -90,7 +92,7 @@ class RankFacts:
     could_begin: int
     graphs: int
     outside_ns: tuple[int, ...]
-    overhead_ns: int
+    overhead_share: float
     slowdown: SlowdownLimit
 
 
@@ -179,29 +181,21 @@ class RunEvidence:
             return None
         return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
 
+    @cached_property
+    def why_no_steps(self) -> str | None:
+        """Why it is not known what the steps reduce; ``None`` where it is, or nothing is known to be reduced."""
+        if not self.analysis.has_steps:
+            return NO_STEPS if self.gradients else None
+        communicates = any(rank.comm_ns for rank in self.overlap.ranks)
+        return (
+            NO_LAUNCHES if communicates and not any(rank.communicating_steps for rank in self.overlap.ranks) else None
+        )
+
     @property
     def unknown_needs(self) -> str:
         """Why it is not known what needs the collectives."""
         reason = next((rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies), None)
         return reason or "it is not known what needs the collectives"
-
-
-Rule = Callable[[RunEvidence], Finding | Abstained | None]
-
-
-def judges_steps(name: str) -> Callable[[Rule], Rule]:
-    """A rule about the reductions of a step, which abstains where the trace marks none."""
-
-    def of_steps(rule: Rule) -> Rule:
-        @wraps(rule)
-        def judge(run: RunEvidence) -> Finding | Abstained | None:
-            if run.gradients and not run.analysis.has_steps:
-                return Abstained(name, NO_STEPS)
-            return rule(run)
-
-        return judge
-
-    return of_steps
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:
@@ -219,6 +213,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
     windows, activity = rank.breakdown, rank.events.activity[rank.events.activity != UNKNOWN]
+    overhead_ns = int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum())
     return RankFacts(
         process=rank.process,
         device=rank.device,
@@ -230,7 +225,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         could_begin=could_begin,
         graphs=int((rank.trace.activities.kind[activity] == Kind.GRAPH).sum()),
         outside_ns=tuple(outside.tolist()),
-        overhead_ns=int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum()),
+        overhead_share=overhead_ns / max(1, int((windows.end_ns - windows.start_ns).sum())),
         slowdown=limit_slowdown(rank),
     )
 

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, judges_steps, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, median_or_zero
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.table import NO_TIME
 
@@ -21,12 +21,13 @@ _DELAY_TOLERANCE = 0.5
 """Where the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms; else by nothing."""
 
 
-@judges_steps("host synchronization in backward")
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     """A host that waits for the device between backward and its collectives: what it would launch next comes late.
 
     Found where in most steps the host waits between the first launch of backward and its last collective.
     """
+    if run.why_no_steps:
+        return Abstained("host synchronization in backward", run.why_no_steps)
     if run.is_cpu:
         return _host_sync_on_host(run)
     if not all(facts.knows_syncs for facts in run.facts):
@@ -199,11 +200,11 @@ def profiler_overhead(run: RunEvidence) -> Finding | None:
 
     Found where the profiler was at work in more than a twentieth of the time of steps, or of a capture without any.
     """
-    found = {}
-    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        window = sum(step.window_ns or 0 for step in overlap.steps)
-        if window and facts.overhead_ns > _OVERHEAD_SHARE * window:
-            found[rank.name] = facts.overhead_ns / window
+    found = {
+        rank.name: facts.overhead_share
+        for rank, facts in zip(run.analysis.ranks, run.facts, strict=True)
+        if facts.overhead_share > _OVERHEAD_SHARE
+    }
     if not found:
         return None
     whole = "time of steps" if run.analysis.has_steps else "capture"

@@ -23,7 +23,7 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import run as runs
 from ddp_prof.table import select
-from ddp_prof.trace import CollectiveMetadata, Overhead, Trace
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Overhead, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
@@ -315,6 +315,25 @@ def test_a_profiler_that_is_at_work_is_found_without_steps_too() -> None:
     busy = replace(trace, overhead=Overhead(start, start + device.end // 4))
     (finding,) = [one for one in diagnose(busy).findings if one.rule == "overhead of the profiler"]
     assert finding.evidence == "The profiler was at work in 25% of the capture."
+
+
+def test_where_no_launch_is_known_the_rules_about_steps_do_not_decide() -> None:
+    """They were said not to have found anything."""
+    trace = training(in_backward=lambda device, _bucket: device.synchronize(1_000)).trace()
+    start = trace.activities.start_ns[:1]
+    busy = replace(trace, overhead=Overhead(start, start + trace.activities.end_ns.max() // 4))
+    known = diagnose(busy)
+    assert {one.rule for one in known.abstained} == {"straggler", "vote on unused parameters"}
+    nothing = np.full(len(trace.activities), UNKNOWN)
+    is_collective = trace.activities.category == Category.COMMUNICATION
+    found = diagnose(replace(busy, launching_calls=np.where(is_collective, nothing, trace.launching_calls)))
+    assert {one.rule for one in found.abstained if "which step launched" in one.reason} == {
+        "one collective per parameter", "gradients ready in another order than buckets", "copies out of buckets",
+        "the last bucket is needed first", "vote on unused parameters", "host synchronization in backward",
+        "overlap without gain",
+    }  # fmt: skip
+    (overhead,) = found.findings
+    assert overhead in known.findings
 
 
 def without_recorded_waits(device: Device) -> Trace:
