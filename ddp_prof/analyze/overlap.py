@@ -228,7 +228,7 @@ class TraceOverlap(FrameResult):
         unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
         for text, about in (
-            (unmarked, [rank.name for rank in self.ranks if rank.collectives and not rank.marked_steps]),
+            (unmarked, [rank.name for rank in self.ranks if rank.collectives and rank.clock is None]),
             (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),
             (untold, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
         ):

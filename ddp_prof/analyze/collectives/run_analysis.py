@@ -323,7 +323,7 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         raise ValueError("no traces to merge")
     every = [rank for part in parts for rank in part.ranks]
     if any(len(rank.times) for rank in every):  # then one without steps is no step of the others
-        every = [rank if len(rank.times) else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
+        every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
     ranks, shifted = shift_unnumbered_steps(every)
     note = f"steps without numbers: {shifted} of {len(ranks)} ranks began to record another number of steps earlier"
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
@@ -381,7 +381,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
             "collectives of different ones may be matched, and waiting is not what is reported"
         )
-    if unmarked := [rank.name for rank in ranks if len(rank.timings) and not len(rank.times)]:
+    if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
         yield f"{where} marks no steps, so no tail is known: see --step-range"
     elif any(np.any(rank.backward_end_ns == NO_TIME) for rank in ranks if len(rank.timings)):

@@ -149,6 +149,11 @@ class RankCollectives(RankResult):
     host_waits: int = 0
 
     @property
+    def marks_steps(self) -> bool:
+        """Whether the trace tells steps, of which those of warm-up are not measured."""
+        return len(self.times) == len(self.step_keys)
+
+    @property
     def step_names(self) -> dict[int, str]:
         numbers = np.where(self.step_numbers == UNKNOWN, self.step_keys, self.step_numbers)
         return dict(zip(self.step_keys.tolist(), Steps.from_numbers(numbers).names, strict=True))

@@ -218,6 +218,13 @@ def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
     assert measure_overlap(unmarked).step_notes == ()
 
 
+def test_of_a_rank_whose_steps_are_all_of_warm_up_it_is_not_said_that_none_are_marked() -> None:
+    marked, other = cpu_rank(0, ".####", "", path="a"), cpu_rank(1, "", "." * 32 + "####", path="b")
+    warm = replace(other, names=tuple(name.replace("step|", "step|warmup=1|") for name in other.names))
+    assert not [text for text in results_of(marked, warm).warnings if "marks no steps" in text]
+    assert merge_ranks([measure_overlap(marked), measure_overlap(warm)]).step_notes == ()
+
+
 def test_where_a_rank_without_steps_alone_communicates_the_cause_is_of_no_step() -> None:
     """The command ended with a traceback."""
     silent, unmarked = cpu_rank(0, "", "", path="a"), without_steps(cpu_rank(1, ".####", "", path="b"))
