@@ -150,6 +150,19 @@ def test_a_kernel_without_a_call_belongs_to_no_step_but_counts_for_the_rank() ->
     assert "not known, because the trace does not tell which step launched it" in gain_headline(run)
 
 
+def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> None:
+    """As where a range names a part of each step: what all of it cost was told as that of steps without any."""
+    trace = draw_trace(
+        ranges={"step 0": "####......", "step 1": "..........####......"},
+        launches={"main": ".a...B.....c...D...."},
+        streams={7: "..aa........cc......", 20: "......BBB.......DDD."},
+    )
+    (run,) = compare_variants([measure_overlap(trace)])
+    assert (run.comm_ns, run.exposed_ns, run.blocking_ns, run.gain_at_most) == (None, None, None, None)
+    assert (run.step_ns, run.compute_only_ns, run.overlap_ratio) == (4, 2, 0)
+    assert "what the rest costs per step is not known" in gain_headline(run)
+
+
 def test_communication_of_another_step_in_the_window_is_named() -> None:
     trace = draw_trace(
         ranges={"step 0": "#####.....", "step 1": ".....#####"},

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, without_figures
 from ddp_prof.analyze.quality import reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
@@ -92,6 +92,8 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
+    if not any(communicating) and any(rank.comm_ns for rank in result.ranks):  # in no step that is known
+        by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
     times |= {name: _median([step.length for step in steps], name) for name in _TIMES_OF_LENGTHS}
