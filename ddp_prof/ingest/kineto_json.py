@@ -54,6 +54,7 @@ _ENGINE = "autograd::engine::evaluate_function"
 _ASKING = "c10d::"
 _MOST_US = 2.0**52
 _MOST = 2**62
+_YEAR_2000_NS = 946_684_800_000_000_000
 _MOST_LETTERS = 100
 
 
@@ -121,7 +122,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
         world_size=world if world and _is_count(world, MOST_RANKS) else None,
         names=names.as_tuple(),
-        epoch_ns=base_ns if 0 <= base_ns < _MOST else None,
+        epoch_ns=_epoch_ns(base_ns, call_ns, activities.start_ns, spans.start_ns),
         manifest=load_manifest(manifest_path(path)),
         warnings=warnings,
         gpus=dict(_read_gpu_names(document.deviceProperties)),
@@ -131,6 +132,12 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         return trace
     kernels = by_category[_KERNEL]
     return enrich.add_launch_shapes(trace, [*_launch_sizes(kernels), _argument(kernels, "registers")])
+
+
+def _epoch_ns(base_ns: int, *starts_ns: Ints) -> int | None:
+    """UTC of time 0: as noted; without a note times are UTC themselves, unless another program made them relative."""
+    is_utc = all(int(start_ns.min(initial=_MOST)) > _YEAR_2000_NS for start_ns in starts_ns)
+    return base_ns if 0 < base_ns < _MOST else 0 if base_ns == 0 and is_utc else None
 
 
 def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:

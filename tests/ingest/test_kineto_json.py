@@ -51,6 +51,21 @@ def test_a_file_put_together_of_two_ranks_does_not_tell_which_is_which(
     assert trace.ranks == ranks
 
 
+@pytest.mark.parametrize(
+    ("start_us", "top", "epoch_ns"),
+    [
+        ("20", {"baseTimeNanoseconds": BASE}, BASE),
+        ("1700000000000000.5", {}, 0),  # until torch 2.3
+        ("20", {}, None),  # made relative by another program: clocks of two ranks seemed to agree
+    ],
+)
+def test_utc_is_known_where_a_base_or_the_times_themselves_tell_it(
+    start_us: str, top: dict[str, int], epoch_ns: int | None, tmp_path: Path
+) -> None:
+    kernel = event("kernel", "gemm", start_us, "10", tid=7, device=0, stream=7)
+    assert load_trace(write(tmp_path / "x.json", [kernel], **top)).epoch_ns == epoch_ns
+
+
 def gpu_step(**kernel: Any) -> list[str]:
     return [
         event("user_annotation", "ProfilerStep#3", "0", "100"),
