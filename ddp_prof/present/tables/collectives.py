@@ -20,6 +20,8 @@ COLLECTIVES_SCHEMA = 2
 """2: ``exposed_by`` (when and why) in place of ``causes``."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
 """Times of collectives that are summed in a row of several."""
+_OF_MATCHED = ("wait", "exposed_wait")
+"""Those of a row that are summed over the collectives with a match; how many have none is a warning."""
 DIGEST = Digest(
     "exposed_ms",
     (
@@ -166,7 +168,8 @@ def _summed_rows(collectives: Sequence[Collective], by: str, unknown: Collection
         sums: Row = {}
         for name in SUMMED:
             known = [ns for member in members if (ns := getattr(member, f"{name}_ns")) is not None]
-            sums[f"{name}_ms"] = ms(sum(known)) if known else None
+            is_told = len(known) == len(members) or (known and name in _OF_MATCHED)
+            sums[f"{name}_ms"] = ms(sum(known)) if is_told else None
         row = {**_key(members[0], by), "collectives": len(members), **sums, **_exposed_columns(members)}
         yield _only_known(row, members[0], unknown)
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.root_cause import find_root_cause
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.headlines import Headline, root_cause_headline
 from ddp_prof.present.tables import collectives
 from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view
@@ -16,6 +18,7 @@ from ddp_prof.runs import load_runs
 from tests.analyze.collectives.test_timing import OURS
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
+from tests.nsys_factory import bucket_steps, write_capture
 from tests.present.runs import cpu_run
 
 BACKWARD = {"backward": "....######.........."}
@@ -52,6 +55,16 @@ def test_rows_sum_to_the_same(by: str, rows: int) -> None:
     assert len(found) == rows
     assert sum(row["exposed_ms"] for row in found) * 1e6 == pytest.approx(8)
     assert sum(row["when_tail_ms"] for row in found) * 1e6 == pytest.approx(4)
+
+
+def test_blocking_is_not_summed_over_the_collectives_alone_of_which_it_is_known(tmp_path: Path) -> None:
+    """Of one of four the launch of what waited for it is lost: the row told of three, and overlap of none."""
+    capture = bucket_steps(20, 20, 20, 20)
+    for kernel in capture.kernels:
+        kernel.launch = None if kernel.number == 18 else kernel.launch
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
+    assert [row["blocking_ms"] for row in view_of(trace, "step").rows] == [0.01, None, 0.01, 0.01]
+    assert [row["blocking_ms"] for row in view_of(trace, "group").rows] == [None]
 
 
 def test_thousands_of_rows_are_shortened_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
