@@ -34,11 +34,12 @@ def test_numbers_come_back(script: Any, bits: int) -> None:
             "sparse": [value if chance.random() < 0.01 else chance.randint(-1, 1) for value in full],
             "ends": [value if at in (0, rows - 1) else 0 for at, value in enumerate(full)],
         }
-        (_, widths), packed = pack_table(0, {name: [column(values)] for name, values in columns.items()})
+        parts = {name: [column(values[: rows // 2]), column(values[rows // 2 :])] for name, values in columns.items()}
+        table, packed = pack_table(rows, parts)
         read = script.evaluate(
             """([base64, tables]) => unpack(bytesOf(atob(base64)), tables).map((columns) =>
             Object.fromEntries(Object.entries(columns).map(([name, numbers]) => [name, [...numbers]])))""",
-            [base64.b64encode(packed).decode(), [[rows, widths]]],
+            [base64.b64encode(packed).decode(), [table]],
         )
         assert read == [columns]
 

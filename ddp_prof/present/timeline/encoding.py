@@ -1,10 +1,10 @@
 """The boxes of a timeline as columns of bytes, small enough to travel in a page by the million.
 
 Boxes are sorted by row (a level of a lane) and start. A column of integers is turned into small numbers, these into
-natural ones, and these into planes of bytes, the lowest first: planes of high bytes are nearly all zero, so that the
-compressor takes them away. The parts of where time goes begin and end with boxes of the rank's other lanes: they hold
-the positions of their times among those of the others, which need hardly any room. ``assets/data/columns.js`` reads
-it back::
+natural ones, and these into planes of bytes, the lowest first. A block of rows is left out of the planes of high bytes
+that its numbers do not need, and what is left of these is nearly all zero. The parts of where time goes begin and end
+with boxes of the rank's other lanes: they hold the positions of their times among those of the others, which need
+hardly any room. ``assets/data/columns.js`` reads it back::
 
     gap        start of a box less the end of the one before it, the first from 0; of times or of positions
     duration   end less start, likewise
@@ -65,10 +65,10 @@ class PackedRow(NamedTuple):
 
 
 class PackedTable(NamedTuple):
-    """How many rows a table has, and how many bytes a number of each of its columns."""
+    """How many rows a table has, and of each of its columns the blocks: how many planes they are in, how many rows."""
 
     rows: int
-    widths: dict[str, int]
+    columns: dict[str, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -303,14 +303,14 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
 
 def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
     """Columns, in parts one after the other, as planes of bytes."""
-    widths: dict[str, int] = {}
+    shapes: dict[str, list[tuple[int, int]]] = {}
     packed: list[bytes] = []
     for name, parts in columns.items():
         blocks = [_byte_planes(part[at : at + _BLOCK]) for part in parts for at in range(0, len(part), _BLOCK)]
-        widths[name] = max(map(len, blocks), default=0)
-        for at in range(widths[name]):
-            packed += (block[at].tobytes() if at < len(block) else bytes(block.shape[1]) for block in blocks)
-    return PackedTable(rows, widths), b"".join(packed)
+        shapes[name] = [block.shape for block in blocks]
+        for at in range(max(map(len, blocks), default=0)):
+            packed += (block[at].tobytes() for block in blocks if at < len(block))
+    return PackedTable(rows, shapes), b"".join(packed)
 
 
 def _byte_planes(column: Ints) -> NDArray[np.uint8]:

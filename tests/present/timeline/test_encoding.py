@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -15,7 +16,7 @@ from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
     OVERVIEW_COLUMNS,
-    PackedBoxes,
+    PackedTable,
     PlacedLane,
     Titles,
     _links,
@@ -36,25 +37,29 @@ COMPUTE_CODE = theme.CATEGORIES.index(theme.COMPUTE)
 NUMBERS = st.integers(-(2**40), 2**40)
 
 
-def unpack(widths: dict[str, int], packed: bytes, count: int) -> dict[str, list[int]]:
+def unpack(tables: Iterable[PackedTable], packed: bytes) -> list[dict[str, list[int]]]:
     """As naive as can be: byte by byte."""
-    columns, offset = {}, 0
-    for name, width in widths.items():
-        planes = [packed[offset + plane * count : offset + (plane + 1) * count] for plane in range(width)]
-        offset += width * count
-        naturals = [sum(plane[at] << 8 * place for place, plane in enumerate(planes)) for at in range(count)]
-        columns[name] = [-(natural + 1) // 2 if natural % 2 else natural // 2 for natural in naturals]
-    assert offset == len(packed)
-    return columns
+    found, rest = [], iter(packed)
+    for rows, columns in tables:
+        numbers: dict[str, list[int]] = {}
+        for name, blocks in columns.items():
+            naturals = [[0] * count for _, count in blocks]
+            for plane in range(8):
+                for block, (planes, count) in zip(naturals, blocks, strict=True):
+                    for at in range(count if plane < planes else 0):
+                        block[at] += next(rest) << 8 * plane
+            numbers[name] = [-(each + 1) // 2 if each % 2 else each // 2 for block in naturals for each in block]
+            assert len(numbers[name]) == rows
+        found.append(numbers)
+    assert next(rest, None) is None
+    return found
 
 
 def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
     """Boxes as a page reads them."""
     titles = Titles()
     packed = pack_boxes([PlacedLane(0, place, lane) for place, lane in enumerate(lanes)], titles)
-    (count, widths), _ = packed.tables
-    whole = zlib.decompress(base64.b64decode(packed.payload()))
-    columns = unpack(widths, whole[: count * sum(widths.values())], count)
+    columns, _ = unpack(packed.tables, zlib.decompress(base64.b64decode(packed.payload())))
     names = list(titles.titles)
     rows = [row for row in packed.rows for _ in range(len(row.boxes))]
     boxes, time, step = [], 0, 0
@@ -71,9 +76,9 @@ def read_back(lanes: list[Lane]) -> list[dict[str, int | str]]:
 @given(st.integers(0, 9).flatmap(lambda rows: st.lists(st.lists(NUMBERS, min_size=rows, max_size=rows), max_size=4)))
 def test_columns_come_back(drawn: list[list[int]]) -> None:
     columns = {str(at): column(view) for at, view in enumerate(drawn)}
-    (_, widths), packed = pack_table(0, {name: [item[:2], item[2:]] for name, item in columns.items()})
-    expected = {name: item.tolist() for name, item in columns.items()}
-    assert unpack(widths, packed, len(drawn[0]) if drawn else 0) == expected
+    rows = len(drawn[0]) if drawn else 0
+    table, packed = pack_table(rows, {name: [item[:2], item[2:]] for name, item in columns.items()})
+    assert unpack([table], packed) == [{name: item.tolist() for name, item in columns.items()}]
 
 
 REST = dict.fromkeys(("phase", "call", "shape", "registers", "collective", "consumer"), UNKNOWN)
@@ -161,9 +166,8 @@ def test_an_overview_holds_the_time_of_each_category() -> None:
 def positions_of(lanes: list[PlacedLane]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:
     """The two tables of the boxes that are shown."""
     packed = pack_boxes(lanes, Titles())
-    (count, widths), (more, others) = packed.tables
-    split = count * sum(widths.values())
-    return unpack(widths, packed.packed[:split], count), unpack(others, packed.packed[split:], more)
+    boxes, untold = unpack(packed.tables, packed.packed)
+    return boxes, untold
 
 
 TIMES = st.lists(st.integers(0, 50), min_size=2, max_size=8, unique=True).map(sorted)
@@ -212,15 +216,6 @@ def test_links_lead_to_the_call_of_the_rank(wanted: list[list[int]], calls: list
     assert found == expected
 
 
-def tables_of(packed: PackedBoxes) -> list[dict[str, list[int]]]:
-    tables, offset = [], 0
-    for count, widths in packed.tables:
-        size = count * sum(widths.values())
-        tables.append(unpack(widths, packed.packed[offset : offset + size], count))
-        offset += size
-    return tables
-
-
 def test_parts_of_a_collective_sum_to_it() -> None:
     rank = build_timeline(run_of(cpu_run(shift=2)).load_sources()).panels[0].ranks[0]
     placed = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)]
@@ -228,7 +223,7 @@ def test_parts_of_a_collective_sum_to_it() -> None:
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
     folded = [each for each in placed if each.lane.is_folded]
     packed = pack_folded(folded, shown, [rank.explained], titles)
-    _, _, columns, _ = tables_of(packed)
+    _, _, columns, _ = unpack(packed.tables, packed.packed)
     total: dict[int, int] = {}
     assert set(columns["part"]) <= set(range(len(EXPOSED_PARTS) + 1)), "no peer is known, so transfer is not"
     for box, ns in zip(np.cumsum(columns["box"]).tolist(), columns["ns"], strict=True):
@@ -251,7 +246,7 @@ def test_what_waited_for_what_is_what_the_analysis_says(device: Device) -> None:
     placed, titles = [PlacedLane(0, place, lane) for place, lane in enumerate(rank.lanes)], Titles()
     shown = pack_boxes([each for each in placed if not each.lane.is_folded], titles)
     packed = pack_folded([each for each in placed if each.lane.is_folded], shown, [rank.explained], titles)
-    *_, columns = tables_of(packed)
+    *_, columns = unpack(packed.tables, packed.packed)
     boxes = [
         (row.placed.lane.kind, row.placed.lane.title, *times)
         for row in shown.rows

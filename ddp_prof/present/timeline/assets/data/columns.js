@@ -27,16 +27,17 @@ function bytesOf(binary) {
 /**
  * Tables that lie one after the other.
  * @param {Uint8Array} bytes plane after plane, column after column, table after table
- * @param {Array<[number, Object<string, number>]>} tables rows, and planes of each column, in order
+ * @param {Array<[number, Object<string, Array<[number, number]>>]>} tables rows, and of each column, in order, the
+ * blocks: how many planes they are in, how many rows
  * @returns {Object<string, Int32Array | Float64Array>[]} whole numbers; of up to four bytes as those
  */
 function unpack(bytes, tables) {
   let offset = 0;
-  return tables.map(([rows, widths]) => {
+  return tables.map(([rows, blocksOf]) => {
     const columns = {};
-    for (const [name, width] of Object.entries(widths)) {
-      columns[name] = numbers(bytes, offset, width, rows);
-      offset += width * rows;
+    for (const [name, blocks] of Object.entries(blocksOf)) {
+      columns[name] = numbers(bytes.subarray(offset), blocks, rows);
+      for (const [planes, count] of blocks) offset += planes * count;
     }
     return columns;
   });
@@ -93,29 +94,43 @@ function summed(column) {
 }
 
 /** Numbers out of planes of bytes, the lowest first: 0, 1, 2, 3, ... stand for 0, -1, 1, -2, ... */
-function numbers(bytes, offset, width, count) {
-  const low = new Uint32Array(count), column = new Int32Array(low.buffer);
-  if (width) low.set(bytes.subarray(offset, offset + count));
-  for (let plane = 1; plane < Math.min(width, 4); plane++) addPlane(low, bytes, offset + plane * count, 256 ** plane);
-  if (width <= 4) {
-    for (let at = 0; at < count; at++) column[at] = (low[at] >>> 1) ^ -(low[at] & 1);
-    return column;
+function numbers(bytes, blocks, rows) {
+  const width = blocks.reduce((most, [planes]) => Math.max(most, planes), 0);
+  const natural = new (width > 4 ? Float64Array : Uint32Array)(rows);
+  for (let plane = 0, offset = 0; plane < width; plane++) {
+    let row = 0;
+    for (const [planes, count] of blocks) {
+      if (plane < planes) {
+        const block = natural.subarray(row, row + count), digits = bytes.slice(offset, offset += count);
+        if (plane) addPlane(block, digits, 256 ** plane);
+        else block.set(digits);
+      }
+      row += count;
+    }
   }
-  const whole = new Float64Array(low);
-  for (let plane = 4; plane < width; plane++) addPlane(whole, bytes, offset + plane * count, 256 ** plane);
-  for (let at = 0; at < count; at++) {
-    const half = Math.floor(whole[at] / 2);
-    whole[at] = half * 2 === whole[at] ? half : -half - 1;
+  return width > 4 ? signed(natural) : signedInt(natural);
+}
+
+function signedInt(natural) {
+  const column = new Int32Array(natural.buffer);
+  for (let at = 0; at < column.length; at++) column[at] = (natural[at] >>> 1) ^ -(natural[at] & 1);
+  return column;
+}
+
+function signed(natural) {
+  for (let at = 0; at < natural.length; at++) {
+    const half = Math.floor(natural[at] / 2);
+    natural[at] = half * 2 === natural[at] ? half : -half - 1;
   }
-  return whole;
+  return natural;
 }
 
 /** Adds the bytes of a plane times a factor. High bytes are nearly all zero: four such are passed over at once. */
-function addPlane(column, bytes, offset, factor) {
-  const count = column.length, plane = bytes.slice(offset, offset + count), fours = new Int32Array(plane.buffer, 0, count >> 2);
+function addPlane(column, plane, factor) {
+  const fours = new Int32Array(plane.buffer, 0, plane.length >> 2);
   for (let four = 0; four < fours.length; four++) {
     if (!fours[four]) continue;
     for (let at = 4 * four, stop = at + 4; at < stop; at++) column[at] += plane[at] * factor;
   }
-  for (let at = 4 * fours.length; at < count; at++) column[at] += plane[at] * factor;
+  for (let at = 4 * fours.length; at < plane.length; at++) column[at] += plane[at] * factor;
 }
