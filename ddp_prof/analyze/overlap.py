@@ -163,9 +163,14 @@ class RankOverlap(RankResult):
         return tuple(step for step in self.marked_steps if step.comm_ns)
 
     @property
+    def timed_steps(self) -> tuple[StepOverlap, ...]:
+        """Those of which it is known how long they took."""
+        return tuple(step for step in self.marked_steps if step.length.ns is not None)
+
+    @property
     def lengths_ns(self) -> list[int]:
-        """How long its steps took, those of which it is known."""
-        return [step.length.ns for step in self.marked_steps if step.length.ns is not None]
+        """How long they took."""
+        return [step.length.ns for step in self.timed_steps if step.length.ns is not None]
 
     @property
     def overlapping_windows_ns(self) -> int:
@@ -255,6 +260,11 @@ class TraceOverlap(FrameResult):
         names += ["overlap_ratio", "backward_overlap_ratio"]
         rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
         return make_frame_from_rows(["run", *names], [{"run": self.label, **row} for row in rows])
+
+
+def keys_of(steps: Sequence[StepOverlap]) -> list[int]:
+    """The keys of steps that a trace marks, each of which has one."""
+    return [step.step_key for step in steps if step.step_key is not None]
 
 
 def measure_overlap(

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from statistics import median
 from typing import Any, TypeVar
 
@@ -59,12 +59,26 @@ def bootstrap_interval(
 
 
 def half_width_of_steps(
-    ranks: Sequence[Sequence[float] | Numbers], statistic: Statistic = median_per_draw
+    ranks: Sequence[Sequence[float] | Numbers],
+    statistic: Statistic = median_per_draw,
+    keys: Sequence[Sequence[int] | Numbers] = (),
 ) -> float | None:
-    """Half of the interval of a figure of the steps of each rank, by the steps that every rank has."""
-    known = [of_rank for of_rank in ranks if len(of_rank)]
-    steps = min(map(len, known), default=0)
-    interval = bootstrap_interval(np.array([of_rank[:steps] for of_rank in known]).T, statistic) if steps else None
+    """Half of the interval of a figure of the steps of each rank, by the steps that every rank has.
+
+    ``keys`` tell which of a rank's steps is which of another's; without, or where few are alike, their positions do.
+    """
+    known = [np.asarray(of_rank) for of_rank in ranks if len(of_rank)]
+    if not known:
+        return None
+    positions = [np.arange(len(of_rank)) for of_rank in known]
+    called = [np.asarray(of_rank) for of_rank in keys if len(of_rank)] or positions
+    if len(reduce(np.intersect1d, called)) < LEAST_STEPS:
+        called = positions
+    common = reduce(np.intersect1d, called)
+    units = [
+        of_rank[np.argsort(key)][np.isin(np.sort(key), common)] for of_rank, key in zip(known, called, strict=True)
+    ]
+    interval = bootstrap_interval(np.array(units).T, statistic)
     return None if interval is None else (interval[1] - interval[0]) / 2
 
 
@@ -81,10 +95,10 @@ class StepMedian:
     half_width: float | None
 
 
-def median_of_steps(ranks: Sequence[Sequence[float]]) -> StepMedian | None:
-    """The median of a figure of the steps of each rank, over all of them; ``None`` without values."""
+def median_of_steps(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()) -> StepMedian | None:
+    """The median of a figure of the steps of each rank, over all of them; ``None`` without values; keys as above."""
     values = [value for of_rank in ranks for value in of_rank]
-    return StepMedian(float(np.median(values)), half_width_of_steps(ranks)) if values else None
+    return StepMedian(float(np.median(values)), half_width_of_steps(ranks, keys=keys)) if values else None
 
 
 LARGE_SHARE = 1 / 5

@@ -91,5 +91,14 @@ def test_ranks_of_a_step_are_drawn_together() -> None:
     assert half_width_of_steps([[10, 30, 10, 30], [30, 10, 30]], mean_per_draw) == 0
 
 
+def test_steps_of_two_ranks_are_the_same_by_their_keys() -> None:
+    """One rank began to record a step later: each of its steps was drawn with another one's."""
+    first, second = [10, 30, 10, 30, 10, 30], [30, 10, 30, 10, 30]
+    apart = half_width_of_steps([first, second], mean_per_draw)
+    paired = half_width_of_steps([first, second], mean_per_draw, [range(6), range(1, 6)])
+    assert (apart, paired) == (0, half_width_of_steps([second], mean_per_draw))
+    assert half_width_of_steps([first, second], mean_per_draw, [range(6), range(10, 15)]) == apart, "numbered apart"
+
+
 def test_a_change_is_less_sure_than_either_run() -> None:
     assert half_width_of_change(3, 4) == 5

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, without_figures
+from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
 from ddp_prof.analyze.quality import reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
@@ -101,7 +101,8 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
     step = _median_step_length(result)
-    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in by_rank])
+    told = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
+    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in told], list(map(keys_of, told)))
     blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
@@ -141,7 +142,9 @@ def _half_width(median: StepMedian | None) -> int | None:
 
 
 def _median_step_length(result: TraceOverlap) -> StepMedian | None:
-    return median_of_steps([rank.lengths_ns for rank in result.ranks])
+    return median_of_steps(
+        [rank.lengths_ns for rank in result.ranks], [keys_of(rank.timed_steps) for rank in result.ranks]
+    )
 
 
 def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap, keys_of
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
 from ddp_prof.manifest import Manifest
@@ -122,8 +122,9 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
         for name in ("step time against baseline", "exposed against baseline"):
             yield GateResult(name, "ns", None, None, "unknown", reason)
     elif asked.baseline is not None:
-        yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
-        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, partial(_times, "exposed_ns"))
+        exposed = partial(_times, "exposed_ns")
+        yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times, "timed_steps")
+        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, exposed, "communicating_steps")
 
 
 def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
@@ -166,13 +167,17 @@ def _judge_regression(
     requirement: str,
     max_regression: float,
     measure: Callable[[RankOverlap], Sequence[int]],
+    steps: str,
 ) -> GateResult:
-    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread."""
+    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread.
+
+    ``steps`` of a rank are those that are measured.
+    """
     name = f"{requirement} against baseline"
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
         return GateResult(name, "ns", None, None, "unknown", reason)
-    after, before = _median_over_ranks(run, measure), _median_over_ranks(baseline, measure)
+    after, before = (_median_over_ranks(one, measure, steps) for one in (run, baseline))
     if isinstance(before, str):
         measured = None if isinstance(after, str) else after.value
         return GateResult(name, "ns", measured, None, "unknown", f"baseline: {before}")
@@ -193,10 +198,14 @@ def _judge_regression(
     )
 
 
-def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int]]) -> StepMedian | str:
+def _median_over_ranks(
+    run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int]], steps: str
+) -> StepMedian | str:
     """Of the steps of all ranks together; a text says why it is not known."""
     try:
-        found = median_of_steps([measure(rank) for rank in run.ranks])
+        found = median_of_steps(
+            [measure(rank) for rank in run.ranks], [keys_of(getattr(rank, steps)) for rank in run.ranks]
+        )
     except _UnknownFigure as why:
         return str(why)
     is_known = found is not None and found.half_width is not None

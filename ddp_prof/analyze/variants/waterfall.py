@@ -183,7 +183,8 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
     mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
     exposed_ns = mean["transfer"] + mean["tail"] + mean.get("wait", 0)
-    halves = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw) for part in samples}
+    keys = [rank.step_keys[: len(rank.times)][rank.times.is_known] for rank in run.ranks]
+    halves = {part: half_width_of_steps([of_rank[part] for of_rank in ranks], mean_per_draw, keys) for part in samples}
     widths = {part: half for part, half in halves.items() if half is not None}
     if price is not None and widths:
         compute, width = widths.pop("compute"), contention.half_width_ns
