@@ -16,6 +16,7 @@ from ddp_prof.analyze.collectives.straggler import RankStepView, view_step
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
+from ddp_prof.present.charts import pack_array
 from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
 from ddp_prof.present.html.report import PagesOutcome, Place, write_pages_in_turn, write_run_pages
 from ddp_prof.present.tables.kernels import kernels_views
@@ -103,15 +104,13 @@ def _make_elsewhere(
 
 def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, bytes], str]:
     """The pages of a run, in a worker: their names and contents, and the figure of a picture."""
-    from plotly.io.json import to_json_plotly
-
     (report,) = report_runs([Run(**of_run)])
     with TemporaryDirectory(prefix="ddp_prof.") as name:
         folder = Path(name)
         picture = write_run_pages(report, folder, place)
         if isinstance(picture, TraceError):
             raise picture
-        return {page.name: page.read_bytes() for page in folder.iterdir()}, to_json_plotly(picture)
+        return {page.name: page.read_bytes() for page in folder.iterdir()}, json.dumps(picture, default=pack_array)
 
 
 def _write_pages(made: tuple[dict[str, bytes], str], folder: Path, place: Place) -> Any:
