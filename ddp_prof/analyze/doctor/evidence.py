@@ -231,9 +231,11 @@ def measure_facts(rank: RankEvents) -> RankFacts:
 
 
 def _knows_syncs(rank: RankEvents) -> bool:
-    """Whether the trace holds when the host waited, which it may without what streams waited for."""
-    held = np.isin(rank.trace.synchronizations.kind, HOST_WAITS).any()
-    return rank.device is None or rank.trace.sync_source != "none" or bool(held)
+    """Whether the trace holds when the host waited, which it may without what streams, and events, waited for."""
+    calls = rank.trace.synchronizations
+    is_held = np.isin(calls.kind, HOST_WAITS)
+    for_unknown = (calls.kind == SyncKind.HOST_WAIT_EVENT) & (calls.awaits == UNKNOWN)
+    return rank.device is None or rank.trace.sync_source != "none" or bool(is_held.any() and not for_unknown.any())
 
 
 def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:

@@ -23,7 +23,7 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import run as runs
 from ddp_prof.table import select
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Overhead, Trace
+from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Overhead, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
@@ -362,4 +362,10 @@ def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
 
 def test_a_host_that_waits_in_backward_is_found_without_them() -> None:
     run = training(in_backward=lambda device, _bucket: device.synchronize(1_000))
-    assert "host synchronization in backward" in [one.rule for one in diagnose(without_recorded_waits(run)).findings]
+    trace = without_recorded_waits(run)
+    assert "host synchronization in backward" in [one.rule for one in diagnose(trace).findings]
+    kinds = np.where(np.isin(trace.synchronizations.kind, HOST_WAITS), SyncKind.HOST_WAIT_EVENT, SyncKind.RECORD)
+    by_event = replace(trace, synchronizations=replace(trace.synchronizations, kind=kinds))
+    found = diagnose(by_event)
+    assert found.findings == ()
+    assert "host synchronization in backward" in {one.rule for one in found.abstained}, "no event's record is known"
