@@ -368,8 +368,9 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     if fastest is not hides and (fastest.speedup or 0) > 1:
         less = ""
         if fastest.comm_ns is not None and base.comm_ns is not None and fastest.comm_ns < base.comm_ns:
+            some = " that communicates" if any(map(communicating_steps_text, (fastest, base))) else ""
             less = (
-                f" It communicates for {milliseconds(round(fastest.comm_ns))} of a step, "
+                f" It communicates for {milliseconds(round(fastest.comm_ns))} of a step{some}, "
                 f"{base.label} for {milliseconds(round(base.comm_ns))}."
             )
         told.append(

@@ -166,6 +166,13 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     )
 
 
+def test_what_few_steps_communicate_is_not_told_as_that_of_each_step() -> None:
+    """As where gradients are accumulated: the median is of the steps that communicate."""
+    flat = replace(summary("flat", 2, 0, 34), communicating_steps=2)
+    told = " ".join(describe_changes([summary("naive", 1, 0, 85), summary("overlap", 1.25, 0.67, 96), flat]))
+    assert "It communicates for 34.0 ms of a step that communicates, naive for 85.0 ms." in told
+
+
 def test_the_story_is_told_against_the_baseline_and_not_against_what_is_as_fast() -> None:
     (told,) = describe_changes([summary("flat", 1, 0.5, 34), summary("naive", 1, 0, 85)])
     assert told == "flat hides most, 50 % of its communication; its median step is as long as that of naive."
