@@ -163,6 +163,11 @@ def label_of_ranks(labels: Sequence[str]) -> str:
     return f"{names[0]} and {len(names) - 1} more"
 
 
+def device_of(devices: Iterable[str]) -> str:
+    """The device of a run by those of its files: one of a GPU job may hold no device's work, as where that was lost."""
+    return max(devices, default="cpu")  # "cuda" comes last
+
+
 def distinct_names(files: Iterable[Path]) -> dict[Path, str]:
     """What files are called: each by its name, those of one name in several folders with what differs of these."""
     alike: dict[str, set[Path]] = {}

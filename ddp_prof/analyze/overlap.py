@@ -46,7 +46,7 @@ from ddp_prof.analyze.result_bases import (
     none_for_unknown,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
-from ddp_prof.manifest import Caveat, distinct_names, label_of, label_of_ranks
+from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 MOST_LOST = 0.2
@@ -340,6 +340,7 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     names = distinct_names(result.trace for result in results)
     return replace(
         results[0],
+        device=device_of(result.device for result in results),
         attribution=merge_attributions([result.attribution for result in results]),
         ranks=disambiguate(ranks, [result.trace for result in results for _ in result.ranks]),
         label=label_of_ranks([result.label for result in results]),

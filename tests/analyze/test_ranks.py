@@ -8,7 +8,7 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
 from tests.measuring import analysis_of, collectives_of
-from tests.nsys_factory import Capture, Kernel, write_capture
+from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
 
 def test_devices_of_one_process_have_names_of_their_own(tmp_path: Path) -> None:
@@ -35,3 +35,13 @@ def test_processes_of_files_of_one_name_have_names_of_their_own(tmp_path: Path) 
     assert [rank.name for rank in merge_ranks([measure_overlap(trace) for trace in traces]).ranks] == names
     assert [rank.name for rank in measure_skew(analysis_of(*traces)).ranks] == names
     assert [collective.name for collective in collectives_of(*traces)] == names
+
+
+def test_a_file_without_a_device_does_not_make_a_gpu_job_one_of_the_cpu(tmp_path: Path) -> None:
+    """Where it came first, figures of GPUs were those of 'device: cpu', and no baseline was comparable."""
+    lost = load_trace(write_capture(tmp_path / "a.sqlite", Capture(ranges=[Range("step 0", 1, 40, 100)])))
+    kernel = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 40, 10, 101, process=101, stream=9)
+    trace = load_trace(write_capture(tmp_path / "b.sqlite", Capture([kernel])))
+    assert [one.device for one in (lost, trace)] == ["cpu", "cuda"]
+    assert merge_ranks([measure_overlap(lost), measure_overlap(trace)]).device == "cuda"
+    assert analysis_of(lost, trace).device == "cuda"

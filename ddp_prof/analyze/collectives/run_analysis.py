@@ -27,7 +27,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, t
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings
 from ddp_prof.analyze.result_bases import disambiguate
-from ddp_prof.manifest import Caveat, Manifest, distinct_names, format_ranges, label_of, label_of_ranks
+from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace
 
@@ -330,6 +330,7 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     names = distinct_names(part.trace for part in parts)
     return replace(
         parts[0],
+        device=device_of(part.device for part in parts),
         ranks=disambiguate(ranks, [rank.clock for rank in ranks]),
         caveats=tuple(dict.fromkeys(caveat for part in parts for caveat in part.caveats)),
         label=label_of_ranks([part.label for part in parts]),
