@@ -157,9 +157,11 @@ open('{tmp_path}/partial%d' % rank, 'w').write(str(os.getpid()))
 os.rename('{tmp_path}/partial%d' % rank, '{tmp_path}/pid%d' % rank)
 time.sleep(60)
 """
+    # These ranks need no torch: the server is not to take seconds to import it.
     launcher = f"""
 import sys
-from ddp_prof.train.launch import Stopped, launch
+from ddp_prof.train.launch import FORKING, Stopped, launch
+FORKING.set_forkserver_preload([])
 try:
     launch(2, {ranks(code, forked=forked)!r}, forked={forked})
 except Stopped as stopped:
