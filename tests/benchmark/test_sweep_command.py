@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import os
+import io
 import resource
 import signal
 import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from ddp_prof.benchmark import sweep
 from ddp_prof.benchmark.measure import read_figures
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
 from tests.train.test_launch import is_running
@@ -21,6 +23,16 @@ from tests.train.test_launch import is_running
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
 BENCH = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
+# The same, but nothing is imported before there are ranks: each imports torch, which they do not live to see.
+STARTING = """
+import sys
+from ddp_prof.benchmark import sweep
+from ddp_prof.train.launch import FORKING
+from tests.benchmark.test_sweep import MACHINE
+FORKING.set_forkserver_preload([])
+sweep.probe_machine = lambda: MACHINE
+sys.exit(sweep.main())
+"""
 TINY = [
     "--batch-sizes",
     "1",
@@ -36,11 +48,31 @@ TINY = [
     "cpu",
 ]
 GIB = 2**30
+Bench = Callable[..., tuple[int, str, list[str]]]
 
 
-def bench(database: Path, *argv: str, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [*BENCH, "--database", str(database), *TINY, *argv]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300, **more)
+@pytest.fixture(scope="module")
+def monkey() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as patch:
+        yield patch
+
+
+@pytest.fixture(scope="module")
+def bench(monkey: pytest.MonkeyPatch) -> Bench:
+    """Runs the sweep in this process, whose server has imported torch, and asks once what machine this is.
+
+    Returns the exit code, what was said on stdout, and the lines on stderr.
+    """
+    machine = sweep.probe_machine()
+    monkey.setattr(sweep, "probe_machine", lambda: machine)
+
+    def run(database: Path, *argv: str) -> tuple[int, str, list[str]]:
+        monkey.setattr(sys, "argv", ["sweep", "--database", str(database), *TINY, *argv])
+        with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as complained:
+            code = sweep.main()
+        return code, said.getvalue(), complained.getvalue().splitlines()
+
+    return run
 
 
 def ranks_of(process: int) -> list[int]:
@@ -63,15 +95,21 @@ def wait_for_end(processes: list[int]) -> None:
 
 
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StoredRun, str]:
-    """A sweep of two runs, killed in the second and started again: database, what was there, what was said."""
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The database of a sweep with too little memory for the first of two sizes, killed in the last of four runs."""
     database = tmp_path_factory.mktemp("sweep") / "new" / "results.db"
-    argv = ["--model-size", "tiny", "--variants", "naive", "torch"]
-    process = subprocess.Popen([*BENCH, "--database", str(database), *TINY, *argv], stderr=subprocess.PIPE, text=True)
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (8 * GIB, 8 * GIB))
+
+    argv = ["--model-size", "large", "tiny", "--variants", "naive", "torch"]
+    process = subprocess.Popen(
+        [*BENCH, "--database", str(database), *TINY, *argv], stderr=subprocess.PIPE, text=True, preexec_fn=limit
+    )
     try:
         assert process.stderr is not None
-        first = process.stderr.readline()
-        assert first.startswith("[1/2] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step "), first
+        *_, third = (process.stderr.readline() for _ in range(3))
+        assert third.startswith("[3/4] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step "), third
         deadline = time.monotonic() + 120
         while len(ranks := ranks_of(process.pid)) < 2:
             assert time.monotonic() < deadline
@@ -82,15 +120,25 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, StoredRun, st
         process.kill()
         process.wait()
     wait_for_end(ranks)
-    (run,) = load_results(database).runs
-    done = bench(database, *argv)
-    assert done.returncode == 0, done.stderr
-    return database, run, done.stdout + done.stderr
+    return database
+
+
+@pytest.fixture(scope="module")
+def swept(killed: Path, bench: Bench) -> tuple[Path, StoredRun, str]:
+    """The sweep of the smaller size, done: database, the run that was there before, what was said."""
+    (run,) = tiny_runs(killed)
+    code, said, lines = bench(killed, "--model-size", "tiny", "--variants", "naive", "torch")
+    assert code == 0, lines
+    return killed, run, "\n".join([said, *lines])
+
+
+def tiny_runs(database: Path) -> list[StoredRun]:
+    return [run for run in load_results(database).runs if run.model_size == "tiny"]
 
 
 def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, StoredRun, str]) -> None:
     database, run, said = swept
-    runs = load_results(database).runs
+    runs = tiny_runs(database)
     assert runs[0] == run
     assert [(item.variant, item.status) for item in runs] == [("naive", OK), ("torch", OK)]
     assert "[1/1] torch" in said
@@ -100,7 +148,7 @@ def test_a_killed_sweep_goes_on_where_it_stopped(swept: tuple[Path, StoredRun, s
 def test_everything_is_measured(swept: tuple[Path, StoredRun, str]) -> None:
     results = load_results(swept[0])
     (environment,) = results.environments
-    naive, torch = results.runs
+    naive, torch = tiny_runs(swept[0])
     assert {naive.environment, torch.environment} == {environment.id}
     assert (naive.device, naive.backend, naive.world_size) == ("cpu", "gloo", 2)
     assert (naive.steps, naive.tokens, naive.local_batch_size) == (3, 2 * 1 * 16, 1)
@@ -110,7 +158,7 @@ def test_everything_is_measured(swept: tuple[Path, StoredRun, str]) -> None:
     assert torch.collectives < naive.collectives
     assert naive.peak_memory_bytes is not None
     assert 100 * 2**20 < naive.peak_memory_bytes < 4 * GIB
-    for run in results.runs:
+    for run in (naive, torch):
         check_steps(results, run)
 
 
@@ -129,7 +177,7 @@ def check_steps(results: Results, run: StoredRun) -> None:
 
 def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, StoredRun, str]) -> None:
     results = load_results(swept[0])
-    naive, _ = results.runs
+    naive, _ = tiny_runs(swept[0])
     assert {message.run for message in results.messages} == {naive.id}
     assert sum(message.calls for message in results.messages) == 3 * (naive.collectives or 0)
     assert sum(message.calls * message.bytes for message in results.messages) == 3 * (naive.communicated_bytes or 0)
@@ -139,15 +187,15 @@ def test_messages_are_timed_where_each_is_waited_for(swept: tuple[Path, StoredRu
     assert shortest < sum(item.communication_ns for item in synchronized)
 
 
-def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, StoredRun, str]) -> None:
+def test_a_capture_is_added_to_a_run_that_is_there(
+    swept: tuple[Path, StoredRun, str], bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     database, run, _ = swept
-    argv = ["--model-size", "tiny", "--variants", "naive"]
-    environment = {**os.environ, "PROFILER": "kineto"}
-    done = bench(database, *argv, "--profile", env=environment)
-    assert done.returncode == 0, done.stderr
-    assert "0 runs measured, 1 there before, 1 captured" in done.stdout
-    results = load_results(database)
-    captured = results.runs[0]
+    monkeypatch.setenv("PROFILER", "kineto")
+    code, said, lines = bench(database, "--model-size", "tiny", "--variants", "naive", "--profile")
+    assert code == 0, lines
+    assert "0 runs measured, 1 there before, 1 captured" in said
+    captured = tiny_runs(database)[0]
     assert captured.id == run.id
     assert captured.created == run.created
     assert captured.trace == "results/tiny_2ranks_1x16/naive.rank0.json.gz"
@@ -162,35 +210,29 @@ def test_a_capture_is_added_to_a_run_that_is_there(swept: tuple[Path, StoredRun,
     assert captured.trace_comm_ns == captured.trace_exposed_ns
 
 
-def test_a_busy_port_fails_the_run(tmp_path: Path) -> None:
+def test_a_busy_port_fails_the_run(tmp_path: Path, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     database = tmp_path / "results.db"
-    argv = ["--model-size", "tiny", "--variants", "flat"]
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         port = other.getsockname()[1]
-        busy = bench(database, *argv, env={**os.environ, "MASTER_PORT": str(port)})
-    assert busy.returncode == 1
+        monkeypatch.setenv("MASTER_PORT", str(port))
+        code, said, lines = bench(database, "--model-size", "tiny", "--variants", "flat")
+    assert (code, said) == (1, f"0 runs measured, 1 failed: {database}\n")
     (failed,) = load_results(database).runs
     assert failed.status == FAILED
     reason = f"rank 0: MASTER_PORT {port} of 127.0.0.1 is another program's: choose another, or unset it"
     assert failed.reason == reason
-    assert f": failed: {reason} (0 s left)" in busy.stderr
-    assert len(busy.stderr.splitlines()) == 1
+    (line,) = lines
+    assert line.endswith(f": failed: {reason} (0 s left)")
 
 
-def test_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> None:
-    database = tmp_path / "results.db"
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_AS, (8 * GIB, 8 * GIB))
-
-    argv = ["--model-size", "large", "tiny", "--variants", "flat"]
-    done = bench(database, *argv, preexec_fn=limit)
-    assert done.returncode == 0, done.stderr
-    assert "1 runs measured, 1 out of memory: " in done.stdout
-    large, tiny = load_results(database).runs
-    assert (large.model_size, large.status, tiny.status) == ("large", OUT_OF_MEMORY, OK)
+def test_out_of_memory_is_a_row_and_the_sweep_goes_on(killed: Path, bench: Bench) -> None:
+    code, said, lines = bench(killed, "--model-size", "large", "--variants", "naive", "torch")
+    assert (code, said, lines) == (0, f"0 runs measured, 2 there before: {killed}\n", [])
+    large, other, *tiny = load_results(killed).runs
+    assert {(run.model_size, run.status) for run in (large, other)} == {("large", OUT_OF_MEMORY)}
+    assert {(run.model_size, run.status) for run in tiny} == {("tiny", OK)}
     assert large.reason is not None
     assert large.reason.startswith("out of memory: --model-size large needs ")
     assert large.reason.endswith("per rank, ulimit -v allows a process 8: choose a smaller one")
@@ -200,7 +242,8 @@ def test_out_of_memory_is_a_row_and_the_sweep_goes_on(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_a_stopped_sweep_leaves_nothing_running(tmp_path: Path, stop: signal.Signals) -> None:
-    command = [*BENCH, "--database", str(tmp_path / "r.db"), *TINY, "--model-size", "tiny", "--variants", "flat"]
+    argv = ["--database", str(tmp_path / "r.db"), *TINY, "--model-size", "tiny", "--variants", "flat"]
+    command = [sys.executable, "-c", STARTING, *argv]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
         deadline = time.monotonic() + 120
