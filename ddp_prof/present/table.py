@@ -231,12 +231,20 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
         sys.stdout.write(f"{text}\n")
         return
     if options.form == "csv":
-        write_csv(select_columns([row for view in views for row in view.rows], options.columns), sys.stdout)
+        write_csv(select_columns(_one_table([view.rows for view in views]), options.columns), sys.stdout)
     else:
-        rows = [row for view in views for row in view.digest_rows]
+        rows = _one_table([view.digest_rows for view in views])
         sys.stdout.write(markdown(select_columns(rows, options.columns)))
     if not options.quiet:
         sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*itertools.chain(*own), *shared])
+
+
+def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:
+    """The rows of all tables; where one has a column more, as of nodes, it is unknown in the others."""
+    widest = sorted((table[0] for table in tables if table), key=len, reverse=True)
+    keys = dict.fromkeys(key for row in widest for key in row)
+    rows = [row for table in tables for row in table]
+    return rows if len(tables) == 1 else [{key: row.get(key) for key in keys} for row in rows]
 
 
 def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]:

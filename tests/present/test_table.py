@@ -142,6 +142,19 @@ def test_a_title_of_two_sentences_has_two_lines(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out.splitlines() == ["first", r"second \x1b[2J"]
 
 
+@pytest.mark.parametrize("form", ["csv", "markdown"])
+def test_tables_of_which_one_has_a_column_more_are_one_table(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """As of a run on two nodes beside one on a single node: a traceback."""
+    views = [TableView("", [row], [], {}) for row in (ROW, {"run": "x", "node": "n1", **ROW})]
+    texts = []
+    for order in (views, views[::-1]):
+        table.show(TableOptions(form), order)
+        head, *lines = [re.split(r" ?[|,] ?", line.strip("| ")) for line in capsys.readouterr().out.splitlines()]
+        texts.append((head, sorted(line[head.index("node")] for line in lines if "---" not in line)))
+    assert texts[0] == texts[1]
+    assert texts[0][1] == sorted(["" if form == "csv" else "n/a", "n1"])
+
+
 class TestManyRows:
     ROWS: tuple[Row, ...] = tuple(
         {**ROW, "rank": rank, "exposed_ms": float(rank % 50), "kernels": 2, "overlap_%": 50.0} for rank in range(100)
