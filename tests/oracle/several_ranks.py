@@ -139,7 +139,7 @@ class StepSkew:
     step: int
     lags_ns: list[int | None]
     last: int | None
-    cost_ns: int
+    cost_ns: int | None
 
 
 @dataclass
@@ -153,7 +153,7 @@ class RankSkew:
     lag_when_last_ns: int | None
     worst_lag_ns: int | None
     exposed_wait_ns: int | None
-    cost_ns: int
+    cost_ns: int | None
 
 
 def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[RankSkew], int | None]:

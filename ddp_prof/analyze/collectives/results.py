@@ -174,6 +174,9 @@ class Collective(RankResult):
         return None if factor is None or bandwidth is None else factor * bandwidth
 
 
+_OF_WHAT_HIDES = ("overlapped_", "exposed_", "blocking_", "slack_", "when_", "why_", "cause")
+
+
 @dataclass(frozen=True, eq=False)
 class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
@@ -221,6 +224,16 @@ class RunCollectives(FrameResult):
         found = enumerate(self.rows_of_step(key))
         return [one for index, rows in found for one in _collectives_of_rank(self.run, index, rows)]
 
+    @cached_property
+    def _unknown_ranks(self) -> frozenset[str]:
+        return frozenset(rank.name for rank in self.run.ranks if rank.reason)
+
+    def only_known(self, row: dict[str, Any], rank: str) -> dict[str, Any]:
+        """A row about a rank's collectives; where it is not known what hides, nothing that follows from it."""
+        if rank not in self._unknown_ranks:
+            return row
+        return {name: None if name.startswith(_OF_WHAT_HIDES) else value for name, value in row.items()}
+
     @property
     def outliers(self) -> Outliers | None:
         """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
@@ -265,7 +278,8 @@ class RunCollectives(FrameResult):
             consumer = values.pop("consumer") or dict.fromkeys(field.name for field in fields(Consumer))
             values |= {f"consumer_{name}": value for name, value in consumer.items()}
             values |= {f"when_{when}_ns": one.when_ns(when) for when in WHENS}
-            rows.append(values | {f"why_{why}_ns": one.why_ns(why) for why in WHYS})
+            values |= {f"why_{why}_ns": one.why_ns(why) for why in WHYS}
+            rows.append(self.only_known(values, one.name))
         return make_frame_from_rows(columns, rows)
 
 

@@ -50,7 +50,8 @@ class RankSkew(RankResult):
         lag_ns: Median over the steps, without steps over the collectives; negative where it is early.
         lag_when_last_ns: Median over those in which it had the largest lag; ``None`` where there are none.
         exposed_wait_ns: Its own wait for others that no compute hid, summed.
-        cost_ns: Summed cost of the steps in which it had the largest lag; without steps its cost in the capture.
+        cost_ns: Summed cost of the steps in which it had the largest lag; without steps its cost in the capture. This
+            and the wait are ``None`` where it is not known of some rank what hides.
     """
 
     rank: int | None
@@ -62,7 +63,7 @@ class RankSkew(RankResult):
     lag_ns: int | None
     worst_lag_ns: int | None
     exposed_wait_ns: int | None
-    cost_ns: int
+    cost_ns: int | None
     qualifier: str = ""
     of_several: bool = False
     lag_when_last_ns: int | None = None
@@ -74,14 +75,15 @@ class StepSkew:
 
     Attributes:
         last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
-        cost_ns: Longest exposed wait of another rank where that one arrived last; 0 where nobody did.
-        waits_ns: The exposed wait of each rank; ``None`` where it has no matched collective in the step.
+        cost_ns: Longest exposed wait of another rank where that one arrived last; 0 where nobody did. ``None`` as of
+            :class:`RankSkew`.
+        waits_ns: The exposed wait of each rank; ``None`` where it has no matched collective in the step, likewise.
     """
 
     step: int
     lags_ns: tuple[int | None, ...]
     last: int | None
-    cost_ns: int
+    cost_ns: int | None
     waits_ns: tuple[int | None, ...] = ()
 
 
@@ -117,6 +119,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         key = take_or_unknown(ranks[index].keys, own)
         step = np.where(key == UNKNOWN, step, key)
         waits[:, index] = np.maximum(0, take_or_unknown(run.exposures[index].exposed_wait_ns, own))
+    knows_exposed = not any(rank.reason for rank in ranks if len(rank.timings))
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # the clocks tell nothing about who came first
@@ -134,14 +137,21 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
             step=int(step[rows][0]),
             lags_ns=tuple(_int_or_none(lag) for lag in compared[row]),
             last=None if late[row] == UNKNOWN else int(late[row]),
-            cost_ns=_step_cost(waits[rows[last[rows] == late[row]]], late[row]),
+            cost_ns=_step_cost(waits[rows[last[rows] == late[row]]], late[row]) if knows_exposed else None,
             waits_ns=tuple(
-                wait if known else None
+                wait if known and knows_exposed else None
                 for wait, known in zip(waits[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
             ),
         )
         for row, rows in enumerate(of_steps)
     )
+
+    def cost_of(rank: int) -> int | None:
+        if not knows_exposed:
+            return None
+        of_rank = [one.cost_ns or 0 for one in steps if one.last == rank]
+        return sum(of_rank) if steps else _step_cost(waits[last == rank], rank)
+
     exposed_wait = waits[by_step if of_steps else slice(None)].sum(axis=0)
     of_ranks = tuple(
         RankSkew(
@@ -153,10 +163,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
             last_steps=sum(one.last == index for one in steps),
             lag_ns=_median_lag(compared[:, index]),
             worst_lag_ns=_int_or_none(_largest_lags(compared[:, [index]])[0]),
-            exposed_wait_ns=int(exposed_wait[index]) if len(matches) else None,
-            cost_ns=sum(one.cost_ns for one in steps if one.last == index)
-            if steps
-            else _step_cost(waits[last == index], index),
+            exposed_wait_ns=int(exposed_wait[index]) if len(matches) and knows_exposed else None,
+            cost_ns=cost_of(index),
             qualifier=rank.qualifier,
             of_several=rank.of_several,
             lag_when_last_ns=_median_lag(compared[late == index, index]),
@@ -279,7 +287,7 @@ class CollectiveView:
     launch_ns: int | None
     start_ns: int
     end_ns: int
-    exposed: tuple[ExposedStretch, ...]
+    exposed: tuple[ExposedStretch, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,10 +331,11 @@ def _rank_view(
 
     window = union(_first_time(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
-    exposed = _exposed(rank, rows, wait_ns, parts, since)
+    found = _exposed(rank, rows, wait_ns, parts, since)
+    exposed = [None if rank.reason else tuple(found[row]) for row in rows.tolist()]
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
     sizes = (none_for_unknown(column[rows]) for column in (timings.bucket, timings.bytes))
-    columns: Any = zip(*sizes, *times, [tuple(exposed[row]) for row in rows.tolist()], strict=True)
+    columns: Any = zip(*sizes, *times, exposed, strict=True)
     return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),

@@ -165,11 +165,12 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if run.skew.straggler is None:
         return None
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
-    cost = round(late.cost_ns / max(1, steps))
+    cost = None if late.cost_ns is None else round(late.cost_ns / max(1, steps))
+    costs = "" if cost is None else f"; that costs another rank {cost / 1e6:.2f} ms per step"
     return Finding(
         "straggler",
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
-        f"{(late.lag_when_last_ns or 0) / 1e6:.2f} ms (median); that costs another rank {cost / 1e6:.2f} ms per step.",
+        f"{(late.lag_when_last_ns or 0) / 1e6:.2f} ms (median){costs}.",
         "Compare its input, clocks, power limit and placement with the other ranks'.",
         (late.name,),
         (),

@@ -79,7 +79,7 @@ def _rows(ranks: Sequence[RankStepView]) -> list[_Row]:
 
 
 def _exposed_ns(line: CollectiveView) -> int:
-    return sum(stretch.end_ns - stretch.start_ns for stretch in line.exposed)
+    return sum(stretch.end_ns - stretch.start_ns for stretch in line.exposed or ())
 
 
 def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
@@ -93,15 +93,17 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
             continue
         for under_way, start, end in _covered_stretches(row.line, row.rank.compute):
             stretches.setdefault((under_way, False), []).append((row.y, start, end, row.label))
-        for bare in row.line.exposed:
+        for bare in row.line.exposed or ():
             kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
             stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{row.label}, {bare.when}"))
-    kinds = (theme.COMPUTE, theme.OVERLAPPED, theme.ELSEWHERE, *WHYS)
+    kinds = (*_TITLES, *WHYS)
     return [_bar(*kind, stretches[kind]) for kind in product(kinds, (False, True)) if kind in stretches]
 
 
 def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
-    """A collective's time except its own exposed time: overlapped, or counted with another collective."""
+    """A collective's time except its own exposed time: overlapped, counted with another collective, or not known."""
+    if line.exposed is None:
+        return [(theme.COMMUNICATION, line.start_ns, line.end_ns)]
     own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
     found, cursor = [], line.start_ns
     for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in compute)]):
@@ -133,6 +135,7 @@ def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]
 
 _TITLES = {
     theme.COMPUTE: "compute",
+    theme.COMMUNICATION: "communication",
     theme.OVERLAPPED: "overlapped",
     theme.ELSEWHERE: "exposed, counted with another collective",
 }

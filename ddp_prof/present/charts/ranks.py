@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.straggler import RunSkew, StepSkew
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart, axis, make_chart
+from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import skew_headline
 from ddp_prof.present.text import shown_name, to_plain_text
 
@@ -45,7 +46,8 @@ def draw_skew(run: RunAnalysis, skew: RunSkew) -> Chart:
 
 def _steps_or_whole(skew: RunSkew) -> Sequence[StepSkew]:
     """The columns: a capture without steps has one, with the worst lags and all costs."""
-    whole = StepSkew(0, tuple(rank.worst_lag_ns for rank in skew.ranks), None, sum(rank.cost_ns for rank in skew.ranks))
+    known = [rank.cost_ns for rank in skew.ranks if rank.cost_ns is not None]
+    whole = StepSkew(0, tuple(rank.worst_lag_ns for rank in skew.ranks), None, sum(known) if known else None)
     return skew.steps if skew.steps else [whole]
 
 
@@ -74,7 +76,7 @@ def _lag_heat_map(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
 
 def _cost_bars(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
-        "type": "bar", "x": columns, "y": [step.cost_ns / 1e6 for step in _steps_or_whole(skew)], "yaxis": "y2",
+        "type": "bar", "x": columns, "y": [ms(step.cost_ns) for step in _steps_or_whole(skew)], "yaxis": "y2",
         "name": "exposed wait of others", "showlegend": False, "marker": {"color": theme.LIGHT.colors[PEER_WAIT]},
         "hovertemplate": f"{_unit(skew)}%{{x}}: %{{y:.3f}} ms others wait for the last rank, exposed<extra></extra>",
     }  # fmt: skip

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof.analyze.collectives.results import Collective
+from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.straggler import RankStepView
 from ddp_prof.analyze.variants.waterfall import Waterfall
 from ddp_prof.errors import TraceError
@@ -165,7 +165,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     by_step: dict[int | None, list[Collective]] = defaultdict(list)
     for one in found.collectives.collectives:
         by_step[one.step_key].append(one)
-    rows = {key: _rows_by_cost(by_step[key], ranks) for key, ranks in views.items()}
+    rows = {key: _rows_by_cost(found.collectives, by_step[key], ranks) for key, ranks in views.items()}
     columns = _columns_of_steps([row for of_step in rows.values() for _, row in of_step])
     steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
     figures |= {f"step-{key}": drawn[key] for key in steps}
@@ -204,12 +204,14 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     )
 
 
-def _rows_by_cost(step: Iterable[Collective], ranks: Sequence[RankStepView]) -> list[tuple[tuple[str, int], Row]]:
+def _rows_by_cost(
+    result: RunCollectives, step: Iterable[Collective], ranks: Sequence[RankStepView]
+) -> list[tuple[tuple[str, int], Row]]:
     """The collectives of a step on some ranks, those that cost most first; each with its rank and its index."""
     names = {rank.name for rank in ranks}
     found = [one for one in step if one.name in names]
     found.sort(key=lambda one: (one.blocking_ns or 0, one.exposed_ns), reverse=True)
-    return [((one.name, one.index), row) for one, row in zip(found, rows_of_step(found), strict=True)]
+    return [((one.name, one.index), row) for one, row in zip(found, rows_of_step(result, found), strict=True)]
 
 
 def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:

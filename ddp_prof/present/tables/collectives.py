@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
@@ -37,7 +37,6 @@ MOST_READ = 1000
 """Rows of a few ranks that are shown one by one on a terminal."""
 WORST_ROWS = 10
 """Collectives that are shown by default where there are no buckets."""
-_OF_WHAT_HIDES = ("overlapped_", "exposed_", "blocking_", "slack_", "when_", "why_")
 _DERIVED = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
 
 
@@ -55,21 +54,22 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     if count:
         notes.insert(0, alignment_note(result.alignment))
     shown: Sequence[Row] = ()
-    unknown = {rank.name for rank in run.ranks if rank.reason}
     if by in {None, BY[0]}:
         origins = _origins(result.collectives)
-        rows = [_collective_row(one, origins[one.step_identity], unknown) for one in result.collectives]
+        rows = [
+            result.only_known(_collective_row(one, origins[one.step_identity]), one.name) for one in result.collectives
+        ]
         if count:
             notes.append("ready, launch, start, end: time since the first of these in the step")
         if by is None and len(rows) > MOST_ROWS:
-            shown, note = _digest_rows(result.collectives, rows, unknown)
+            shown, note = _digest_rows(result, rows)
             notes.append(f"{note}; all {count_noun(count, 'collective')}: --by collective")
     else:
-        rows = list(_summed_rows(result.collectives, by or "", unknown))
+        rows = list(_summed_rows(result, by or ""))
     document = run_document(
         run,
         collectives=[
-            _only_known({**asdict(one), **values_of(one, *_DERIVED)}, one, unknown) for one in result.collectives
+            result.only_known({**asdict(one), **values_of(one, *_DERIVED)}, one.name) for one in result.collectives
         ],
         alignment=_alignment_document(result.alignment),
         matched=result.matched,
@@ -85,19 +85,10 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     return TableView(title, named, notes, document, shown, digest=digest)
 
 
-def _only_known(row: Row, collective: Collective, unknown: Collection[str]) -> Row:
-    """Of ranks of which it is not known what hides nothing that follows from it."""
-    if collective.name not in unknown:
-        return row
-    return {name: None if name.startswith(_OF_WHAT_HIDES) else value for name, value in row.items()}
-
-
-def _digest_rows(
-    collectives: Sequence[Collective], rows: Sequence[Row], unknown: Collection[str]
-) -> tuple[list[Row], str]:
-    if all(collective.bucket is not None for collective in collectives):
-        return list(_summed_rows(collectives, "bucket", unknown)), "one row per bucket"
-    cost = "blocking" if any(collective.blocking_ns for collective in collectives) else "exposed"
+def _digest_rows(result: RunCollectives, rows: Sequence[Row]) -> tuple[list[Row], str]:
+    if all(collective.bucket is not None for collective in result.collectives):
+        return list(_summed_rows(result, "bucket")), "one row per bucket"
+    cost = "blocking" if any(collective.blocking_ns for collective in result.collectives) else "exposed"
     worst = sorted(rows, key=lambda row: float(row[f"{cost}_ms"] or 0), reverse=True)[:WORST_ROWS]
     return worst, f"the {WORST_ROWS} with most {cost} time"
 
@@ -127,9 +118,9 @@ def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
     return origins
 
 
-def _collective_row(collective: Collective, origin_ns: int, unknown: Collection[str]) -> Row:
+def _collective_row(collective: Collective, origin_ns: int) -> Row:
     times = {name: getattr(collective, f"{name}_ns") for name in ("ready", "launch", "start", "end")}
-    row = {
+    return {
         "rank": _rank(collective),
         **values_of(collective, "step", "index", "bucket", "op", "bytes"),
         **{f"{name}_ms": None if ns is None else ms(ns - origin_ns) for name, ns in times.items()},
@@ -142,12 +133,11 @@ def _collective_row(collective: Collective, origin_ns: int, unknown: Collection[
         **_exposed_columns([collective]),
         "ready_by": collective.ready_source,
     }
-    return _only_known(row, collective, unknown)
 
 
-def rows_of_step(collectives: Sequence[Collective]) -> list[Row]:
+def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> list[Row]:
     """A row per collective, as the page of a step has them: what it cost, and why."""
-    return [
+    rows: Iterable[Row] = (
         {
             "collective": collective_name(collective.index, collective.bucket),
             "rank": _rank(collective),
@@ -156,12 +146,13 @@ def rows_of_step(collectives: Sequence[Collective]) -> list[Row]:
             "cause": exposed_words(collective),
         }
         for collective in collectives
-    ]
+    )
+    return [result.only_known(row, one.name) for row, one in zip(rows, collectives, strict=True)]
 
 
-def _summed_rows(collectives: Sequence[Collective], by: str, unknown: Collection[str]) -> Iterable[Row]:
+def _summed_rows(result: RunCollectives, by: str) -> Iterable[Row]:
     groups: dict[Hashable, list[Collective]] = {}
-    for collective in collectives:  # of two steps of one number each has a row
+    for collective in result.collectives:  # of two steps of one number each has a row
         step = collective.step_key if by == "step" else None
         groups.setdefault((*_key(collective, by).values(), step), []).append(collective)
     for members in groups.values():
@@ -171,7 +162,7 @@ def _summed_rows(collectives: Sequence[Collective], by: str, unknown: Collection
             is_told = len(known) == len(members) or (known and name in _OF_MATCHED)
             sums[f"{name}_ms"] = ms(sum(known)) if is_told else None
         row = {**_key(members[0], by), "collectives": len(members), **sums, **_exposed_columns(members)}
-        yield _only_known(row, members[0], unknown)
+        yield result.only_known(row, members[0].name)
 
 
 def _exposed_columns(members: Sequence[Collective]) -> Row:
@@ -238,7 +229,7 @@ def _skew_row(rank: RankSkew, skew: RunSkew) -> Row:
         "lag_ms": ms(rank.lag_ns),
         "worst_lag_ms": ms(rank.worst_lag_ns),
         "exposed_wait_ms": None if rank.exposed_wait_ns is None else rank.exposed_wait_ns / per_step,
-        "costs_others_ms": rank.cost_ns / per_step,
+        "costs_others_ms": None if rank.cost_ns is None else rank.cost_ns / per_step,
     }
 
 

@@ -9,19 +9,21 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.straggler import measure_skew, view_step
 from ddp_prof.analyze.root_cause import find_root_cause
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.headlines import Headline, root_cause_headline
+from ddp_prof.present.charts.collectives import draw_step_collectives
+from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline
 from ddp_prof.present.tables import collectives
-from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view
+from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view, rows_of_step
 from ddp_prof.runs import load_runs
+from ddp_prof.trace import Trace
 from tests.analyze.collectives.test_timing import OURS
+from tests.charts import validated
 from tests.drawing import PID, draw_trace
-from tests.measuring import analysis_of
+from tests.measuring import analysis_of, results_of
 from tests.nsys_factory import bucket_steps, write_capture
 from tests.present.runs import cpu_run
-
-BACKWARD = {"backward": "....######.........."}
 
 CONTRACT = {
     "": "schema collectives alignment headline warnings",
@@ -96,18 +98,42 @@ def test_of_two_steps_of_one_number_each_has_a_row() -> None:
     assert [(row["step"], row["collectives"]) for row in view_of(epochs, "step").rows] == [(0, 1), (1, 1), (0, 1)]
 
 
+def of_backward(rank: int = 0, *, is_named: bool, steps: int = 1) -> Trace:
+    """Steps of a CPU job whose backward has a range, or has none; rank 1 is late by 1 ns."""
+    ranges = {
+        f"process|rank={rank}|world=2|variant=overlap|backend=gloo|device=cpu": "#" * 20 * steps,
+        **{f"step|index={step}": "." * 20 * step + "#" * 20 for step in range(steps)},
+        "forward": "####................" * steps,
+        "synchronize": "..........####......" * steps,
+        "optimizer": "...............####." * steps,
+        "all_reduce|bucket=0|bytes=8|params=1": (".......######......." if rank == 0 else "........#####.......")
+        * steps,
+    }
+    backward = {"backward": "....######.........." * steps} if is_named else {}
+    return draw_trace(ranges={**ranges, **backward}, ranks={PID: rank}, world_size=2)
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_where_it_is_not_known_what_hides_nothing_tells_what_is_exposed(is_named: bool) -> None:
+    traces = [of_backward(rank, is_named=is_named, steps=6) for rank in (0, 1)]
+    found = results_of(*traces)
+    frame, rows = found.to_frame(), rows_of_step(found, found.of_step(2))
+    assert frame["exposed_ns"].notna().all() == frame["why_transfer_ns"].notna().all() == is_named
+    assert {row["exposed_ms"] is not None for row in rows} == {bool(row["cause"]) for row in rows} == {is_named}
+    chart = validated(draw_step_collectives)(found.run, 2, view_step(found.run, 2), Headline("a step"))
+    bars = {bar.name.split(":")[0] for bar in chart.data if bar.type == "bar"}
+    assert bars == ({"compute", "overlapped", "exposed"} if is_named else {"compute", "communication"})
+    skew = measure_skew(found.run)
+    assert {rank.exposed_wait_ns is not None for rank in skew.ranks} == {is_named}
+    assert skew.straggler == 1
+    assert ("compute nothing meanwhile" in skew_headline(skew).text) == is_named
+    assert ("what that costs is not known" in skew_headline(skew).text) != is_named
+
+
 @pytest.mark.parametrize("by", ["collective", "step", "bucket"])
 def test_where_it_is_not_known_what_hides_rows_do_not_tell_what_is_exposed(by: str) -> None:
     """The headline said that it is not known, and the rows beneath it told some."""
-    ranges = {
-        "process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu": "#" * 20,
-        "step|index=0": "#" * 20,
-        "forward": "####................",
-        "synchronize": "..........####......",
-        "optimizer": "...............####.",
-        "all_reduce|bucket=0|bytes=8|params=1": ".......######.......",
-    }
-    unknown, known = (view_of(draw_trace(ranges=of, ranks={PID: 0}), by) for of in (ranges, {**ranges, **BACKWARD}))
+    unknown, known = (view_of(of_backward(is_named=is_named), by) for is_named in (False, True))
     told = [
         {name: row[name] for name in ("exposed_ms", "overlapped_ms", "when_tail_ms", "why_transfer_ms", "blocking_ms")}
         for view in (unknown, known)
