@@ -187,14 +187,18 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     """Gradients that become ready in another order than buckets are filled: all buckets are complete only at the end.
 
-    Found where of several buckets the first one is launched only when backward is almost over.
+    Found where of several buckets the first one is launched only when backward is almost over, unless it holds half of
+    the gradients: then it is late in any order. A vote, which has no size where buckets have theirs, is no bucket.
     """
     if run.why_no_steps:
         return Abstained("gradients ready in another order than buckets", run.why_no_steps)
+    every = [[one for one in step if one.bytes != UNKNOWN] or step for step in run.gradients]
     hooks = [
-        step
-        for step in run.gradients
-        if len(step) >= _LEAST_BUCKETS and all(one.phase == BACKWARD_PHASE for one in step[:-1])
+        buckets
+        for buckets in every
+        if len(buckets) >= _LEAST_BUCKETS
+        and all(one.phase == BACKWARD_PHASE for one in buckets[:-1])
+        and (buckets[0].bytes == UNKNOWN or 2 * buckets[0].bytes < sum(one.bytes for one in buckets))
     ]
     if 2 * len(hooks) <= len(run.gradients):
         return None  # nothing is launched in backward, or it is a single bucket: other rules say so

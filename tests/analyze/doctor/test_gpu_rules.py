@@ -266,6 +266,35 @@ def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
     assert ("vote on unused parameters" in named(replace(trace, collective_metadata=noted))) == is_named
 
 
+@pytest.mark.parametrize(
+    ("sizes", "is_named"),
+    [
+        ([8, 8, 8], True),
+        ([UNKNOWN, UNKNOWN, UNKNOWN], True),
+        ([16, 8, 8], False),  # half of the gradients are late in any order
+        ([8, 8, UNKNOWN], False),  # two buckets and a vote
+    ],
+)
+def test_buckets_that_are_all_complete_only_at_the_end(sizes: list[int], is_named: bool) -> None:
+    device = Device()
+    us = 1_000
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                for _ in range(20):
+                    device.launch(us, 7, MS, is_collective=False)
+                for _ in sizes:
+                    device.launch(us, 20, MS, is_collective=True)
+                device.launch(us, 7, MS, is_collective=False)
+            device.synchronize(us)
+    trace = device.trace()
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    unknown = np.full(len(rows), UNKNOWN)
+    noted = CollectiveMetadata(rows, unknown, column(sizes * STEPS), unknown, unknown, unknown)
+    found = named(replace(trace, collective_metadata=noted))
+    assert ("gradients ready in another order than buckets" in found) == is_named
+
+
 @pytest.mark.parametrize(("contention_ns", "is_named"), [(50 * MS, True), (MS // 10, False)])
 def test_hiding_that_costs_more_than_it_saves(contention_ns: int, is_named: bool) -> None:
     contention = replace(NO_CONTENTION, contention_ns=contention_ns)
