@@ -92,8 +92,8 @@ def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dic
 
 def pack_array(column: NDArray[Any]) -> dict[str, str]:
     """A column of a chart for JSON: 8 bytes a number become 11 letters, where its digits would be about 20."""
-    if not column.ndim:
-        raise TypeError(f"{column!r} is a number of numpy's, not a column")
+    if not column.ndim or column.dtype.str[1:] in ("i8", "u8"):
+        raise TypeError(f"{column!r} is no column that plotly.js reads")
     return {
         "dtype": column.dtype.str[1:],
         "shape": ",".join(map(str, column.shape)),

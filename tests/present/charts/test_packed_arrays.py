@@ -20,6 +20,7 @@ def test_what_is_not_known_stays_so() -> None:
     assert np.isnan(np.frombuffer(base64.b64decode(packed["bdata"]), packed["dtype"])).tolist() == [False, True]
 
 
-def test_a_single_number_is_not_taken_for_a_column() -> None:
-    with pytest.raises(TypeError, match="not a column"):
-        json.dumps({"height": np.int64(3)}, default=pack_array)
+@pytest.mark.parametrize("value", [np.int64(3), np.array([3])], ids=["a single number", "of 8 bytes each"])
+def test_what_plotly_js_does_not_read_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="no column"):
+        json.dumps({"height": value}, default=pack_array)
