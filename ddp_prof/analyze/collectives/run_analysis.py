@@ -385,7 +385,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
         yield f"{where} marks no steps, so no tail is known: see --step-range"
-    elif any(np.any(rank.backward_end_ns == NO_TIME) for rank in ranks if len(rank.timings)):
+    if any(np.any(rank.backward_end_ns == NO_TIME) for rank in ranks if len(rank.timings) and rank.marks_steps):
         yield "no compute of some steps is known to be backward, so their tail is not known"
 
 

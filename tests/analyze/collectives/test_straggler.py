@@ -210,7 +210,10 @@ def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
     assert both.outliers == alone.outliers
     assert {collective.rank for key in (0, 1) for collective in both.of_step(key)} == {0}
     assert {rank.name for key in (0, 1) for rank in view_step(both.run, key)} == {"rank 0"}
-    assert "the trace of rank 1 marks no steps, so no tail is known: see --step-range" in both.warnings
+    assert both.warnings[-2:] == (
+        "the trace of rank 1 marks no steps, so no tail is known: see --step-range",
+        "no compute of some steps is known to be backward, so their tail is not known",
+    )
     overlap = merge_ranks([measure_overlap(marked), measure_overlap(unmarked)])
     assert overlap.step_notes == (
         "rank 1: no steps are marked, so figures per step are those of other ranks (see --step-range)",
