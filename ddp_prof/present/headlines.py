@@ -62,13 +62,14 @@ def gain_headline(summary: VariantSummary) -> str:
     if summary.reason:
         return f"Whether communication is exposed is not known: {summary.reason}."
     hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
-    if not summary.step_ns or summary.exposed_ns is None:
+    step_ns = summary.communicating_step_ns
+    if not step_ns or summary.exposed_ns is None:
         why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
-        if summary.step_ns:
+        if step_ns:
             why = "the trace does not tell which step launched it"
         return f"{hidden}; what the rest costs per step is not known, because {why}."
-    exposed, step = milliseconds(summary.exposed_ns), milliseconds(summary.step_ns)
-    share = f"{_fine_percent(summary.exposed_ns / summary.step_ns)}"
+    exposed, step = milliseconds(summary.exposed_ns), milliseconds(step_ns)
+    share = f"{_fine_percent(summary.exposed_ns / step_ns)}"
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     is_exposed = f"{exposed} of a {step} step ({share}) is exposed{some}"
     if summary.host_waits:
@@ -80,7 +81,7 @@ def gain_headline(summary: VariantSummary) -> str:
         if summary.blocked_steps:
             where, more = " in a typical step", f" ({count_noun(summary.blocked_steps, 'step')} stood still for it)"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
-    gain = _fine_percent(summary.blocking_ns / summary.step_ns)
+    gain = _fine_percent(summary.blocking_ns / step_ns)
     return (
         f"{hidden}; {is_exposed}, and the step stands still for communication for "
         f"{milliseconds(summary.blocking_ns)}, so hiding all of it would gain at most {gain}."

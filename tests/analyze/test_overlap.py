@@ -163,6 +163,18 @@ def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> No
     assert "what the rest costs per step is not known" in gain_headline(run)
 
 
+def test_what_a_step_that_communicates_gains_is_a_share_of_such_a_step() -> None:
+    """As where gradients are accumulated: more than all of a step was said to be exposed."""
+    trace = draw_trace(
+        ranges={"step 0": "####", "step 1": "....####", "step 2": "........##########"},
+        launches={"main": "a...b...cD........"},
+        streams={7: "aaa.bbb.ccc.......", 20: "...........DDDDDD."},
+    )
+    (run,) = compare_variants([measure_overlap(trace)])
+    assert (run.step_ns, run.communicating_step_ns, run.exposed_ns, run.gain_at_most) == (4, 10, 6, 0.6)
+    assert "(60 %) is exposed in the 1 of 3 steps that communicate, so" in gain_headline(run)
+
+
 def test_communication_of_another_step_in_the_window_is_named() -> None:
     trace = draw_trace(
         ranges={"step 0": "#####.....", "step 1": ".....#####"},

@@ -27,7 +27,8 @@ class VariantSummary:
         blocking_ns: How long something stands still for communication; ``host_waits`` as of ``DependencyCoverage``.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         overlap_ratio_without_outliers: Without steps that alone hold a large part of the exposed time, if there are.
-        communicating_steps: How many of its steps communicate, of whichever rank has most of these.
+        communicating_steps: How many of its steps communicate, of whichever rank has most of these;
+            ``communicating_step_ns`` is their length, ``step_ns`` that of all.
         window_ns: From the first to the last thing that a step that communicates did on the device.
         compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
         blocked_steps: In how many communicating steps of all ranks something stood still for it.
@@ -61,6 +62,7 @@ class VariantSummary:
     reason: str | None = None
     host_waits: int = 0
     communicating_steps: int = 0
+    communicating_step_ns: int | None = None
 
     @property
     def parts_ns(self) -> dict[str, int | None]:
@@ -75,12 +77,13 @@ class VariantSummary:
 
     @property
     def gain_at_most(self) -> float | None:
-        """The share of the step that hiding all communication would gain at most, 0 to 1.
+        """The share of a step that communicates that hiding all communication would gain at most, 0 to 1.
 
         What blocks bounds it where that is known and no host waited, else what is exposed.
         """
         cost_ns = self.exposed_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
-        return None if cost_ns is None or self.reason or not self.step_ns else cost_ns / self.step_ns
+        whole_ns = self.communicating_step_ns
+        return None if cost_ns is None or self.reason or not whole_ns else cost_ns / whole_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
@@ -96,7 +99,9 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
-    times |= {name: _median([step.length for step in steps], name) for name in _TIMES_OF_LENGTHS}
+    lengths_of_steps = [step.length for step in steps]
+    times |= {name: _median(lengths_of_steps, name) for name in _TIMES_OF_LENGTHS}
+    times["communicating_step_ns"] = _median(lengths_of_steps, "ns")
     for name in ("tail_ns", "blocking_ns"):
         if any(getattr(step, name) is None for step in steps):
             times[name] = None

@@ -139,16 +139,17 @@ def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
 def _parts(summary: VariantSummary) -> str | None:
     if not summary.step_ns:
         return None
+    whole, step_ns = milliseconds(summary.step_ns), summary.communicating_step_ns
     parts = [
-        f"{name} {milliseconds(part)} ({percent_text(part / summary.step_ns)})"
+        f"{name} {milliseconds(part)} ({percent_text(part / step_ns)})"
         for key, name in _PARTS.items()
-        if (part := summary.parts_ns[key]) is not None
+        if step_ns and (part := summary.parts_ns[key]) is not None
     ]
-    whole = milliseconds(summary.step_ns)
-    if not parts:
+    if not step_ns or not parts:
         return f"{whole}, the median of all steps"
     if which := communicating_steps_text(summary):
-        return f"{whole}, the median of all steps; in {which}: {', '.join(parts)}; medians, which need not sum"
+        own = f"{milliseconds(step_ns)} in {which}"
+        return f"{whole}, the median of all steps; {own}: {', '.join(parts)}; medians, which need not sum"
     return f"{whole}: {', '.join(parts)}; medians of all steps, which need not sum"
 
 
