@@ -13,7 +13,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
-from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT, bus_factor
+from ddp_prof.analyze.core.attribution import OPERATIONS, bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
 from ddp_prof.analyze.result_bases import (
@@ -312,8 +312,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     rows = np.arange(len(rank.timings)) if rows is None else rows
     timings, wait_ns = select(rank.timings, rows), run.waits_ns[index][rows]
     # Of several communicators some hold a part of the ranks. Streams tell them apart where nothing names them.
-    unnamed = (rank.timings.group == UNKNOWN) & (rank.timings.operation != OPERATIONS.index(POINT_TO_POINT))
-    communicators = len(rank.groups) + len(np.unique(rank.timings.lane[unnamed]))
+    communicators = len(rank.groups) + len(np.unique(rank.timings.lane[rank.timings.group == UNKNOWN]))
     all_ranks = rank.world_size if communicators < 2 else None
     backward_end = none_for_unknown(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
     start = timings.start_ns.tolist()

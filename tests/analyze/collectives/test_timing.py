@@ -100,11 +100,14 @@ def test_what_a_foreign_trace_does_not_tell_is_none() -> None:
 
 
 def test_a_communicator_that_nothing_names_is_the_job_only_where_it_is_the_only_one() -> None:
-    """Beside another one, as of tensor parallelism, the bus bandwidth was that of an all-reduce of all ranks."""
+    """Beside another one, as of tensor or pipeline parallelism, the bus bandwidth was that of all ranks."""
     ranges = {"process|rank=0|world=8|backend=nccl|device=cuda": "#" * 9, "all_reduce|bucket=0|bytes=16": "#" * 9}
-    for streams, ranks in (({9: "..NNNN..."}, 8), ({9: "..NNNN...", 11: "......NN."}, None)):
-        trace = draw_trace(ranges=ranges, streams={7: ".aa......", **streams}, launches={"main": "aN"}, world_size=8)
-        first, *_ = collectives_of(trace)
+    kernels = {"communication P": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"}
+    for other, ranks in (({}, 8), ({11: "......NN."}, None), ({11: "......PP."}, None)):
+        streams = {7: ".aa......", 9: "..NNNN...", **other}
+        trace = draw_trace(ranges=ranges, streams=streams, launches={"main": "aN"}, world_size=8)
+        trace = replace(trace, names=tuple(kernels.get(name, name) for name in trace.names))
+        first, *_ = [one for one in collectives_of(trace) if one.bytes]
         assert (first.bytes, first.ranks, first.busbw_bytes_per_s) == (16, ranks, ranks and 4e9 * 1.75)
 
 
