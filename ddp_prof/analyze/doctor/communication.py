@@ -171,6 +171,8 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             "Put gradients into buckets of some MB: each collective costs its latency.",
             *run.where(every),
         )
+    if count == 1 and run.collectives.reason:
+        return Abstained("one bucket for all gradients", run.collectives.reason)
     exposed = median_or_zero([one.exposed_ns for one in every])
     if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero([one.duration_ns for one in every]):
         return Finding(
@@ -211,11 +213,11 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
     if not late:
         return None
-    exposed = median_or_zero([sum(one.exposed_ns for one in step) for step in hooks])
+    exposed = run.typical_exposed_ns([sum(one.exposed_ns for one in step) for step in hooks])
+    told = "" if exposed is None else f": {exposed / 1e6:.2f} ms of a typical step's communication are exposed"
     return Finding(
         "gradients ready in another order than buckets",
-        f"The first of {len(hooks[0])} buckets was launched when {max(late.values()):.0%} of backward were over: "
-        f"{exposed / 1e6:.2f} ms of a typical step's communication are exposed.",
+        f"The first of {len(hooks[0])} buckets was launched when {max(late.values()):.0%} of backward were over{told}.",
         "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
         "the first step unless find_unused_parameters is set.",
         tuple(late),
@@ -304,12 +306,12 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
             votes.append(last)
     if 2 * len(votes) <= len(several):
         return None
-    cost = median_or_zero([vote.exposed_ns for vote in votes])
+    cost = run.typical_exposed_ns([vote.exposed_ns for vote in votes])
+    told = "" if cost is None else f", {cost / 1e6:.2f} ms of it exposed"
     return Finding(
         "vote on unused parameters",
         f"In {len(votes)} of {len(several)} steps a collective of "
-        f"{median_or_zero([vote.bytes for vote in votes]):,} bytes "
-        f"follows the buckets, {cost / 1e6:.2f} ms of it exposed.",
+        f"{median_or_zero([vote.bytes for vote in votes]):,} bytes follows the buckets{told}.",
         "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
         *run.where(votes),
         cost,

@@ -181,6 +181,10 @@ class RunEvidence:
             return None
         return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
 
+    def typical_exposed_ns(self, values: Sequence[int]) -> int | None:
+        """The median of some exposed times; ``None`` where it is not known what hides."""
+        return None if self.collectives.reason else median_or_zero(values)
+
     @cached_property
     def why_no_steps(self) -> str | None:
         """Why it is not known what the steps reduce; ``None`` where it is, or nothing is known to be reduced."""
