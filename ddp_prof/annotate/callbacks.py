@@ -2,63 +2,46 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
+from functools import wraps
 from typing import Any
 
 from ddp_prof.annotate.hooks import Instrumented
-from ddp_prof.annotate.ranges import NestedRange, step
-
-
-class _LoopMarks:
-    """The marks of a loop: of the model from its start to its end, and of the step that runs."""
-
-    def __init__(self) -> None:
-        self._marked: Instrumented | None = None
-        self._step: NestedRange | None = None
-
-    def begin(self, model: Any, optimizers: list[Any]) -> None:
-        self.end()
-        self._marked = Instrumented(model, optimizers)
-
-    def begin_step(self, index: int) -> None:
-        self.end_step()
-        self._step = step(index)
-        self._step.__enter__()
-
-    def end_step(self) -> None:
-        if self._step is not None:
-            self._step.__exit__()
-            self._step = None
-
-    def end(self) -> None:
-        self.end_step()
-        if self._marked is not None:
-            self._marked.remove()
-            self._marked = None
+from ddp_prof.annotate.ranges import step
 
 
 def make_lightning_callback() -> Any:
-    """Of ``lightning`` or the older ``pytorch_lightning``, whichever is installed."""
+    """Of ``lightning`` or the older ``pytorch_lightning``, whichever is installed.
+
+    A step is one turn of the loop: ``on_train_batch_start`` is called only after a flag was broadcast to all ranks and
+    the batch was loaded.
+    """
     try:
         from lightning.pytorch import Callback
     except ImportError:
         from pytorch_lightning import Callback
-    marks = _LoopMarks()
+    undo = ExitStack()
 
     class Marks(Callback):  # type: ignore[misc]  # of a package that need not be installed
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-            marks.begin(trainer.model or pl_module, list(trainer.optimizers))
+            undo.close()
+            undo.callback(Instrumented(trainer.model or pl_module, list(trainer.optimizers)).remove)
+            loop = trainer.fit_loop.epoch_loop
+            original = loop.advance
 
-        def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002
-            marks.begin_step(trainer.fit_loop.total_batch_idx)
+            @wraps(original)
+            def advance(*args: Any) -> None:
+                with step(loop.batch_progress.total.ready):
+                    original(*args)
 
-        def on_train_batch_end(self, *_: Any) -> None:
-            marks.end_step()
+            loop.advance = advance
+            undo.callback(vars(loop).pop, "advance", None)
 
         def on_train_end(self, *_: Any) -> None:
-            marks.end()
+            undo.close()
 
         def on_exception(self, *_: Any) -> None:
-            marks.end()
+            undo.close()
 
     return Marks()
 
@@ -67,17 +50,18 @@ def make_trainer_callback() -> Any:
     """Of ``transformers``. The Trainer shows a callback the model without its DDP, so that is met when it is made."""
     from transformers import TrainerCallback
 
-    marks = _LoopMarks()
-    marks.begin(None, [])
+    marked, open_step = Instrumented(None, []), ExitStack()
 
     class Marks(TrainerCallback):  # type: ignore[misc]  # of a package that need not be installed
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            marks.begin_step(state.global_step)
+            open_step.close()
+            open_step.enter_context(step(state.global_step))
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
-            marks.end_step()
+            open_step.close()
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            marks.end()
+            open_step.close()
+            marked.remove()
 
     return Marks()

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from ddp_prof import annotate
+from ddp_prof.annotate.ranges import NestedRange
 
 STEPS = 3
 IN_A_STEP = {"backward", "optimizer"}
@@ -31,14 +32,14 @@ def run_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def check(recorder: annotate.Recorder) -> None:
+def check(recorder: annotate.Recorder, in_a_step: set[str] = IN_A_STEP) -> None:
     steps = [each for each in recorder.ranges if each.text.startswith("step|")]
     assert [each.text for each in steps] == [f"step|index={index}" for index in range(STEPS)]
     for step in steps:
         inside = {
             each.text for each in recorder.ranges if step.start_ns <= each.start_ns and each.end_ns <= step.end_ns
         }
-        assert inside >= IN_A_STEP
+        assert inside >= in_a_step
 
 
 def test_lightning_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -46,20 +47,29 @@ def test_lightning_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     callback, recorder = annotate.lightning_callback(), annotate.Recorder()
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    trainer = SimpleNamespace(model=model, optimizers=[optimizer], fit_loop=SimpleNamespace(total_batch_idx=0))
+
+    class Loop:
+        """As Lightning's: a turn loads a batch before it calls callbacks."""
+
+        batch_progress = SimpleNamespace(total=SimpleNamespace(ready=0))
+
+        def advance(self, _fetcher: object) -> None:
+            with NestedRange("load"):
+                self.batch_progress.total.ready += 1
+            run_step(model, optimizer)
+
+    loop = Loop()
+    trainer = SimpleNamespace(model=model, optimizers=[optimizer], fit_loop=SimpleNamespace(epoch_loop=loop))
     with annotate.only_sink(recorder):
         callback.on_train_start(trainer, model)
-        for index in range(STEPS):
-            trainer.fit_loop.total_batch_idx = index
-            callback.on_train_batch_start(trainer, model, None, index)
-            run_step(model, optimizer)
-            callback.on_train_batch_end(trainer, model, None, None, index)
+        for _ in range(STEPS):
+            loop.advance(None)
         callback.on_train_end(trainer, model)
         marked = len(recorder.ranges)
-        run_step(model, optimizer)
-    assert len(recorder.ranges) == marked
+        loop.advance(None)
+    assert [each.text for each in recorder.ranges[marked:]] == ["load"]
     assert sum(each.text == "forward" for each in recorder.ranges) == STEPS
-    check(recorder)
+    check(recorder, {"load", *IN_A_STEP})
 
 
 def test_trainer_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,12 +102,19 @@ def test_lightning_itself() -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    recorder = annotate.Recorder()
-    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(STEPS, 4)))
+    class Samples(torch.utils.data.Dataset[Any]):
+        def __len__(self) -> int:
+            return STEPS
+
+        def __getitem__(self, _index: int) -> Any:
+            with NestedRange("load"):
+                return (torch.randn(4),)
+
+    recorder, data = annotate.Recorder(), torch.utils.data.DataLoader(Samples())
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     with annotate.only_sink(recorder):
         pl.Trainer(max_epochs=1, callbacks=[annotate.lightning_callback()], devices=1, **quiet).fit(Module(), data)
-    check(recorder)
+    check(recorder, {"load", *IN_A_STEP})
 
 
 @pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
