@@ -223,13 +223,14 @@ def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
 
 
 def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[RankCollectives, ...], int]:
-    """Align steps without numbers over the ranks; also returns on how many ranks the first step differed.
+    """Align steps that no number tells apart over the ranks; also returns on how many ranks the first step differed.
 
-    Recordings of two files may begin some steps apart. Then the n-th step of one rank is an earlier or later one on the
-    other, which the differences of their collectives' ends tell: of the right shift they are nearly constant, as clocks
-    differ by a constant, and of a wrong one they scatter as steps do.
+    They have none, or the same ones come again, as in each epoch. Recordings of two files may begin some steps apart.
+    Then the n-th step of one rank is an earlier or later one on the other, which the differences of their collectives'
+    ends tell: of the right shift they are nearly constant, as clocks differ by a constant, and of a wrong one they
+    scatter as steps do. Nor do numbers differ, where there are any.
     """
-    unnumbered = [rank for rank in ranks if len(rank.times) and np.all(rank.step_numbers == UNKNOWN)]
+    unnumbered = [rank for rank in ranks if len(rank.times) and not _tell_apart(rank.step_numbers)]
     if len(unnumbered) < 2:
         return tuple(ranks), 0
     first = unnumbered[0]
@@ -238,7 +239,11 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     for rank in unnumbered[1:]:
         if rank.clock != first.clock:
             others = last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times))
-            scatter = {shift: _end_scatter(own, others, shift) for shift in range(-len(others) // 2, len(own) // 2 + 1)}
+            numbers = first.step_numbers, rank.step_numbers
+            scatter = {
+                shift: _end_scatter(own, others, shift) if _are_alike(*numbers, shift) else float("inf")
+                for shift in range(-len(others) // 2, len(own) // 2 + 1)
+            }
             best = min(scatter, key=scatter.__getitem__)
             shifts[id(rank)] = best if CLEARLY * scatter[best] < scatter[0] else 0
     if not any(shifts.values()):
@@ -246,6 +251,16 @@ def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[Rank
     least = min(0, *shifts.values())  # no key may be negative
     moved = {id(rank): replace(rank, step_keys=rank.step_keys - least + shifts.get(id(rank), 0)) for rank in unnumbered}
     return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
+
+
+def _tell_apart(numbers: Ints) -> bool:
+    known = numbers[numbers != UNKNOWN]
+    return 0 < len(known) == len(np.unique(known))
+
+
+def _are_alike(first: Ints, other: Ints, shift: int) -> bool:
+    pairs = zip(first[max(0, shift) :].tolist(), other[max(0, -shift) :].tolist(), strict=False)
+    return all(own == number for own, number in pairs)
 
 
 def _end_scatter(first: Ints, other: Ints, shift: int) -> float:

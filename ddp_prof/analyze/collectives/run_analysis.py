@@ -325,7 +325,8 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     if any(len(rank.times) for rank in every):  # then one without steps is no step of the others
         every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
     ranks, shifted = shift_unnumbered_steps(every)
-    note = f"steps without numbers: {shifted} of {len(ranks)} ranks began to record another number of steps earlier"
+    began = f"{shifted} of {len(ranks)} ranks began to record another number of steps earlier"
+    note = f"steps that no number tells apart: {began}"
     ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
     names = distinct_names(part.trace for part in parts)
     return replace(

@@ -18,20 +18,25 @@ MS = 1_000_000
 LENGTHS = (13, 17, 12, 19, 14, 16, 11, 18, 15, 12, 20, 13, 17, 14)
 
 
-def rank_trace(rank: int, first: int):
-    """Each step has one collective before its end; the steps carry no numbers, and the file starts at ``first``."""
+def rank_trace(rank: int, first: int, epoch: int | None = None):
+    """Each step has one collective before its end; the file starts at ``first``.
+
+    The steps carry no numbers, or those within an epoch of so many.
+    """
     ranges = [(f"process|rank={rank}|world=2", "#" * 300)]
     at = 5 * rank
-    for length in LENGTHS[first:]:
-        ranges.append(("step|", " " * at + "#" * (length - 1)))
+    for number, length in enumerate(LENGTHS[first:], first):
+        name = "step|" if epoch is None else f"step|index={number % epoch}"
+        ranges.append((name, " " * at + "#" * (length - 1)))
         ranges.append(("all_reduce|bucket=0|bytes=4", " " * (at + length - 6) + "####"))
         at += length
     return draw_trace(ranges=ranges, ranks={PID: rank}, world_size=2, path=f"rank{rank}.sqlite")
 
 
+@pytest.mark.parametrize("epoch", [None, 5], ids=["no numbers", "numbers that come again"])
 @pytest.mark.parametrize(("first", "second"), [(0, 1), (1, 0), (0, 4), (3, 0), (2, 3)])
-def test_steps_that_begin_apart_are_recognised(first: int, second: int) -> None:
-    run = analysis_of(rank_trace(0, first), rank_trace(1, second))
+def test_steps_that_begin_apart_are_recognised(first: int, second: int, epoch: int | None) -> None:
+    run = analysis_of(rank_trace(0, first, epoch), rank_trace(1, second, epoch))
     own, other = run.ranks
     assert (own.step_keys - first).tolist()[0] == (other.step_keys - second).tolist()[0]
     assert len(run.matches) == len(LENGTHS) - max(first, second)
