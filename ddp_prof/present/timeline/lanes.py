@@ -10,6 +10,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union_of_one
+from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.text import milliseconds, percent
 from ddp_prof.present.timeline import model
@@ -29,9 +30,9 @@ _SHOWN_AS = {
 _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
-def lanes_of(rank: RankEvents, view: View, explained: RankExposure) -> tuple[Lane, ...]:
+def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: RankOverlap) -> tuple[Lane, ...]:
     """The lanes of a rank, top to bottom; without those that would be empty."""
-    lanes = [host_lane(rank, view), *range_lanes(rank, view), *call_lanes(rank, view)]
+    lanes = [host_lane(rank, view, overlap), *range_lanes(rank, view), *call_lanes(rank, view)]
     if rank.device is None:
         lanes += [_host_compute_lane(rank, view), _host_communication_lane(rank, view, explained)]
     else:
@@ -148,7 +149,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
 
     Where windows cross, as where a step's work was launched before the last step's was done, to the one begun last.
     """
-    if not len(rank.including_warmup.events):  # nothing is known of what it did, not even that it idled
+    if not len(rank.including_warmup.events) or rank.hides_backward:  # nor is it known that it idled
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
     begins, owners = _owners(rank)
     divided = divide(rank.including_warmup, view)
@@ -218,9 +219,9 @@ def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
 INFERRED = "backward (inferred: launched by autograd's threads)"
 
 
-def host_lane(rank: RankEvents, view: View) -> Lane:
+def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
     """Steps on the upper row, their phases below."""
-    measured, rank = rank, rank.including_warmup
+    rank = rank.including_warmup
     seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
         view,
@@ -241,15 +242,13 @@ def host_lane(rank: RankEvents, view: View) -> Lane:
         step=rank.step_at(phases.start_ns),
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
-    parts = measured.breakdown
-    columns = (measured.step_keys.tolist(), parts.comm_ns.tolist(), parts.overlapped_ns.tolist())
-    shares = {key: times for key, *times in zip(*columns, strict=True)}
+    shares = {
+        step.step_key: f": {percent(step.overlap_ratio)} of {milliseconds(step.comm_ns)} communication overlapped"
+        for step in overlap.steps
+        if step.comm_ns
+    }
     keys, names = rank.step_keys.tolist(), rank.steps.names
-    titles = []
-    for row in seen.tolist():
-        comm_ns, overlapped_ns = shares.get(keys[row], (0, 0))
-        share = f"{percent(overlapped_ns / comm_ns)} of {milliseconds(comm_ns)}" if comm_ns else ""
-        titles.append(f"{names[row]}: {share} communication overlapped" if share else names[row])
+    titles = [names[row] + shares.get(keys[row], "") for row in seen.tolist()]
     return Lane("host", model.HOST, concatenate(steps, ranges), (*titles, INFERRED))
 
 

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.lanes import nest
-from ddp_prof.present.timeline.model import CALLS, COMPUTE, RANGES
+from ddp_prof.present.timeline.model import CALLS, COMPUTE, HOST, RANGES, STRIP
 from ddp_prof.trace import Trace
 from tests.drawing import column, draw_trace, with_details
 from tests.measuring import source_of
+from tests.present.tables.test_collectives import of_backward
 
 if TYPE_CHECKING:
     from ddp_prof.present.timeline.model import Lane, Timeline
@@ -121,3 +122,11 @@ def test_backward_that_the_host_tells_is_not_inferred() -> None:
     )
     host = model_of(trace).panels[0].ranks[0].lanes[0]
     assert int((host.boxes.category == theme.CATEGORIES.index("backward")).sum()) == 1
+
+
+def test_where_backward_has_no_name_neither_steps_nor_the_strip_tell_what_hides() -> None:
+    """Under 'how much communication hides is not known' each step had its share, and the strip was idle in backward."""
+    named, unnamed = (model_of(of_backward(is_named=is_named)) for is_named in (True, False))
+    titles = [host.names[0] for model in (named, unnamed) for host in lanes_of(model, HOST)]
+    assert titles == ["step 0: 50 % of 0.0 µs communication overlapped", "step 0"]
+    assert [len(lanes_of(model, STRIP)) for model in (named, unnamed)] == [1, 0]
