@@ -44,24 +44,53 @@ for _ in range(int(sys.argv[1])):
     time.sleep(float(sys.argv[2]))
 if not dist.get_rank():
     print("trained on", dist.get_world_size())
-sys.exit(int(sys.argv[3]))
+"""
+
+# Two ranks that no launcher names, and that have no process group any more at the end. Before a fork it imports what
+# each rank would take seconds to import.
+STARTED = """
+import os, sys
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from ddp_prof import annotate
+
+def start(rank):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    train()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    if sys.argv[1] == "fork":
+        import torch._dynamo
+    torch.multiprocessing.start_processes(start, nprocs=2, start_method=sys.argv[1])
 """
 
 
-def capture(
-    folder: Path, *options: str, pause: str = "0", code: str = "0", **more: Any
+def capture_started(
+    folder: Path, train: str, *arguments: str, method: str = "fork", steps: str | None = None
 ) -> subprocess.CompletedProcess[str]:
+    """Capture two ranks that the program starts itself, by torch.profiler."""
     script = folder / "train.py"
-    script.write_text(TRAIN)
-    command = [DDP_PROF, "capture", "-o", folder / "out", *options, "--", *TORCHRUN, script, str(STEPS), pause, code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **more)
+    script.write_text(train + STARTED)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    command = [DDP_PROF, "capture", "-o", folder, "--profiler", "torch", *(["--steps", steps] if steps else []), "--"]
+    command += [sys.executable, script, method, port, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.torch
 @pytest.mark.slow
 @pytest.mark.parametrize("profiler", ["torch", pytest.param("nsys", marks=pytest.mark.nsys)])
 def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler: str) -> None:
-    done = capture(tmp_path, "--profiler", profiler)
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", profiler, "--", *TORCHRUN, script]
+    done = subprocess.run([*command, str(STEPS), "0"], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("trained on 2\n")
     assert "communication" in done.stdout
@@ -125,27 +154,20 @@ def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
 
 
 THREE_LINES = """
-import sys
-import torch
-import torch.distributed as dist
-from torch.distributed.fsdp import fully_shard
-from torch.nn.parallel import DistributedDataParallel
-from ddp_prof import annotate
-dist.init_process_group("gloo")
-model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
-if sys.argv[1] == "ddp":
-    model = DistributedDataParallel(model, bucket_cap_mb=0.25)
-else:
-    for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-annotate.instrument(model, optimizer)
-for index in range(6):
-    with annotate.step(index):
-        model(torch.ones(64, 256)).sum().backward()
-        optimizer.step()
-dist.destroy_process_group()
+def train():
+    model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
+    if sys.argv[3] == "ddp":
+        model = DistributedDataParallel(model, bucket_cap_mb=0.25)
+    else:
+        for layer in model:
+            fully_shard(layer)
+        fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    annotate.instrument(model, optimizer)
+    for index in range(6):
+        with annotate.step(index):
+            model(torch.ones(64, 256)).sum().backward()
+            optimizer.step()
 """
 
 
@@ -154,11 +176,9 @@ dist.destroy_process_group()
 @pytest.mark.parametrize(("how", "collectives"), [("ddp", 4), ("fsdp", 12)])
 def test_three_lines_in_a_program_under_capture(how: str, collectives: int, tmp_path: Path) -> None:
     """Each bucket was marked twice, once by capture; capture's step ended within the program's, or began too late."""
-    (tmp_path / "train.py").write_text(THREE_LINES)
-    torchrun = [Path(sys.executable).with_name("torchrun"), "--nproc-per-node", "2", tmp_path / "train.py", how]
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", *torchrun]
-    subprocess.run(command, capture_output=True, check=True, timeout=120)
-    (run,) = dp.load_runs(tmp_path / "out")
+    done = capture_started(tmp_path, THREE_LINES, how)
+    assert done.returncode == 0, done.stderr
+    (run,) = dp.load_runs([tmp_path])
     result = run.overlap()
     assert (result.attribution.activities or 0) > 0.99
     assert (result.attribution.device_time or 0) > 0.99
@@ -169,19 +189,14 @@ def test_three_lines_in_a_program_under_capture(how: str, collectives: int, tmp_
 
 
 TWO_OPTIMIZERS = """
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-dist.init_process_group("gloo")
-models = [DistributedDataParallel(torch.nn.Linear(64, 64)) for _ in range(2)]
-optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
-for _ in range(5):
-    for model, optimizer in zip(models, optimizers):
-        optimizer.zero_grad()
-        model(torch.randn(8, 64)).sum().backward()
-        optimizer.step()
-dist.destroy_process_group()
+def train():
+    models = [DistributedDataParallel(torch.nn.Linear(64, 64)) for _ in range(2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(5):
+        for model, optimizer in zip(models, optimizers):
+            optimizer.zero_grad()
+            model(torch.randn(8, 64)).sum().backward()
+            optimizer.step()
 """
 
 
@@ -189,10 +204,7 @@ dist.destroy_process_group()
 @pytest.mark.slow
 def test_what_follows_the_last_step_of_the_first_optimizer_is_no_step(tmp_path: Path) -> None:
     """It holds phases, of the second optimizer, and lasts until the program ends."""
-    script = tmp_path / "train.py"
-    script.write_text(TWO_OPTIMIZERS)
-    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "torch", "--", *TORCHRUN, script]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = capture_started(tmp_path, TWO_OPTIMIZERS)
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs([tmp_path])
     for rank in run.overlap().ranks:
@@ -202,25 +214,16 @@ def test_what_follows_the_last_step_of_the_first_optimizer_is_no_step(tmp_path: 
     assert "the program ended in it" in done.stdout
 
 
-SPAWNED = """
-import os, sys
-import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-
-def train(rank):
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=sys.argv[2])
-    dist.init_process_group("gloo", rank=rank, world_size=2)
+ONE_LAYER = """
+def train():
     model = DistributedDataParallel(torch.nn.Linear(64, 64))
     optimizer = torch.optim.AdamW(model.parameters())
     for _ in range(4):
         optimizer.zero_grad()
         model(torch.randn(8, 64)).sum().backward()
         optimizer.step()
-    dist.destroy_process_group()
-
-if __name__ == "__main__":
-    torch.multiprocessing.start_processes(train, nprocs=2, start_method=sys.argv[1])
+    if sys.argv[3:]:
+        sys.exit(int(sys.argv[3]))
 """
 
 
@@ -229,13 +232,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_ranks_that_the_program_starts_itself_keep_apart(method: str, tmp_path: Path) -> None:
     """No launcher names them, and at the end they have no process group any more."""
-    script = tmp_path / "train.py"
-    script.write_text(SPAWNED)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "torch", "--", sys.executable, script, method, port]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    done = capture_started(tmp_path, ONE_LAYER, method=method)
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs([tmp_path])
     assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(0, 3), (1, 3)]
@@ -244,10 +241,11 @@ def test_ranks_that_the_program_starts_itself_keep_apart(method: str, tmp_path: 
 @pytest.mark.torch
 @pytest.mark.slow
 def test_exit_code_is_the_programs(tmp_path: Path) -> None:
-    done = capture(tmp_path, "--profiler", "torch", "--steps", "2:4", code="1")
+    done = capture_started(tmp_path, ONE_LAYER, "3", steps="1:3")
+    assert "terminated with exit code 3" in done.stderr  # of a rank, whose failure is the program's
     assert done.returncode == 1
-    (run,) = dp.load_runs(tmp_path / "out")  # recorded nevertheless
-    assert {len(rank.steps) for rank in run.overlap().ranks} == {2}
+    (run,) = dp.load_runs([tmp_path])  # recorded nevertheless
+    assert [len(rank.steps) for rank in run.overlap().ranks] == [2, 2]
 
 
 # The recorded window opens and closes with a range, as it does with CUDA's calls on a GPU.
@@ -281,7 +279,7 @@ def test_the_first_rank_that_is_done_does_not_cut_off_the_others(
     monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
     script = tmp_path / "train.py"
     script.write_text(WINDOW + TRAIN)
-    program = [*TORCHRUN, str(script), "7", "0", "0"]
+    program = [*TORCHRUN, str(script), "7", "0"]
     planned, _ = job.plan_job(program, tmp_path, "nsys", "1:4", os.environ)
     ours = {"--capture-range=cudaProfilerApi": "--capture-range=nvtx", "--trace=cuda,nvtx": "--trace=nvtx"}
     words = [ours.get(word, word) for word in planned.command]
@@ -304,7 +302,7 @@ def test_ctrl_c_ends_the_program_and_every_rank(tmp_path: Path) -> None:
     script.write_text(TRAIN)
     command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", *TORCHRUN, script]
     with subprocess.Popen(
-        [*command, "1000", "0.1", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+        [*command, "1000", "0.1"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
         env={**os.environ, "JOB_UNDER_TEST": str(tmp_path)},
     ) as process:  # fmt: skip
         deadline = time.monotonic() + 120
