@@ -13,6 +13,7 @@ from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
+from ddp_prof.present.headlines import communicating_steps_text
 from ddp_prof.present.text import percent, shown_name
 
 _THIN = 0.04
@@ -22,6 +23,7 @@ _THIN = 0.04
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> Chart:
     """One row per run, in the order given: left the median step by parts, right the overlap of each step."""
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
+    some = " that communicates" if any(map(communicating_steps_text, summaries)) else ""
     totals = [
         {
             "xref": "paper", "x": 1, "xanchor": "left", "xshift": 14, "yref": "y", "y": row, "showarrow": False,
@@ -39,7 +41,7 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
         **STILL,
         legend={**LEGEND, "traceorder": "normal"},
         xaxis=axis(
-            "parts of a step, ms: of each the median over steps and ranks",
+            f"parts of a step{some}, ms: of each the median over steps and ranks",
             domain=[0, 0.58], range=[0, longest * 1.02 or 1], fixedrange=True, visible=bool(longest),
         ),
         xaxis2=axis(
@@ -52,8 +54,9 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
 
 
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
-    """Median length in milliseconds of each part of a step, as in the table; empty without steps."""
-    return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if summary.steps}
+    """Median length in milliseconds of each part of a step, as in the table; empty where communication has none."""
+    is_known = summary.exposed_ns is not None
+    return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if is_known}
 
 
 def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]:

@@ -103,6 +103,24 @@ def test_without_steps_the_shares_take_the_room_of_the_bars() -> None:
 
 def test_what_cannot_be_known_is_left_out() -> None:
     assert parts_ms(compare_variants([SILENT])[0]) == {}
+
+
+def test_a_step_is_not_drawn_without_the_communication_that_none_is_known_to_have_launched() -> None:
+    """Its compute alone was, as if the step had been as short."""
+    trace = draw_trace(
+        ranges={"step 0": "########"}, launches={"main": "a......."}, streams={7: "aaaa....", 9: "..MMMM.."}
+    )
+    result = result_of(trace)
+    (summary,) = compare_variants([result])
+    assert (summary.compute_only_ns, summary.overlap_ratio, parts_ms(summary)) == (2, 0.5, {})
+    assert [item.name for item in draw_comparison([result]).data if item.type == "bar"] == []
+
+
+def test_the_axis_says_where_parts_are_those_of_some_steps() -> None:
+    pictures = {"step 0": "####", "step 1": "....####"}
+    trace = draw_trace(ranges=pictures, launches={"main": "a...bM.."}, streams={7: "aa..bb..", 9: ".....MM."})
+    titles = [draw_comparison([result]).layout.xaxis.title.text for result in (result_of(trace), BARE)]
+    assert [title.partition(",")[0] for title in titles] == ["parts of a step that communicates", "parts of a step"]
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
     assert figure.layout.title.text == "<b>How much communication hides is not known</b>"
