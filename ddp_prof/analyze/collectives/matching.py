@@ -36,8 +36,8 @@ CLEARLY = 3
 MOST_STREAMS = 4
 """Up to this number of streams all pairings with another rank's streams are tried."""
 
-_LOOKED_AT = 1_000
-"""Number of collectives that are compared to pair streams."""
+LOOKED_AT = 1_000
+"""Number of collectives that are compared to tell communicators apart."""
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
 NEEDS_ALL = {OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")}
@@ -177,7 +177,7 @@ def _best_streams(
     if first is other:
         return by_number
     first, other = (
-        replace(rank, timings=select(rank.timings, np.arange(min(_LOOKED_AT, len(rank.timings)))))
+        replace(rank, timings=select(rank.timings, np.arange(min(LOOKED_AT, len(rank.timings)))))
         for rank in (first, other)
     )
     ways: list[Streams] = [by_number, {}]

@@ -22,7 +22,15 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import Exposure, PhaseParts, divide_by_why_and_when, explain_exposure
-from ddp_prof.analyze.collectives.matching import NEEDS_ALL, Matches, match_collectives, shift_unnumbered_steps
+from ddp_prof.analyze.collectives.matching import (
+    CLEARLY,
+    LEAST_COMMON_STEPS,
+    LOOKED_AT,
+    NEEDS_ALL,
+    Matches,
+    match_collectives,
+    shift_unnumbered_steps,
+)
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings
@@ -44,6 +52,11 @@ APART_NS = 1_000_000
 
 _APART, _APART_ON_HOST = 0.1, 1.0
 """The same for a long one, as a share of its shortest duration: for kernels, and for threads of a host."""
+
+_APART_IN_GROUPS_NS = 50_000
+"""Scatter of the ends on two ranks above which these may be of two communicators."""
+
+_LEAST_OF_GROUPS, _COMPARED_RANKS = 4, 16
 
 GIVEN_UP = "the ends of what may be one collective lie further apart than it lasts"
 """Why collectives that are identified by order alone are not matched."""
@@ -383,6 +396,11 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
             "collectives of different ones may be matched, and waiting is not what is reported"
         )
+    elif _ends_agree_in_groups(run):
+        yield (
+            "ends of matched collectives agree among some ranks only, and nothing names their communicators: if these "
+            "are several, collectives of different ones are matched, and waiting is not what is reported"
+        )
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
         yield f"{where} marks no steps, so no tail is known: see --step-range"
@@ -398,6 +416,27 @@ def _clock_disagreement_ns(run: RunAnalysis) -> int:
         return 0
     beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in run.alignment.clocks)
     return max(beyond_ns, run.alignment.residual_p95_ns or 0)
+
+
+def _ends_agree_in_groups(run: RunAnalysis) -> bool:
+    """Whether unnamed collectives end together on some ranks, and apart on others: ranks of several communicators.
+
+    As of FSDP within nodes, where all shard groups have the same collectives. Ends on a host, or of few ranks, do not
+    tell; some ranks of hundreds do.
+    """
+    ranks, matches = run.ranks[:_COMPARED_RANKS], run.matches
+    starts, ends, groups, lanes = (matches.column(run.ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
+    rows = np.flatnonzero(np.all((matches.rows != UNKNOWN) & (groups == UNKNOWN) & (lanes != UNKNOWN), axis=1))[
+        :LOOKED_AT
+    ]
+    if len(ranks) < _LEAST_OF_GROUPS or len(rows) < LEAST_COMMON_STEPS:
+        return False
+    clocks = [run.alignment.offset_for(rank.clock) for rank in ranks]
+    common = np.stack([clock.common_ns(ends[rows, at]) for at, clock in enumerate(clocks)])
+    apart = common[:, np.newaxis] - common
+    scatter = np.median(np.abs(apart - np.median(apart, axis=2, keepdims=True)), axis=2)[np.triu_indices(len(ranks), 1)]
+    least = max(_APART_IN_GROUPS_NS, _APART * float(np.median(np.min(ends[rows] - starts[rows], axis=1))))
+    return bool(scatter.max() > least and CLEARLY * scatter.min() < scatter.max())
 
 
 def _may_mix_communicators(run: RunAnalysis) -> bool:

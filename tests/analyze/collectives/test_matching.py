@@ -72,6 +72,27 @@ def test_groups_that_one_was_split_into_are_told_apart_by_their_ranks(tmp_path: 
     assert [wait.tolist() for wait in run.waits_ns] == [[1_000], [0], [1_000], [0]]
 
 
+@pytest.mark.parametrize(("groups", "warns"), [((0, 0, 1, 1), True), ((0, 0, 0, 0), False)])
+def test_ranks_whose_ends_agree_in_groups_are_a_doubt(groups: tuple[int, ...], warns: bool) -> None:
+    """As of FSDP within nodes: each rank has one stream, and the same all-gathers as those of the other group."""
+    lengths = ("34253443", "43524334")  # of the all-gathers of each group, in 100 us
+    traces = []
+    for rank, group in enumerate(groups):
+        kernels = zip("ABCDEFGH", map(int, lengths[group]), strict=True)
+        trace = draw_trace(
+            ranges={f"step {index}": " " * 16 * index + "#" * 16 for index in range(4)},
+            launches={"main": "".join(f"{letter}......." for letter in "ABCDEFGH")},
+            streams={9: "".join(f".{letter * length}".ljust(8, ".") for letter, length in kernels)},
+            ranks={PID: rank},
+            world_size=4,
+            path=f"rank{rank}.sqlite",
+            character_ns=100_000,
+        )
+        traces.append(trace)
+    run = analysis_of(*traces)
+    assert any("agree among some ranks only" in warning for warning in run.warnings) is warns
+
+
 @pytest.mark.parametrize(
     ("streams", "world", "warns"),
     [({9: "..MMNN"}, 4, False), ({9: "..MM..", 11: "....NN"}, 4, True), ({9: "..MM..", 11: "....NN"}, 2, False)],
