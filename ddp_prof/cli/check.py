@@ -108,7 +108,8 @@ def check(
     limits = (min_overlap, max_exposed_ms, max_tail_ms, max_blocking_ms)
     if limits == (None,) * len(limits) and not (baselines or all_ranks):
         raise click.UsageError(
-            "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms or --baseline"
+            "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms, --all-ranks "
+            "or --baseline"
         )
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences

@@ -259,6 +259,15 @@ def test_the_median_hides_bad_steps_that_a_percentile_shows() -> None:
         assert (verdict.requirement, verdict.measured, verdict.status) == (name, 900, "failed")
 
 
+@pytest.mark.parametrize(
+    ("percentile", "name"),
+    [(1, "1st"), (2, "2nd"), (3, "3rd"), (11, "11th"), (13, "13th"), (21, "21st"), (95, "95th"), (99.9, "99.9th")],
+)
+def test_a_percentile_is_called_by_its_ordinal(percentile: float, name: str) -> None:
+    verdict = only_verdict(check_run(run_of(1, 2, 3), Requirements(max_exposed_ns=9, percentile=percentile)))
+    assert verdict.requirement == f"max exposed, {name} percentile of steps"
+
+
 def test_one_rank_given_twice_or_by_two_devices_is_one_rank() -> None:
     twice = replace(a_run(a_rank(a_step(1)), a_rank(a_step(1))), world_size=2)
     verdict = only_verdict(check_run(twice, Requirements(all_ranks=True)))
