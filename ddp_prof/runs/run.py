@@ -332,6 +332,7 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
 
 def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
+    from ddp_prof.analyze.collectives.results import measure_collectives
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
 
     found = []
@@ -339,8 +340,10 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
         parts = list(run.events())
         measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
         analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
-        named = [(label_of(part.trace.path, part.trace.manifest), part) for part in parts]
-        found += [timeline_source(title, part, analysis)._replace(run=at) for title, part in named]
+        typical = measure_collectives(analysis).typical_step
+        for part in parts:
+            title = label_of(part.trace.path, part.trace.manifest)
+            found.append(timeline_source(title, part, analysis)._replace(run=at, typical_step=typical))
     titles = Counter(source.title for source in found)
     for at, source in enumerate(found):
         if titles[source.title] > 1:

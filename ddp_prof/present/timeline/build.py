@@ -182,6 +182,7 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
             if events.has_steps
             for key, name in zip(events.step_keys.tolist(), events.steps.names, strict=True)
         },
+        typical_step=source.typical_step,
         start_ns=view.start_ns - view.zero_ns,
         end_ns=view.end_ns - view.zero_ns,
         home_ns=(home.start_ns - view.zero_ns, home.end_ns - view.zero_ns),

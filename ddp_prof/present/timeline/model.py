@@ -66,7 +66,8 @@ class Source(NamedTuple):
     """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it.
 
     ``gain`` is what hiding all its communication would gain at most, in a sentence. ``clock`` leads from its times to
-    those of the first file of ``run``; ``None`` where the clocks of these cannot be compared.
+    those of the first file of ``run``; ``None`` where the clocks of these cannot be compared. ``typical_step`` is the
+    key of the one that headlines are about.
     """
 
     title: str
@@ -78,6 +79,7 @@ class Source(NamedTuple):
     caveats: tuple[str, ...] = ()
     run: int = 0
     clock: ClockOffset | None = None
+    typical_step: int | None = None
 
 
 def line_up(sources: Sequence[Source], starts_ns: Sequence[int]) -> list[int]:
@@ -189,7 +191,7 @@ class Panel:
     """One trace.
 
     Attributes:
-        gain: As of ``Source``.
+        gain, typical_step: As of ``Source``.
         facts: What else is known of the run, a short text each.
         step_names: What all measured steps are called, by ``Steps.keys``.
         start_ns, end_ns: Of what is held, from time 0: the start of the first step shown on any rank.
@@ -203,6 +205,7 @@ class Panel:
     ranks: tuple[RankLanes, ...]
     steps: tuple[StepMark, ...]
     step_names: Mapping[int, str]
+    typical_step: int | None
     start_ns: int
     end_ns: int
     home_ns: tuple[int, int]
@@ -256,15 +259,11 @@ class Timeline:
 
     @property
     def typical_step(self) -> int | None:
-        """Key of the step of median length, of two such the shorter, in the first panel; ``None`` where it has none."""
+        """Key of the first panel's typical step, or where that is not shown of its step of median length."""
         first = next((panel for panel in self.panels if panel.steps), None)
         if first is None:
             return None
         lengths = {mark.key: mark.end_ns - mark.start_ns for mark in first.steps}
-        for rank in first.ranks:  # by the clock of tables, where that tells how long a step took
-            known = {step.step_key: step.length.ns for step in rank.overlap.marked_steps}
-            told = {key: ns for key in lengths if (ns := known.get(key)) is not None}
-            if told:
-                lengths = told
-                break
+        if first.typical_step in lengths:
+            return first.typical_step
         return sorted(lengths, key=lambda key: (lengths[key], key))[(len(lengths) - 1) // 2]

@@ -10,6 +10,8 @@ import pytest
 
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.runs import load_runs
+from ddp_prof.runs.run import timeline_sources
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 
@@ -45,3 +47,10 @@ def test_without_need_or_use_there_is_none(
     tmp_path: Path, steps: list[str], most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert opening_of(tmp_path, steps, most, monkeypatch) is None
+
+
+@pytest.mark.parametrize("capture", ["flat", "overlap", "bucketed_10mb"])
+def test_it_is_the_step_that_headlines_are_about(capture: str) -> None:
+    (run,) = load_runs([Path(__file__).parents[3] / "traces" / f"{capture}.sqlite"])
+    timeline = build_timeline(timeline_sources([run]))
+    assert timeline.typical_step == run.collectives().typical_step
