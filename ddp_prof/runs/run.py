@@ -342,13 +342,13 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
         analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
         typical = measure_collectives(analysis).typical_step
         for part in parts:
-            title = label_of(part.trace.path, part.trace.manifest)
+            title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
             found.append(timeline_source(title, part, analysis)._replace(run=at, typical_step=typical))
-    titles = Counter(source.title for source in found)
+    titles, names = Counter(source.title for source in found), distinct_names(source.trace.path for source in found)
     for at, source in enumerate(found):
         if titles[source.title] > 1:
             rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
-            more = f" ({source.trace.path.name})" if rank is None else f", rank {rank}"
+            more = f" ({names[source.trace.path]})" if rank is None else f", rank {rank}"
             found[at] = source._replace(title=source.title + more)
     return found
 

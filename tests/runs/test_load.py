@@ -12,6 +12,7 @@ from ddp_prof.present.headlines import Headline
 from ddp_prof.present.tables.collectives import collectives_view, skew_view
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.tables.overlap import overlap_view
+from ddp_prof.runs.run import timeline_sources
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import Capture, Range, write_capture
 
@@ -59,6 +60,17 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(
     runs = load_runs([tmp_path / folder for folder in folders])
     assert [run.label for run in runs] == labels
     assert [run.overlap().label for run in runs] == [run.analysis().label for run in runs] == labels
+
+
+def test_panels_of_files_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    """Two runs were both 'x', and so were two ranks of one; the page said of each how much it hides."""
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        write_capture(tmp_path / folder / "x.sqlite", known_truth(2))
+    files = [tmp_path / folder / "x.sqlite" for folder in ("a", "b")]
+    for one_run, titles in ((False, ["a/x", "b/x"]), (True, ["x (a/x.sqlite)", "x (b/x.sqlite)"])):
+        sources = timeline_sources(load_runs(files, LoadOptions(one_run=one_run, separate=not one_run)))
+        assert [source.title for source in sources] == titles
 
 
 def test_a_folder_stands_for_its_files(foreign: list[Path]) -> None:
