@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.quality import UNNAMED_BACKWARD
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.headlines import gain_headline
@@ -148,6 +150,17 @@ def test_a_kernel_without_a_call_belongs_to_no_step_but_counts_for_the_rank() ->
     (run,) = compare_variants([result])
     assert (run.step_ns, run.compute_only_ns, run.exposed_ns, run.gain_at_most) == (10, 3, None, None)
     assert "not known, because the trace does not tell which step launched it" in gain_headline(run)
+
+
+@pytest.mark.parametrize(
+    ("phase", "is_known"), [("synchronize", False), ("optimizer", False), ("backward", True), ("forward", True)]
+)
+def test_of_a_cpu_that_trains_it_is_known_what_hides_where_backward_has_a_name(phase: str, is_known: bool) -> None:
+    """What backward computed counted as idle: nothing hid there, it was said. Inference has no backward."""
+    ranges = {"process|rank=0|world=2|backend=gloo|device=cpu": "#" * 10, "step|index=0": "#" * 10}
+    pictures = {"forward": "####......", "all_reduce|bucket=0|bytes=8|params=1": "....###..."}
+    trace = draw_trace(ranges=[*ranges.items(), *pictures.items(), (phase, "........#.")], ranks={PID: 0})
+    assert only_rank(measure_overlap(trace)).reason == (None if is_known else UNNAMED_BACKWARD)
 
 
 def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> None:

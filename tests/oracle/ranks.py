@@ -177,8 +177,8 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
         for e in events:
             e.step = whole
     told = {phase for phase, _ in phases}
-    hides_backward = device is None and "optimizer" in told and "backward" not in told
-    is_blind = unnamed_share(trace) > MOST_UNNAMED or hides_backward
+    hides_backward = device is None and told & {"optimizer", "synchronize"} and "backward" not in told
+    is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward)
     return Rank(
         process, device, trace.ranks.get(process), str(trace.path),
         [e for e in events if e.step is None or not e.step.is_warmup], [s for s in steps if not s.is_warmup], has_steps,

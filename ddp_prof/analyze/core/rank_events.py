@@ -187,8 +187,9 @@ class RankEvents(Brief):
 
     @property
     def hides_backward(self) -> bool:
-        """Whether nothing tells what backward computed on a CPU, whose optimizer stepped."""
-        return self.device is None and self.backward == "none" and OPTIMIZER_PHASE in self.phases.kind
+        """Whether nothing tells what backward computed on a CPU that synchronizes, or whose optimizer steps."""
+        trains = bool(np.isin(self.phases.kind, (SYNCHRONIZE_PHASE, OPTIMIZER_PHASE)).any())
+        return self.device is None and self.backward == "none" and trains
 
     @cached_property
     def host_calls(self) -> HostCalls:
