@@ -421,14 +421,14 @@ def _clock_disagreement_ns(run: RunAnalysis) -> int:
 def _ends_agree_in_groups(run: RunAnalysis) -> bool:
     """Whether unnamed collectives end together on some ranks, and apart on others: ranks of several communicators.
 
-    As of FSDP within nodes, where all shard groups have the same collectives. Ends on a host, or of few ranks, do not
-    tell; some ranks of hundreds do.
+    As of FSDP within nodes, where all shard groups have the same collectives. Ends on a host, of few ranks, or of what
+    some ranks may end before others begin, do not tell; some ranks of hundreds do.
     """
     ranks, matches = run.ranks[:_COMPARED_RANKS], run.matches
     starts, ends, groups, lanes = (matches.column(run.ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
-    rows = np.flatnonzero(np.all((matches.rows != UNKNOWN) & (groups == UNKNOWN) & (lanes != UNKNOWN), axis=1))[
-        :LOOKED_AT
-    ]
+    tells = np.isin(matches.column(run.ranks, "operation", UNKNOWN), [UNKNOWN, *NEEDS_ALL])
+    tells &= (matches.rows != UNKNOWN) & (groups == UNKNOWN) & (lanes != UNKNOWN)
+    rows = np.flatnonzero(tells.all(axis=1))[:LOOKED_AT]
     if len(ranks) < _LEAST_OF_GROUPS or len(rows) < LEAST_COMMON_STEPS:
         return False
     clocks = [run.alignment.offset_for(rank.clock) for rank in ranks]
