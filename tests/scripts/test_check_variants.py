@@ -2,33 +2,43 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddp_prof.errors import WorkloadError
+from tests.ddp.gloo_ranks import run_ranks
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts/dev/check_variants.py"
-# As the script, with a variant that adds a little to each gradient after the ranks have agreed. It stands for fsdp,
-# which has the fewest cases.
-SABOTAGED = f"""
-import sys
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "scripts/dev")!r}]
-import check_variants
-from ddp_prof.ddp import VARIANTS
-
-class Wrong(VARIANTS["naive"]):
-    def finish_gradient_synchronization(self):
-        super().finish_gradient_synchronization()
-        for parameter in self.module.parameters():
-            if parameter.grad is not None:
-                parameter.grad.add_(1e-3)
-
-VARIANTS["fsdp"] = Wrong
-sys.exit(check_variants.main())
-"""
 pytestmark = pytest.mark.torch
+
+
+def sabotaged(rank: int) -> Any:
+    """What a rank finds where a variant adds a little to each gradient after the ranks have agreed.
+
+    It stands for fsdp, which has the fewest cases.
+    """
+    import check_variants
+    import torch
+
+    from ddp_prof.ddp import VARIANTS
+    from ddp_prof.train.process_group import RankInfo
+
+    class Wrong(VARIANTS["naive"]):
+        def finish_gradient_synchronization(self) -> None:
+            super().finish_gradient_synchronization()
+            for parameter in self.module.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.add_(1e-3)
+
+    VARIANTS["fsdp"] = Wrong
+    arguments = check_variants.parse(["--variants", "fsdp"])
+    return check_variants.check_all(arguments, RankInfo(rank, 2, rank, 2), torch.device("cpu"))
 
 
 def check(*command: str) -> subprocess.CompletedProcess[str]:
@@ -45,15 +55,18 @@ def test_a_variant_equals_one_process() -> None:
     assert int(total) > 10
 
 
-def test_one_that_does_not_is_named_with_its_cases(tmp_path: Path) -> None:
-    script = tmp_path / "sabotaged.py"
-    script.write_text(SABOTAGED)
-    done = check(str(script), "--variants", "fsdp")
-    assert done.returncode == 1
-    assert "fsdp: 0 of " in done.stdout
-    assert "  differs by " in done.stdout
-    assert ": blocks, adamw\n" in done.stdout
-    assert done.stderr == "sabotaged: error: a variant differs from one process\n"
+def test_one_that_does_not_is_named_with_its_cases(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    check_variants = importlib.import_module("check_variants")
+    findings, _ = run_ranks(sabotaged)
+    with pytest.raises(WorkloadError, match="a variant differs from one process"):
+        check_variants.report(findings)
+    said = capsys.readouterr().out
+    assert "fsdp: 0 of " in said
+    assert "  differs by " in said
+    assert ": blocks, adamw\n" in said
 
 
 def test_without_a_gpu_it_says_so() -> None:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ import pytest
 
 from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
+from ddp_prof.train import __main__
 from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT
+from ddp_prof.train.launch import launch
 from tests.kineto_events import ranges_in
 from tests.train.forked import train
 
@@ -188,26 +191,31 @@ def test_alone_it_is_a_world_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert manifest.world_size == 1
 
 
-@pytest.mark.parametrize(
-    ("argv", "code", "reason"),
-    [
-        (["--batch-size", "3"], 1, "a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"),
-        # more than can be addressed: the allocation itself fails, whatever the machine
-        (
-            ["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"],
-            OUT_OF_MEMORY_EXIT,
-            "out of memory with --model-size tiny",
-        ),
-    ],
-)
-def test_failure_is_one_line_and_leaves_no_manifest(tmp_path: Path, argv: list[str], code: int, reason: str) -> None:
+def test_failure_is_one_line_and_leaves_no_manifest(tmp_path: Path) -> None:
     manifest = tmp_path / "run.json"
     manifest.write_text("of an earlier run")
+    # more than can be addressed: the allocation itself fails, whatever the machine
+    argv = ["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"]
     done = run("--variant", "flat", "--world-size", "2", *SMALL, *argv, "--run-json", manifest)
-    assert done.returncode == code
-    assert len(done.stderr.splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("ddp_prof.train: error: ")
-    assert reason in done.stderr
+    assert done.returncode == OUT_OF_MEMORY_EXIT
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("ddp_prof.train: error: ")
+    assert "out of memory with --model-size tiny" in line
+    assert not manifest.exists()
+
+
+def test_a_failure_for_another_reason_is_another_exit_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same with ranks that are forked, which need not import torch."""
+    manifest = tmp_path / "run.json"
+    manifest.write_text("of an earlier run")
+    argv = ["--variant", "flat", "--world-size", "2", *SMALL, "--batch-size", "3", "--run-json", str(manifest)]
+    monkeypatch.setattr(__main__, "launch", partial(launch, forked=True))
+    monkeypatch.setattr(sys, "argv", ["ddp_prof.train", *argv])
+    assert __main__.main() == 1
+    reason = "a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"
+    assert capsys.readouterr() == ("", f"ddp_prof.train: error: {reason}\n")
     assert not manifest.exists()
 
 
