@@ -63,10 +63,14 @@ def gain_headline(summary: VariantSummary) -> str:
         return f"Whether communication is exposed is not known: {summary.reason}."
     hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
     step_ns = summary.communicating_step_ns
-    if not step_ns or summary.exposed_ns is None:
+    why = None
+    if not step_ns:
         why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
-        if step_ns:
-            why = "the trace does not tell which step launched it"
+    elif summary.exposed_ns is None:
+        why = "the trace does not tell which step launched it"
+    elif summary.exposed_ns > step_ns:
+        why = "most of it runs after the step that launched it"
+    if why or not step_ns or summary.exposed_ns is None:
         return f"{hidden}; what the rest costs per step is not known, because {why}."
     exposed, step = milliseconds(summary.exposed_ns), milliseconds(step_ns)
     share = f"{_fine_percent(summary.exposed_ns / step_ns)}"

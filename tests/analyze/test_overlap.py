@@ -176,6 +176,18 @@ def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> No
     assert "what the rest costs per step is not known" in gain_headline(run)
 
 
+def test_no_more_than_a_whole_step_is_said_to_be_gained() -> None:
+    """What the first step launched runs beside the others."""
+    trace = draw_trace(
+        ranges={"step 0": "####........", "step 1": "....####....", "step 2": "........####"},
+        launches={"main": "aB..c...d..."},
+        streams={7: ".aa..c...d..", 20: "...BBBBBBBBB"},
+    )
+    (run,) = compare_variants([measure_overlap(trace)])
+    assert (run.communicating_step_ns, run.exposed_ns, run.gain_at_most) == (4, 7, None)
+    assert gain_headline(run).endswith("is not known, because most of it runs after the step that launched it.")
+
+
 def test_what_a_step_that_communicates_gains_is_a_share_of_such_a_step() -> None:
     """As where gradients are accumulated: more than all of a step was said to be exposed."""
     trace = draw_trace(
