@@ -259,8 +259,9 @@ def _tell_apart(numbers: Ints) -> bool:
 
 
 def _are_alike(first: Ints, other: Ints, shift: int) -> bool:
-    pairs = zip(first[max(0, shift) :].tolist(), other[max(0, -shift) :].tolist(), strict=False)
-    return all(own == number for own, number in pairs)
+    first, other = first[max(0, shift) :], other[max(0, -shift) :]
+    common = min(len(first), len(other))
+    return np.array_equal(first[:common], other[:common])
 
 
 def _end_scatter(first: Ints, other: Ints, shift: int) -> float:
