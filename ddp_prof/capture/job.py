@@ -207,6 +207,8 @@ def find_losses(job: Job) -> list[str]:
     if job.on_gpus and (not has_kernels or ranks - with_kernels):
         whose = f" of rank {_format_ranks(ranks - with_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
+    if job.ranks is None and not job.part and len(ranks) < 2 and world < 2:
+        losses.append("only one process was recorded, so it communicates with none: does its launcher start several?")
     return losses
 
 

@@ -54,12 +54,12 @@ esac
 """
 
 
-def exported(path: Path, ranks: dict[int, int], *, lost_kernels: int | None = None) -> None:
+def exported(path: Path, ranks: dict[int, int], *, lost_kernels: int | None = None, world: int = 2) -> None:
     """An export with ranges of ours: of each rank so many steps, and kernels but for one."""
     capture = Capture()
     for rank, steps in ranks.items():
         process = 100 + rank
-        capture.ranges.append(Range(f"process|rank={rank}|world=2", 0, 1000, process, process, "ddp_prof"))
+        capture.ranges.append(Range(f"process|rank={rank}|world={world}", 0, 1000, process, process, "ddp_prof"))
         for step in range(steps):
             at = 100 * step + 10
             capture.ranges.append(Range(f"step|index={step}", at, at + 90, process, process, "ddp_prof"))

@@ -416,6 +416,13 @@ def test_ranks_and_steps_that_did_not_arrive_are_missed(
     assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks=expected)) == losses
 
 
+def test_a_process_alone_is_told_from_a_run_without_communication(tmp_path: Path) -> None:
+    exported(tmp_path / "x.sqlite", {0: 2}, world=1)
+    (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
+    assert loss == "only one process was recorded, so it communicates with none: does its launcher start several?"
+    assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0})) == [], "it was asked for"
+
+
 def test_kernels_are_missed_on_gpus_alone(tmp_path: Path) -> None:
     exported(tmp_path / "x.sqlite", {0: 1, 1: 1}, lost_kernels=1)
     assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False)) == []
