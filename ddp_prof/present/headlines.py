@@ -62,34 +62,29 @@ def gain_headline(summary: VariantSummary) -> str:
     if summary.reason:
         return f"Whether communication is exposed is not known: {summary.reason}."
     hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
-    step_ns = summary.communicating_step_ns
-    why = None
-    if not step_ns:
-        why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
-    elif summary.exposed_ns is None:
-        why = "the trace does not tell which step launched it"
-    elif summary.exposed_ns > step_ns:
-        why = "most of it runs after the step that launched it"
-    if why or not step_ns or summary.exposed_ns is None:
+    step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
+    if not step_ns or exposed_ns is None or gain is None:
+        why = "a step exposes more of it than it lasts"
+        if not step_ns:
+            why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
+        elif exposed_ns is None:
+            why = "the trace does not tell which step launched it"
         return f"{hidden}; what the rest costs per step is not known, because {why}."
-    exposed, step = milliseconds(summary.exposed_ns), milliseconds(step_ns)
-    share = f"{_fine_percent(summary.exposed_ns / step_ns)}"
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
-    is_exposed = f"{exposed} of a {step} step ({share}) is exposed{some}"
+    share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
+    is_exposed = f"{share} is exposed{some}"
+    at_most = f"so hiding all of it would gain at most {_fine_percent(gain)}"
     if summary.host_waits:
-        return f"{hidden}; {is_exposed}, and the host waits for it, so hiding all of it would gain at most {share}."
+        return f"{hidden}; {is_exposed}, and the host waits for it, {at_most}."
     if summary.blocking_ns is None:
-        return f"{hidden}; {is_exposed}, so hiding all of it would gain at most {share}."
+        return f"{hidden}; {is_exposed}, {at_most}."
     if summary.blocking_ns == 0:
         where, more = "", ""
         if summary.blocked_steps:
             where, more = " in a typical step", f" ({count_noun(summary.blocked_steps, 'step')} stood still for it)"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
-    gain = _fine_percent(summary.blocking_ns / step_ns)
-    return (
-        f"{hidden}; {is_exposed}, and the step stands still for communication for "
-        f"{milliseconds(summary.blocking_ns)}, so hiding all of it would gain at most {gain}."
-    )
+    stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns)}"
+    return f"{hidden}; {is_exposed}, and {stands}, {at_most}."
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:

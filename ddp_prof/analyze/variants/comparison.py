@@ -80,11 +80,13 @@ class VariantSummary:
         """The share of a step that communicates that hiding all communication would gain at most, 0 to 1.
 
         What blocks bounds it where that is known and no host waited, else what is exposed. ``None`` where that is not
-        known, or more than the step: then most of it runs after the step that launched it.
+        known, or a step exposes more than it lasts, as where what it launched runs beside later ones.
         """
-        cost_ns = self.exposed_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
-        whole_ns = self.communicating_step_ns
-        return None if cost_ns is None or self.reason or not whole_ns or cost_ns > whole_ns else cost_ns / whole_ns
+        exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
+        if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
+            return None
+        cost_ns = exposed_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
+        return cost_ns / whole_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
