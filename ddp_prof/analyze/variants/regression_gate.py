@@ -107,9 +107,7 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
     which = ""
     if asked.percentile != MEDIAN:
         is_worst = asked.percentile == WORST
-        ends = {1.0: "st", 2.0: "nd", 3.0: "rd"} if not 10 < asked.percentile < 14 else {}
-        suffix = ends.get(asked.percentile % 10, "th")
-        which = ", worst step" if is_worst else f", {asked.percentile:g}{suffix} percentile of steps"
+        which = ", worst step" if is_worst else f", percentile {asked.percentile:g} of steps"
     for what, limit in limits.items():
         if limit is not None:
             of_steps = partial(_at_percentile, f"{what}_ns", asked.percentile)
