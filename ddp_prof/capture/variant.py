@@ -49,6 +49,12 @@ KEPT_VARIABLES = re.compile(
 MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
 FIRST_PORT = 29500
 """Where ranks that SLURM starts meet, unless MASTER_PORT says it: jobs that share a node have a port each."""
+LOST_RACE = b"= sem_open"
+"""Last words of an nsys whose agent looked for the semaphore of the program before its launcher had made it.
+
+The program has not begun then. It happens on busy machines, rarely, with nsys 2022.4.
+"""
+NSYS_STARTS = 3
 Parsed = TypeVar("Parsed")
 
 
@@ -345,12 +351,15 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
     """Make the files, and put them in their places when all has arrived; run.json last: where it is, all is there."""
     job = plan.job(partial, nsys, profiler, key)
     log = scratch / "log"
-    log.touch()
     # nsys opens sockets in TMPDIR, whose paths must be short.
     environ = {**clean_environment(plan), "HOME": str(scratch), "TMPDIR": str(scratch)}
-    with _follow_log(log) if plan.is_set("VERBOSE") else nullcontext():
-        namespace = _namespace(plan) if nsys else []
-        code = run(job.command, environ, scratch, log=log, namespace=namespace, limit_s=plan.limit_s)
+    namespace = _namespace(plan) if nsys else []
+    for _ in range(NSYS_STARTS):
+        log.write_bytes(b"")
+        with _follow_log(log) if plan.is_set("VERBOSE") else nullcontext():
+            code = run(job.command, environ, scratch, log=log, namespace=namespace, limit_s=plan.limit_s)
+        if LOST_RACE not in log.read_bytes():
+            break
     reason = find_reason(log, code, profiler or "the launcher")
     if plan.limit_s is not None and code == NOT_DONE:
         raise WorkloadError(f"the run was not done after {plan.limit_s} s: {reason}")

@@ -11,6 +11,8 @@ import click
 from ddp_prof.cli.terminal import EXIT_CODE, say
 from ddp_prof.errors import DdpProfError, TraceError, printable
 
+WHY_NO_REPORT = "see what it said above; if that was sem_open, it failed before the program began: capture again"
+
 
 def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
     if value is None:
@@ -60,7 +62,7 @@ def capture(
     code = run_job(job)
     context.meta[EXIT_CODE] = code
     try:
-        export_reports(job, os.environ, "see what it said above")
+        export_reports(job, os.environ, WHY_NO_REPORT)
         for loss in find_losses(job):
             say(f"warning: {loss}", err=True)
     except DdpProfError as error:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.capture import processes
+from ddp_prof.capture.variant import NSYS_STARTS
 from tests.capture.conftest import NSYS, PYTHON, Machine, exported, is_sleeping, wait_until, written_by_torch
 
 THREE = ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
@@ -109,6 +110,21 @@ def test_flags_that_nsys_refuses_are_told(machine: Machine) -> None:
     code, _, complaint = machine.capture("overlap", NSYS_FLAGS="--bogus")
     assert (code, len(complaint.splitlines())) == (1, 1)
     assert "unrecognised option '--bogus' (see NSYS_FLAGS)" in complaint
+
+
+RACE = "echo '[boost::errinfo_api_function_*] = sem_open' >&2; exit 1"
+
+
+def test_an_nsys_that_lost_a_race_before_the_program_began_is_started_again(machine: Machine) -> None:
+    once = f'    [ -e "$FOLDER/lost" ] || {{ touch "$FOLDER/lost"; {RACE}; }}\n    shift\n'
+    machine.program("nsys", NSYS.replace("    shift\n", once))
+    assert machine.done("overlap").startswith("overlap: captured by nsys")
+    assert len(machine.runs) == 1
+    machine.program("nsys", NSYS.replace("    shift\n", f"    {RACE}\n"))
+    code, _, complaint = machine.capture("overlap", FORCE="1")
+    assert (code, len(complaint.splitlines())) == (1, 1)
+    assert "the workload failed (exit code 1): [boost::errinfo_api_function_*] = sem_open" in complaint
+    assert len([call for call in machine.calls if call.startswith("nsys profile")]) == 2 + NSYS_STARTS
 
 
 def test_what_did_not_arrive_is_missed(machine: Machine) -> None:

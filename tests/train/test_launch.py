@@ -39,7 +39,7 @@ def forked(request: pytest.FixtureRequest) -> bool:
 def is_running(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
         return False
     return state != "Z"  # of a child of this test nobody may have taken note yet
 
