@@ -21,7 +21,7 @@ SOLE_USERS = {
     "torch": {"annotate", "ddp", "train", "benchmark"},
     "nvtx": {"annotate"},
     "plotly": {"runs", "present"},
-    "kaleido": {"present"},
+    "choreographer": {"present"},
     "jinja2": {"present"},
     "pandas": {"analyze"},  # analyze: only in to_frame()
     "sqlite_utils": {"benchmark"},
@@ -162,7 +162,7 @@ def test_only_the_command_line_and_the_workload_print_and_exit(path: Path) -> No
 
 @pytest.mark.parametrize("module", ["ddp_prof", "ddp_prof.annotate", "ddp_prof.cli", "ddp_prof.range_names"])
 def test_importing_is_light(module: str) -> None:
-    heavy = ["torch", "plotly", "pandas", "numpy", "jinja2", "pyarrow", "rich", "kaleido", "sqlite_utils", "mcp"]
+    heavy = ["torch", "plotly", "pandas", "numpy", "jinja2", "pyarrow", "rich", "choreographer", "sqlite_utils", "mcp"]
     code = f"import sys, {module}; print([m for m in {heavy!r} if m in sys.modules])"
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"

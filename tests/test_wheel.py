@@ -50,9 +50,9 @@ def test_the_wheel_asks_for_pictures_and_training_by_extras_alone(wheel: zipfile
     metadata = message_from_bytes(wheel.read(path))
     needed = metadata.get_all("Requires-Dist", [])
     always = [each for each in needed if "extra ==" not in each]
-    assert not [each for each in always if each.startswith(("kaleido", "torch", "nvtx", "distributed", "mcp"))]
+    assert not [each for each in always if each.startswith(("choreographer", "torch", "nvtx", "distributed", "mcp"))]
     assert {"pictures", "train", "cluster", "mcp"} <= set(metadata.get_all("Provides-Extra", []))
-    assert [each for each in needed if each.startswith("kaleido") and "extra == 'pictures'" in each]
+    assert [each for each in needed if each.startswith("choreographer") and "extra == 'pictures'" in each]
 
 
 def test_the_sdist_holds_what_git_knows_and_nothing_that_a_machine_made(built: Path) -> None:

@@ -252,9 +252,9 @@ def test_what_the_machine_has_is_seen_wherever_it_lies(tmp_path: Path) -> None:
 def test_wheels_that_do_not_suffice_are_told(env: Checkout, tmp_path: Path) -> None:
     assert "WHEELS=/nowhere is no folder" in env.run(SCRIPT, WHEELS="/nowhere").stderr
     (tmp_path / "wheels").mkdir()
-    said = ("  ERROR: No matching distribution found for kaleido>=1.0", "error: pip did not run successfully.")
+    said = ("  ERROR: No matching distribution found for choreographer>=1.0", "error: pip did not run successfully.")
     pip = f"{'; '.join(f'echo {shlex.quote(line)} >&2' for line in said)}; exit 1"
     done = env.run(SCRIPT, WHEELS=str(tmp_path / "wheels"), PIP=pip)
     assert done.returncode == 1
-    assert "the wheels do not suffice (No matching distribution found for kaleido>=1.0): add" in done.stderr
+    assert "the wheels do not suffice (No matching distribution found for choreographer>=1.0): add" in done.stderr
     assert not (env.root / ".venv").exists()

@@ -1,31 +1,38 @@
-"""Figures as PNG and SVG files, through kaleido and an installed Chromium, without network."""
+"""Figures as PNG and SVG files, through choreographer and an installed Chromium, without network."""
 
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 import os
 import shutil
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
+from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import DdpProfError
 from ddp_prof.present.charts import Chart, pack_array
 
+if TYPE_CHECKING:
+    from choreographer import Tab
+
 WIDTH = 1400
 SCALE = 2
 SECONDS_TO_CLOSE = 10
 """Seconds that an interrupted program waits for its browser."""
+SECONDS_TO_DRAW = 90
+"""Seconds after which a picture is given up."""
 _BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
-"""Errors that kaleido raises if a browser fails; the last one if it closes while it starts."""
+"""Errors that choreographer raises if a browser fails; the last one if it closes while it starts."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 
 
@@ -45,12 +52,12 @@ class Pictures:
     """Figures that a browser draws while the program goes on; all of them are written by :meth:`finish`, or none is."""
 
     def __init__(self) -> None:
-        self._browser = find_browser() if find_spec("kaleido") else None
+        self._browser = find_browser() if find_spec("choreographer") else None
         self._files = ExitStack()
         self._orders: SimpleQueue[dict[str, Any] | InterruptedError | None] = SimpleQueue()
-        self._outcome: Future[Sequence[Exception]] = Future()
-        # Threads that it starts are daemons, too: kaleido has one that reads what the browser says, and that waits as
-        # long as anything lives that the browser started. The program would not end before.
+        self._outcome: Future[None] = Future()
+        # Threads that it starts are daemons, too: one of choreographer's reads what the browser says, and waits as long
+        # as anything lives that the browser started. The program would not end before.
         self._thread = Thread(target=self._work, daemon=True)
 
     def __enter__(self) -> Pictures:
@@ -73,24 +80,21 @@ class Pictures:
         """Wait until all are drawn, and write them.
 
         Raises:
-            PictureError: kaleido or Chromium is not installed, or the browser failed.
+            PictureError: choreographer or Chromium is not installed, or the browser failed.
         """
-        if not find_spec("kaleido"):
-            raise PictureError("pictures need kaleido, which is not installed: pip install 'ddp-prof[pictures]'")
+        if not find_spec("choreographer"):
+            raise PictureError("pictures need choreographer, which is not installed: pip install 'ddp-prof[pictures]'")
         if self._browser is None:
             missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
             raise PictureError(missing)
         self._orders.put(None)
-        failed: Sequence[BaseException]
         try:
-            failed = self._outcome.result()
+            self._outcome.result()
         except _BROWSER_ERRORS as error:
-            failed = [error]
-        if failed:
             # In a line: choreographer's errors bring their advice as further arguments.
-            lines = str(failed[0].args[0] if failed[0].args else failed[0]).splitlines()
-            reason = next(iter(lines), type(failed[0]).__name__)
-            raise PictureError(f"pictures could not be drawn with {self._browser}: {reason}") from failed[0]
+            lines = str(error.args[0] if error.args else error).splitlines()
+            reason = next(iter(lines), type(error).__name__)
+            raise PictureError(f"pictures could not be drawn with {self._browser}: {reason}") from error
         self._files.close()
 
     def try_finish(self) -> list[str]:
@@ -107,21 +111,53 @@ class Pictures:
         except BaseException as error:  # raised again by finish
             self._outcome.set_exception(error)
 
-    async def _draw_all(self) -> Sequence[Exception]:
-        import kaleido
+    async def _draw_all(self) -> None:
+        import choreographer
 
         logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # what goes wrong is raised, too
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        # MathJax would be fetched from the network.
-        options = {"path": str(self._browser), "mathjax": False}
-        failed: Sequence[Exception] = await kaleido.write_fig_from_object(self._ordered(), kopts=options)
-        return failed
+        async with choreographer.Browser(path=self._browser) as browser:
+            tab = browser.get_tab() or await browser.create_tab()
+            window = await _open_plotly(tab)
+            while (order := await asyncio.to_thread(self._orders.get)) is not None:
+                if isinstance(order, InterruptedError):
+                    raise order
+                await asyncio.wait_for(_draw(tab, window, **order), SECONDS_TO_DRAW)
 
-    async def _ordered(self) -> AsyncIterator[dict[str, Any]]:
-        while (order := await asyncio.to_thread(self._orders.get)) is not None:
-            if isinstance(order, InterruptedError):
-                raise order
-            yield order
+
+# Not by kaleido, which is for this: it asks the browser for events of its engine (Runtime.enable), which then reads
+# plotly.js a second longer, since it notes positions in the source; and kaleido has it read anew for each picture.
+async def _open_plotly(tab: Tab) -> str:
+    """Load plotly.js; returns the id of the page's global object."""
+    import plotly
+
+    library = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    with TemporaryDirectory() as folder:
+        page = Path(folder) / "index.html"
+        page.write_text(f'<meta charset="utf-8"><script src="{library.as_uri()}"></script>', encoding="utf-8")
+        loaded = tab.subscribe_once("Page.loadEventFired")
+        await _command(tab, "Page.enable")
+        await _command(tab, "Page.navigate", url=page.as_uri())
+        await loaded
+    found: dict[str, str] = await _command(tab, "Runtime.evaluate", expression="window")
+    return found["objectId"]
+
+
+async def _draw(tab: Tab, window: str, *, figure: Chart, options: dict[str, Any], path: Path) -> None:
+    asked = {"arguments": [{"value": figure}, {"value": options}], "awaitPromise": True, "returnByValue": True}
+    function = "(figure, options) => Plotly.toImage(figure, options)"
+    answer = await _command(tab, "Runtime.callFunctionOn", functionDeclaration=function, objectId=window, **asked)
+    image: str = answer["value"]
+    path.write_bytes(image.encode() if options["format"] == "svg" else base64.b64decode(image))
+
+
+async def _command(tab: Tab, name: str, **params: Any) -> Any:
+    """What the browser answers; raises RuntimeError where that is an error."""
+    answer = await tab.send_command(name, params)
+    result = answer.get("result", {})
+    if failed := answer.get("error") or result.get("exceptionDetails"):
+        raise RuntimeError(str(failed.get("exception", {}).get("description") or failed))
+    return result.get("result")
 
 
 def write_pictures(pictures: Iterable[tuple[Chart, Path]]) -> None:
@@ -137,4 +173,5 @@ def _render_request(chart: Chart, path: Path, partial: Path) -> dict[str, Any]:
     still["layout"] |= {"width": WIDTH, "updatemenus": []}  # a menu cannot be opened on paper
     scale = SCALE if path.suffix == ".png" else 1
     size = {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}
-    return {"fig": still, "path": partial, "opts": {"format": path.suffix.removeprefix(".") or None, **size}}
+    options = {"format": path.suffix.removeprefix("."), "imageDataOnly": True, **size}
+    return {"figure": still, "path": partial, "options": options}

@@ -55,6 +55,14 @@ def test_an_interrupted_program_leaves_neither_a_browser_nor_a_file(
     assert capfd.readouterr().err == ""
 
 
+@pytest.mark.browser
+def test_what_plotly_refuses_is_one_clear_error(tmp_path: Path) -> None:
+    with pytest.raises(PictureError, match=r"could not be drawn with .*: Error: Export format is not") as raised:
+        write_pictures([(figure(), tmp_path / "a.svg"), (figure(), tmp_path / "a.odd")])
+    assert "\n" not in str(raised.value)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BROWSER_PATH", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -64,12 +72,12 @@ def test_without_chromium_one_line_says_what_to_do(tmp_path: Path, monkeypatch: 
     assert not (tmp_path / "a.png").exists()
 
 
-def test_without_kaleido_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_choreographer_one_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BROWSER_PATH", sys.executable)
-    monkeypatch.setitem(sys.modules, "kaleido", None)
+    monkeypatch.setitem(sys.modules, "choreographer", None)
     with pytest.raises(PictureError) as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
-    assert str(raised.value) == "pictures need kaleido, which is not installed: pip install 'ddp-prof[pictures]'"
+    assert str(raised.value) == "pictures need choreographer, which is not installed: pip install 'ddp-prof[pictures]'"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -100,7 +108,7 @@ def test_however_a_browser_breaks_off_it_is_one_clear_error(
         raise error
 
     monkeypatch.setenv("BROWSER_PATH", sys.executable)
-    monkeypatch.setattr("kaleido.write_fig_from_object", break_off)
+    monkeypatch.setattr("choreographer.Browser.open", break_off)
     with pytest.raises(PictureError, match=r"could not be drawn with .*: (CancelledError|TimeoutError|gone)$"):
         write_pictures([(figure(), tmp_path / "a.png")])
     assert list(tmp_path.iterdir()) == []
