@@ -28,9 +28,9 @@ from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts, wait_en
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, ClockOffset, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame, none_for_unknown
-from ddp_prof.table import begins_run
+from ddp_prof.table import begins_run, select
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
 
 Floats = NDArray[np.float64]
@@ -331,7 +331,7 @@ def _rank_view(
 
     window = union(_first_time(rank, rows)[np.newaxis], timings.end_ns[rows].max()[np.newaxis])
     compute = rank.compute & window
-    found = _exposed(rank, rows, wait_ns, parts, since)
+    found = _exposed(rank, rows, wait_ns, parts, compute, since)
     exposed = [None if rank.reason else tuple(found[row]) for row in rows.tolist()]
     times = (since(column[rows]) for column in (timings.ready_ns, timings.launch_ns, timings.start_ns, timings.end_ns))
     sizes = (none_for_unknown(column[rows]) for column in (timings.bucket, timings.bytes))
@@ -349,19 +349,22 @@ def _exposed(
     rows: Ints,
     wait_ns: Ints,
     parts: Mapping[str, PhaseParts],
+    compute: Intervals,
     since: Callable[[Ints], list[int]],
 ) -> dict[int, list[ExposedStretch]]:
     """The exposed stretches of some collectives, in the time that ``since`` makes of the rank's own."""
     found: dict[int, list[ExposedStretch]] = {row: [] for row in rows.tolist()}
     wait_end = wait_end_ns(rank.timings, wait_ns)
-    for why, cells in parts.items():
-        for index in np.flatnonzero(np.isin(cells.row, rows)).tolist():
-            row = int(cells.row[index])
-            bare = union(cells.start_ns[[index]], cells.end_ns[[index]]) - rank.compute
-            waiting = union(rank.timings.start_ns[[row]], wait_end[[row]])
-            for is_wait, stretches in ((True, bare & waiting), (False, bare - waiting)):
-                times = zip(since(stretches.start_ns), since(stretches.end_ns), strict=True)
-                found[row] += [
-                    ExposedStretch(WHENS[cells.when[index]], why, is_wait, start, end) for start, end in times
-                ]
+    for why, every in parts.items():
+        cells = select(every, np.isin(every.row, rows) & (every.start_ns < every.end_ns))
+        cells = select(cells, np.argsort(cells.start_ns))
+        bare = Intervals(cells.start_ns, cells.end_ns) - compute  # of disjoint cells: an instant belongs to one
+        cell = np.searchsorted(cells.start_ns, bare.start_ns, side="right") - 1
+        cut = np.clip(wait_end[cells.row[cell]], bare.start_ns, bare.end_ns)
+        for is_wait, start, end in ((True, bare.start_ns, cut), (False, cut, bare.end_ns)):
+            some = start < end
+            owners = zip(cells.row[cell[some]].tolist(), cells.when[cell[some]].tolist(), strict=True)
+            times = zip(since(start[some]), since(end[some]), strict=True)
+            for (row, when), (begin, stop) in zip(owners, times, strict=True):
+                found[row].append(ExposedStretch(WHENS[when], why, is_wait, begin, stop))
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Sequence
 from itertools import product
 from textwrap import wrap
@@ -105,8 +106,10 @@ def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]])
     if line.exposed is None:
         return [(theme.COMMUNICATION, line.start_ns, line.end_ns)]
     own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
+    # Of the compute, which does not overlap itself, that which may lie within.
+    near = compute[max(0, bisect(compute, (line.start_ns,)) - 1) : bisect(compute, (line.end_ns,))]
     found, cursor = [], line.start_ns
-    for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in compute)]):
+    for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in near)]):
         low, high = max(cursor, start), min(end, line.end_ns)
         if low < high:
             found += [(theme.ELSEWHERE, cursor, low), (kind, low, high)]
