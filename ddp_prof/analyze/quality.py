@@ -259,7 +259,8 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
 
 def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
     """Why the run is not representative, by its ``run.json``; of a shared GPU the trace itself tells, too."""
-    return Diagnostics(caveats=_declared_caveats(trace), windows=_kernel_windows(trace)).all_caveats
+    windows = _kernel_windows(trace) if len(trace.processes) > 1 else ()
+    return Diagnostics(caveats=_declared_caveats(trace), windows=windows).all_caveats
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
