@@ -21,12 +21,9 @@ GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate 
 
 UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
 
-NO_BACKWARD = (
-    "no backward pass was recorded beside the optimizer's steps, as where it runs in a thread of its own, which "
-    "torch.profiler leaves out"
-)
+NO_BACKWARD = "no backward pass was recorded, as where it runs in a thread of its own, which torch.profiler leaves out"
 
-UNNAMED_BACKWARD = "no range names the backward pass, so what it computed is not known (see --backward-range)"
+UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not known (see --backward-range)"
 
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 

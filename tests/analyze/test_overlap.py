@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
-from ddp_prof.analyze.quality import UNNAMED_BACKWARD
+from ddp_prof.analyze.quality import NO_COMMUNICATION, UNNAMED_BACKWARD
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.headlines import gain_headline
@@ -153,14 +153,24 @@ def test_a_kernel_without_a_call_belongs_to_no_step_but_counts_for_the_rank() ->
 
 
 @pytest.mark.parametrize(
-    ("phase", "is_known"), [("synchronize", False), ("optimizer", False), ("backward", True), ("forward", True)]
+    ("phases", "reason"),
+    [
+        (["forward", "synchronize"], UNNAMED_BACKWARD),
+        (["forward", "optimizer"], UNNAMED_BACKWARD),
+        (["forward"], UNNAMED_BACKWARD),
+        ([], UNNAMED_BACKWARD),
+        (["forward", "backward"], None),
+    ],
 )
-def test_of_a_cpu_that_trains_it_is_known_what_hides_where_backward_has_a_name(phase: str, is_known: bool) -> None:
-    """What backward computed counted as idle: nothing hid there, it was said. Inference has no backward."""
-    ranges = {"process|rank=0|world=2|backend=gloo|device=cpu": "#" * 10, "step|index=0": "#" * 10}
-    pictures = {"forward": "####......", "all_reduce|bucket=0|bytes=8|params=1": "....###..."}
-    trace = draw_trace(ranges=[*ranges.items(), *pictures.items(), (phase, "........#.")], ranks={PID: 0})
-    assert only_rank(measure_overlap(trace)).reason == (None if is_known else UNNAMED_BACKWARD)
+def test_of_a_cpu_it_is_known_what_hides_where_backward_has_a_name(phases: list[str], reason: str | None) -> None:
+    """What backward computed counted as idle: nothing hid there, it was said. Without collectives none could."""
+    process = {"process|rank=0|world=2|backend=gloo|device=cpu": "#" * 10, "step|index=0": "#" * 10}
+    pictures = dict(zip(phases, ["####......", "........#."], strict=False))
+    collective = {"all_reduce|bucket=0|bytes=8|params=1": "....###..."}
+    rank = only_rank(measure_overlap(draw_trace(ranges=process | pictures | collective, ranks={PID: 0})))
+    assert (rank.reason, rank.overlap_ratio) == (reason, None if reason else 0)
+    silent = only_rank(measure_overlap(draw_trace(ranges=process | {"forward": "####"}, ranks={PID: 0})))
+    assert silent.reason == NO_COMMUNICATION
 
 
 def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> None:

@@ -177,7 +177,8 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
         for e in events:
             e.step = whole
     told = {phase for phase, _ in phases}
-    hides_backward = device is None and told & {"optimizer", "synchronize"} and "backward" not in told
+    trains = told & {"optimizer", "synchronize"} or any(e.category == Category.COMMUNICATION for e in events)
+    hides_backward = device is None and "backward" not in told and trains
     is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward)
     return Rank(
         process, device, trace.ranks.get(process), str(trace.path),

@@ -181,15 +181,26 @@ class RankEvents(Brief):
         """Whether phases of a CPU count as compute although it may have waited in them for communication."""
         if self.device is not None or SYNCHRONIZE_PHASE in self.phases.kind:
             return False
-        if len(self.trace.operators) >= len(self.collective_ranges):  # operators compute, not phases
+        if self._has_operators:  # these compute, not phases
             return False
         return bool((self.union_of(Category.COMPUTE) & self.union_of(Category.COMMUNICATION)).length_ns)
 
     @property
+    def _has_operators(self) -> bool:
+        return len(self.trace.operators) >= len(self.collective_ranges)
+
+    @property
     def hides_backward(self) -> bool:
-        """Whether nothing tells what backward computed on a CPU that synchronizes, or whose optimizer steps."""
-        trains = bool(np.isin(self.phases.kind, (SYNCHRONIZE_PHASE, OPTIMIZER_PHASE)).any())
-        return self.device is None and self.backward == "none" and trains
+        """Whether nothing tells what backward computed on a CPU that trains, or may.
+
+        One that communicates may, unless operators tell what it computed and which of them asked for each collective.
+        """
+        if self.device is not None or self.backward != "none":
+            return False
+        asked_ns = self.select_category(Category.COMMUNICATION).launch_ns
+        is_told = self._has_operators and NO_TIME not in asked_ns
+        trains = np.isin(self.phases.kind, (SYNCHRONIZE_PHASE, OPTIMIZER_PHASE)).any()
+        return bool(trains or (len(asked_ns) and not is_told))
 
     @cached_property
     def host_calls(self) -> HostCalls:

@@ -179,7 +179,9 @@ def test_of_three_ranks_the_two_that_are_there_are_compared(tmp_path: Path) -> N
     assert any("rank 0 is not among the traces" in warning for warning in skew.warnings)
 
 
-def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: int = 0) -> Trace:
+def cpu_rank(
+    rank: int, first: str, second: str, path: str = "x.sqlite", shift: int = 0, phases: dict[str, str] | None = None
+) -> Trace:
     def moved(picture: str) -> str:
         return "." * shift + picture
 
@@ -190,6 +192,7 @@ def cpu_rank(rank: int, first: str, second: str, path: str = "x.sqlite", shift: 
             "step|index=1": moved("." * 15 + "#" * 15),
             "all_reduce|bucket=0|bytes=8|params=1": moved(first),
             "all_reduce|bucket=1|bytes=8|params=1": moved(second),
+            **(phases or {}),
         },
         ranks={PID: rank},
         world_size=2,
@@ -456,7 +459,8 @@ def test_what_a_rank_costs_others_is_no_wait_for_another_one_nor_its_own() -> No
     """Rank 1 is late for A by 5, and rank 0 for B by 4: rank 2 waits for both, rank 1 for B."""
     a, late_a = ".#######.......", "......##......."
     b, late_b = ".........######", ".............##"
-    skew = measure_skew(run_of(cpu_rank(0, a, late_b), cpu_rank(1, late_a, b), cpu_rank(2, a, b)))
+    ranks = enumerate([(a, late_b), (late_a, b), (a, b)])
+    skew = measure_skew(run_of(*(cpu_rank(rank, *drawn, phases={"backward": "#"}) for rank, drawn in ranks)))
     (step,) = skew.steps
     assert (step.last, step.cost_ns, step.waits_ns) == (1, 5, (5, 4, 9))
     assert [rank.cost_ns for rank in skew.ranks] == [0, 5, 0]

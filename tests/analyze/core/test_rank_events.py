@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -236,19 +237,26 @@ class TestGloosOwnEvents:
         (rank,) = find_rank_events(trace)
         assert PHASES[rank.events.phase[rank.events.category == Category.COMMUNICATION][0]] == "backward"
 
+    ASKED: ClassVar = {"c10d::broadcast_": "#"}
+
     @pytest.mark.parametrize(
-        ("phases", "reason"),
+        ("asked", "phases", "reason"),
         [
-            ({"forward": "####......", "optimizer": "........##"}, NO_BACKWARD),
-            ({"forward": "####......", "backward": "....####..", "optimizer": "........##"}, None),
-            ({"forward": "##########"}, None),
+            (ASKED, {"forward": "####......", "optimizer": "........##"}, NO_BACKWARD),
+            (ASKED, {"forward": "####......", "backward": "....####..", "optimizer": "........##"}, None),
+            (ASKED, {"forward": "##########"}, None),
+            ({}, {"forward": "##########"}, NO_BACKWARD),
+            ({}, {}, NO_BACKWARD),
         ],
     )
     def test_a_backward_pass_that_was_not_recorded_hides_what_it_launched(
-        self, phases: dict[str, str], reason: str | None
+        self, asked: dict[str, str], phases: dict[str, str], reason: str | None
     ) -> None:
-        """As one that a thread of its own runs: what else communicates tells nothing about gradients."""
-        _, rank = self.run_of("aabb....cc", {"c10d::broadcast_": "#"}, [("gloo:broadcast", ".##.......")], **phases)
+        """As one that a thread of its own runs: what else communicates tells nothing about gradients.
+
+        Where that thread asked for all collectives, and the optimizer has no range, nothing was said to be hidden.
+        """
+        _, rank = self.run_of("aabb....cc", asked, [("gloo:broadcast", ".##.......")], **phases)
         assert (rank.reason, rank.overlap_ratio is None) == (reason, reason is not None)
 
     def test_a_broadcast_in_forward_is_waited_for_where_no_operator_runs(self) -> None:
