@@ -30,7 +30,7 @@ SCALE = 2
 SECONDS_TO_CLOSE = 10
 """Seconds that an interrupted program waits for its browser."""
 SECONDS_TO_DRAW = 90
-"""Seconds after which a picture is given up."""
+"""Seconds after which a picture, or the start of the browser's page, is given up."""
 _BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
 """Errors that choreographer raises if a browser fails; the last one if it closes while it starts."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
@@ -91,9 +91,12 @@ class Pictures:
         try:
             self._outcome.result()
         except _BROWSER_ERRORS as error:
-            # In a line: choreographer's errors bring their advice as further arguments.
-            lines = str(error.args[0] if error.args else error).splitlines()
-            reason = next(iter(lines), type(error).__name__)
+            if isinstance(error, asyncio.CancelledError):
+                reason = "it ended before all was drawn"
+            elif isinstance(error, (TimeoutError, asyncio.TimeoutError)):
+                reason = f"it gave no answer for {SECONDS_TO_DRAW} s"
+            else:  # in a line: choreographer's errors bring their advice as further arguments
+                reason = str(error.args[0] if error.args else error).partition("\n")[0] or type(error).__name__
             raise PictureError(f"pictures could not be drawn with {self._browser}: {reason}") from error
         self._files.close()
 
@@ -118,7 +121,7 @@ class Pictures:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
         async with choreographer.Browser(path=self._browser) as browser:
             tab = browser.get_tab() or await browser.create_tab()
-            window = await _open_plotly(tab)
+            window = await asyncio.wait_for(_open_plotly(tab), SECONDS_TO_DRAW)
             while (order := await asyncio.to_thread(self._orders.get)) is not None:
                 if isinstance(order, InterruptedError):
                     raise order

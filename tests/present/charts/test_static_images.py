@@ -100,16 +100,24 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), asyncio.TimeoutError(), RuntimeError("gone")])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (asyncio.CancelledError(), "it ended before all was drawn"),
+        (asyncio.TimeoutError(), "it gave no answer for 90 s"),
+        (RuntimeError("gone", "advice"), "gone"),
+        (OSError(), "OSError"),
+    ],
+)
 def test_however_a_browser_breaks_off_it_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException, reason: str
 ) -> None:
     async def break_off(*_: object, **__: object) -> None:
         raise error
 
     monkeypatch.setenv("BROWSER_PATH", sys.executable)
     monkeypatch.setattr("choreographer.Browser.open", break_off)
-    with pytest.raises(PictureError, match=r"could not be drawn with .*: (CancelledError|TimeoutError|gone)$"):
+    with pytest.raises(PictureError, match=f"could not be drawn with .*: {reason}$"):
         write_pictures([(figure(), tmp_path / "a.png")])
     assert list(tmp_path.iterdir()) == []
 
