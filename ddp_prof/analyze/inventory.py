@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, NO_PATTERNS, RangePatterns, find_phases, find_steps
-from ddp_prof.analyze.quality import NO_BACKWARD, diagnose
+from ddp_prof.analyze.quality import NO_BACKWARD, ONLY_WARMUP, diagnose
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
@@ -118,7 +118,7 @@ def _process_inventory(
 
 
 def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Sequence[RankEvents]) -> list[str]:
-    advice, has_work = [], any(len(rank.events) for rank in ranks)
+    advice, has_work = [], any(len(rank.including_warmup.events) for rank in ranks)
     if not has_work:
         missing = "no ddp_prof ranges"
         if trace.source == "kineto":
@@ -134,7 +134,9 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
     ]
     if reason := next(filter(None, unknown), None):
         advice.append(f"blocking: what waits for communication is not known: {reason}")
-    if not any(process.steps or process.warmup_steps for process in processes):
+    if any(rank.is_warmup for rank in ranks):
+        advice.append(f"steps: {ONLY_WARMUP}")
+    elif not any(process.steps or process.warmup_steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
     if has_work and not any(process.backward_ranges for process in processes):
         is_inferred = any(rank.backward == "inferred" for rank in ranks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
@@ -25,6 +25,8 @@ NO_BACKWARD = "no backward pass was recorded, as where it runs in a thread of it
 
 UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not known (see --backward-range)"
 
+ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record more steps)"
+
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 MOST_UNNAMED = 0.01
@@ -33,6 +35,8 @@ MOST_UNNAMED = 0.01
 
 def why_unknown(rank: RankEvents) -> str | None:
     """Why there is no share of communication that hides; ``None`` where there is one."""
+    if rank.is_warmup:
+        return ONLY_WARMUP
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
@@ -63,6 +67,11 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
     if not doubtful and None in reasons:
         return None
     return merge_reasons(doubtful or reasons) if ranks else NO_COMMUNICATION
+
+
+def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
+    """Why none of some ranks has a step that is measured, by the reason of each; ``otherwise`` none is marked."""
+    return ONLY_WARMUP if ONLY_WARMUP in reasons else otherwise
 
 
 def hides_work(rank: RankEvents) -> bool:

@@ -74,7 +74,7 @@ def _zero_times(sources: Sequence[Source]) -> list[int]:
     if len(sources) == 1:
         return firsts
     starts = [
-        min((int(rank.steps.start_ns.min()) for rank in source.ranks if rank.has_steps), default=first)
+        min((int(rank.steps.start_ns.min()) for rank in source.ranks if len(rank.steps)), default=first)
         for source, first in zip(sources, firsts, strict=True)
     ]
     anchors = line_up(sources, starts)

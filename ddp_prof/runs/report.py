@@ -307,7 +307,7 @@ def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
 
     if trace.unresolved_names.kernels:
         raise CannotSplitError("it has kernels without a name")
-    if any(not rank.has_steps or rank.device is None for rank in ranks):
+    if any(not rank.has_steps or rank.is_warmup or rank.device is None for rank in ranks):
         raise CannotSplitError("a rank of it has no steps")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
         raise CannotSplitError("its hosts communicate for GPUs")

@@ -29,6 +29,7 @@ from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, ClockOffset, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.quality import why_no_steps
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame, none_for_unknown
 from ddp_prof.table import begins_run, select
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
@@ -186,6 +187,8 @@ def _why_unknown(run: RunAnalysis) -> str | None:
     if len(run.ranks) < 2:
         how = "give the others, too (--one-run joins files)"
         return f"that takes the traces of at least two ranks of a run; {how}"
+    if not run.has_steps and (reason := why_no_steps((rank.reason for rank in run.ranks), "")):
+        return reason
     if not len(run.matches):
         return run.matches.doubt or "no collective of one rank is known to be that of another"
     if run.alignment.residual_p95_ns is None:

@@ -177,6 +177,11 @@ class RankEvents(Brief):
         return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
 
     @property
+    def is_warmup(self) -> bool:
+        """Whether all of its steps are warm-up."""
+        return bool(self.warmup_steps) and not len(self.steps)
+
+    @property
     def hides_waits(self) -> bool:
         """Whether phases of a CPU count as compute although it may have waited in them for communication."""
         if self.device is not None or SYNCHRONIZE_PHASE in self.phases.kind:

@@ -21,13 +21,14 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.chains import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.critical.chains import Chains, find_work, follow_chains
 from ddp_prof.analyze.critical.replay import Replay, find_replay, join_replays, measure_gains
-from ddp_prof.analyze.quality import hides_work, why_unknown
+from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, positions, take_or_unknown
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 
 NO_RANKS = "the trace holds no rank"
+NO_WORK = "no step has any work"
 CALLS_OUT_OF_ORDER = "calls are not numbered in the order in which what they launched could begin"
 NO_COMMON_CLOCK = "the clocks of the ranks cannot be compared"
 CLOCKS_CONTRADICT = "by the clocks of the ranks some work began before what it waited for had ended"
@@ -171,7 +172,8 @@ def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankCh
             if key != UNKNOWN and own.end_ns[step] > own.window_start_ns[step]:
                 last[key] = max(last.get(key, (end, index, step)), (end, index, step))
     paths = tuple(walker.walk(index, step) for _, (_, index, step) in sorted(last.items()))
-    return RunCritical(paths, None, gains.reason)
+    reason = None if paths else why_no_steps((rank.reason for rank in run.ranks), NO_WORK)
+    return RunCritical(paths, reason, gains.reason)
 
 
 class _Walker:

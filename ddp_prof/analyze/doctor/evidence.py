@@ -21,6 +21,7 @@ from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.quality import why_no_steps
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -189,7 +190,7 @@ class RunEvidence:
     def why_no_steps(self) -> str | None:
         """Why it is not known what the steps reduce; ``None`` where it is, or nothing is known to be reduced."""
         if not self.analysis.has_steps:
-            return NO_STEPS if self.gradients else None
+            return why_no_steps((rank.reason for rank in self.analysis.ranks), NO_STEPS) if self.gradients else None
         communicates = any(rank.comm_ns for rank in self.overlap.ranks)
         return (
             NO_LAUNCHES if communicates and not any(rank.communicating_steps for rank in self.overlap.ranks) else None

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap, keys_of
-from ddp_prof.analyze.quality import NO_COMMUNICATION
+from ddp_prof.analyze.quality import NO_COMMUNICATION, why_no_steps
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
 from ddp_prof.manifest import Manifest
 
@@ -220,7 +220,7 @@ def _overlap(rank: RankOverlap) -> float:
 
 def _step_times(rank: RankOverlap) -> Sequence[int]:
     if not rank.lengths_ns:
-        raise _UnknownFigure(NO_LENGTHS if rank.marked_steps else NO_STEPS)
+        raise _UnknownFigure(NO_LENGTHS if rank.marked_steps else why_no_steps([rank.reason], NO_STEPS))
     return rank.lengths_ns
 
 

@@ -271,7 +271,7 @@ def critical_headline(critical: RunCritical) -> str:
     """What the path of the typical step consists of, largest parts first."""
     path = critical.typical
     if path is None:
-        return f"The critical path is not known: {critical.reason or 'no step has any work'}."
+        return f"The critical path is not known: {critical.reason}."
     parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
     words = [f"{percent(ns / path.window_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
     whole = "the capture" if path.step_key is None else "a typical step"

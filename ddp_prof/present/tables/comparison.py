@@ -112,7 +112,7 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
             f"{notes[0]}, each other row their changes and that of the step",
             "within ±: steps of both runs scatter too much to tell a change (95 % interval); the CSV has the figure",
         ]
-    notes += [f"{label}: left out, its trace marks no steps" for label in waterfall.left_out]
+    notes += [f"{label}: left out, its trace marks no steps to measure" for label in waterfall.left_out]
     notes += [f"{label}: left out, its trace does not tell how long its steps took" for label in waterfall.untimed]
     notes += [f"{label}: left out, its trace does not tell all that ran in its steps" for label in waterfall.unknown]
     notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.present.columns import Row, ms, percent, values_of
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
@@ -33,7 +34,8 @@ NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are k
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
     """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
     title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
-    notes = _kernel_notes(use, top)
+    is_warmup = any(rank.reason == ONLY_WARMUP for rank in result.ranks)
+    notes = _kernel_notes(use, top) or [ONLY_WARMUP if is_warmup else NO_KERNELS]
     ranks = [
         {
             **values_of(rank, "process", "device", "rank", "overlapped_ns"),
@@ -121,7 +123,7 @@ def idle_rows(use: DeviceUse) -> list[Row]:
 
 def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
     if not use.kernels:
-        return [NO_KERNELS]
+        return []
     left_out = len(use.kernels) - len(use.kernels[:top])
     more = [f"{count_noun(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
     shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
@@ -129,11 +131,12 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
 
 
 def _hidden_notes(use: DeviceUse) -> list[str]:
-    if any(rank.overlapped_ns is None for rank in use.ranks):
-        return ["n/a where the trace does not tell what a rank computed and communicated"]
+    reasons = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.overlapped_ns is None)
+    notes = [f"overlapped time not known: {reason}" for reason in reasons]
     if not any(rank.overlapped_ns for rank in use.ranks):
-        return ["no communication was overlapped"]
-    return ["overlapped communication, summed over ranks; where several kernels run at once, one of them counts"]
+        return notes or ["no communication was overlapped"]
+    summed = "overlapped communication, summed over ranks; where several kernels run at once, one of them counts"
+    return [summed, *notes]
 
 
 def _idle_notes(use: DeviceUse) -> list[str]:

@@ -12,6 +12,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.columns import Row, ms, percent, times_of, values_of
@@ -130,10 +131,14 @@ def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
             source_name(result.trace, result.files),
             f"device: {result.device}",
             ranks,
-            count_noun(summary.steps, "step") if summary.steps else "no steps are marked (see --step-range)",
+            count_noun(summary.steps, "step") if summary.steps else _why_no_steps(summary),
             profiler_name(result),
         )
     )
+
+
+def _why_no_steps(summary: VariantSummary) -> str:
+    return ONLY_WARMUP if summary.reason == ONLY_WARMUP else "no steps are marked (see --step-range)"
 
 
 def _parts(summary: VariantSummary) -> str | None:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.errors import TraceError
 from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.lanes import View, lanes_of
@@ -43,6 +44,8 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         path = source.trace.path
         numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
         if not numbers:
+            if any(rank.is_warmup for rank in source.ranks):
+                raise TraceError(path, "all of its steps are warm-up", "leave --steps out, or record more steps")
             raise TraceError(path, "it marks no steps", "leave --steps out, or name steps with --step-range")
         if not any(len(rank.rows) for rank in ranks):
             reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
@@ -152,7 +155,7 @@ def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View
             zeros.append(events.steps.start_ns[rows].min())
     if starts:
         return View(int(min(zeros)), int(min(starts)), int(max(ends)))
-    tables = [rank.events.events for rank in ranks if len(rank.events.events)]
+    tables = [table for rank in ranks if len(table := rank.events.including_warmup.events)]
     if not tables:
         return View(0, 0, 1)
     start = np.sort(np.concatenate([table.start_ns for table in tables]))
@@ -222,7 +225,8 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
     """The steps that begin in what is shown: beside a longer panel more than those chosen."""
     rank = next((events for events, rows in ranks if len(rows)), None)
     if rank is None:
-        yield "no steps are marked in this trace"
+        is_warmup = any(events.is_warmup for events, _ in ranks)
+        yield ONLY_WARMUP if is_warmup else "no steps are marked in this trace"
         return
     begins, end_ns = rank.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a step may have no length
     seen = np.flatnonzero((begins >= view.start_ns) & (begins < end_ns)).tolist()
@@ -238,9 +242,11 @@ def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View)
     """How much of the capture is seen at first, and what of it nowhere."""
     first, last = _captured_times(source.trace)
     seen, held, captured = (milliseconds(end - start) for _, start, end in (home, view, (0, first, last)))
+    has_steps = any(len(rank.rows) for rank in ranks)
     if (view.start_ns, view.end_ns) == (first, last):
-        yield f"all {captured} captured" + (f", {seen} of it in measured steps" if home != view else "")
-    elif not any(len(rank.rows) for rank in ranks):
+        where = "in measured steps" if has_steps else "from the first work to the last"
+        yield f"all {captured} captured" + (f", {seen} of it {where}" if home != view else "")
+    elif not has_steps:
         yield f"{held} of {captured} shown"
     processes = [rank.process for rank in source.ranks]
     others = []

@@ -334,7 +334,7 @@ class TestSelection:
         """A range of 8 µs, and in it kernels from 2 to 6 µs."""
         launched = {"ranges": {"range": "#" * 8000}, "streams": {7: "." * 2000 + "a" * 1000 + "." * 2000 + "b" * 1000}}
         whole = build_timeline([source(draw_trace(**launched))])
-        assert whole.panels[0].facts[-1] == "all 8.0 µs captured, 4.0 µs of it in measured steps"
+        assert whole.panels[0].facts[-1] == "all 8.0 µs captured, 4.0 µs of it from the first work to the last"
         assert (whole.panels[0].start_ns, whole.panels[0].end_ns) == (-2000, 6000)
         assert whole.home_ns == (0, 4000)
         picture = build_excerpt([source(draw_trace(**launched))])

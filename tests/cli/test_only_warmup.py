@@ -1,0 +1,70 @@
+"""A capture of nothing but warm-up steps: these are left out, which is not that none were marked."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.quality import ONLY_WARMUP
+from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.timeline.build import build_timeline
+from tests.command_line import csv_rows, run
+from tests.measuring import source_of
+from tests.nsys_factory import NCCL, STEP_NS, US, Kernel, bucket_steps, write_capture
+
+FALSE = ("no steps", "no step ", "no GPU activities", "no kernels", "the trace does not tell what")
+
+
+def write_warmup(path: Path, *, has_others: bool = False) -> Path:
+    """Three steps of warm-up; work that no step launched, too, if that is asked for."""
+    capture = bucket_steps(20, 20, 20)
+    capture.ranges = [replace(one, name=f"step|index={n}|warmup=1") for n, one in enumerate(capture.ranges)]
+    at = 4 * STEP_NS
+    others = [Kernel("init", at, at + 9 * US, at, 100), Kernel(NCCL, at, at + 19 * US, at, 100, stream=20)]
+    capture.kernels += [replace(one, number=99 + n) for n, one in enumerate(others) if has_others]
+    return write_capture(path, capture)
+
+
+@pytest.mark.parametrize("command", ["summary", "overlap", "info", "collectives", "doctor", "critical", "kernels"])
+def test_each_command_says_what_was_left_out(tmp_path: Path, command: str) -> None:
+    said = run(command, write_warmup(tmp_path / "warm.sqlite")).stdout
+    assert ONLY_WARMUP in said
+    assert [claim for claim in FALSE if claim in said] == []
+
+
+def test_what_no_step_launched_is_not_the_runs_overlap(tmp_path: Path) -> None:
+    """It was said that 47 % of communication is hidden, and that the trace marks no steps."""
+    path = write_warmup(tmp_path / "warm.sqlite", has_others=True)
+    (row,) = csv_rows("overlap", path)
+    assert (row["steps"], row["kernels"], row["overlap_%"]) == ("0", "2", "")
+    (found,) = json.loads(run("summary", path, "--format", "json").stdout)["runs"]
+    assert found["headline"] == f"Whether communication is exposed is not known: {ONLY_WARMUP}."
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    """Export ended with a traceback."""
+    paths = [write_warmup(tmp_path / f"{name}.sqlite", has_others=True) for name in "ab"]
+    assert ONLY_WARMUP in run("skew", *paths, "--one-run").stdout
+    exported = run("export", *paths, "-o", tmp_path / "x.json")
+    assert exported.exit_code == 0, exported.output
+    events = json.loads((tmp_path / "x.json").read_text())["traceEvents"]
+    assert sum(event.get("name") == "gradient" for event in events) == 6
+
+
+def test_requirements_cannot_be_judged(tmp_path: Path) -> None:
+    path = write_warmup(tmp_path / "warm.sqlite")
+    rows = csv_rows("check", path, "--max-exposed-ms", 3, "--baseline", path)
+    assert [(row["verdict"], row["why"].removeprefix("baseline: ")) for row in rows] == 3 * [("unknown", ONLY_WARMUP)]
+
+
+def test_the_timeline_draws_all_of_them(tmp_path: Path) -> None:
+    """It opened on a single nanosecond."""
+    path = write_warmup(tmp_path / "warm.sqlite")
+    (panel,) = build_timeline([source_of("warm", load_trace(path))]).panels
+    assert ONLY_WARMUP in panel.facts
+    assert panel.home_ns == (0, 107 * US + 1)
+    error = run("timeline", path, "--steps", "1", "-o", tmp_path / "x.html")
+    assert (error.exit_code, "all of its steps are warm-up" in error.stderr) == (1, True)
