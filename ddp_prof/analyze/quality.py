@@ -37,6 +37,8 @@ def why_unknown(rank: RankEvents) -> str | None:
     """Why there is no share of communication that hides; ``None`` where there is one."""
     if rank.is_warmup:
         return ONLY_WARMUP
+    if _communicates_with_nobody(rank):
+        return NO_COMMUNICATION
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if not len(rank.events):
@@ -48,6 +50,13 @@ def why_unknown(rank: RankEvents) -> str | None:
     if rank.hides_backward:
         return NO_BACKWARD if len(rank.trace.operators) else UNNAMED_BACKWARD
     return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
+
+
+def _communicates_with_nobody(rank: RankEvents) -> bool:
+    """Whether a job of one rank has no collective, or torch.profiler recorded operators of a CPU and none of these."""
+    trace, is_silent = rank.trace, not np.any(rank.events.category == Category.COMMUNICATION)
+    by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
+    return is_silent and (trace.world_size == 1 or (by_operators and not rank.hides_backward))
 
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:

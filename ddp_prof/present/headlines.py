@@ -58,7 +58,7 @@ def gain_headline(summary: VariantSummary) -> str:
     The bound is the blocking time if it is known and no host waited, else the exposed time.
     """
     if summary.reason == NO_COMMUNICATION:
-        return "Nothing in this trace is known to communicate, so there is nothing to hide."
+        return _silence_text(summary)
     if summary.reason:
         return f"Whether communication is exposed is not known: {summary.reason}."
     hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
@@ -85,6 +85,17 @@ def gain_headline(summary: VariantSummary) -> str:
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
     stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns)}"
     return f"{hidden}; {is_exposed}, and {stands}, {at_most}."
+
+
+def _silence_text(summary: VariantSummary) -> str:
+    """What it means that a run is not known to communicate."""
+    others = f", although its job has {summary.world_size} ranks" if (summary.world_size or 1) > 1 else ""
+    if others or summary.ranks > 1:
+        return f"Nothing in this trace is known to communicate{others}."
+    who = "No collective is in this trace: as far as it tells, its one process"
+    if summary.world_size == 1:
+        who = "This process is the only rank of its job: it"
+    return f"{who} communicates with nobody, so there is nothing to hide."
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.command_line import run
+from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, write_capture
 
@@ -215,3 +216,42 @@ def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp
         words = f"printf '%s\\n' {command.partition('ddp-prof ')[2]}"
         expanded = subprocess.run(["bash", "-c", words], capture_output=True, text=True, check=True).stdout.splitlines()
         assert expanded[1:] == [str(tmp_path / name) for name in names]
+
+
+_NOBODY = "communicates with nobody, so there is nothing to hide."
+_UNKNOWN = "Whether communication is exposed is not known"
+
+
+@pytest.mark.parametrize(
+    ("world", "optimizer", "begins", "ends"),
+    [
+        (1, False, "This process is the only rank of its job", _NOBODY),
+        (1, True, "This process is the only rank of its job", _NOBODY),
+        (None, False, "No collective is in this trace", _NOBODY),
+        (None, True, _UNKNOWN, "tell what the CPU did."),  # backward, which was not recorded, may communicate
+        (4, False, "Nothing in this trace is known to communicate", "although its job has 4 ranks."),
+    ],
+)
+def test_a_process_without_peers_has_nothing_to_hide(
+    world: int | None, optimizer: bool, begins: str, ends: str, tmp_path: Path
+) -> None:
+    """Of a CPU recorded by torch.profiler it was said that nothing is known."""
+    events = [event("cpu_op", "aten::mm", "20", "50"), event("user_annotation", "ProfilerStep#1", "0", "99")]
+    events += [event("user_annotation", "Optimizer.step#SGD.step", "80", "9")] if optimizer else []
+    told = {} if world is None else {"distributedInfo": {"rank": 0, "world_size": world}}
+    (found,) = summary(write(tmp_path / "x.json", events, **told))["runs"]
+    assert found["headline"].startswith(begins)
+    assert found["headline"].endswith(ends)
+    straggler = run("doctor", tmp_path / "x.json").stdout
+    assert ("the traces of at least two ranks" in straggler) == (world != 1)
+
+
+@pytest.mark.parametrize(("world", "who"), [(None, "No collective is in"), (1, "This process is the only rank of")])
+def test_a_gpu_without_peers_has_nothing_to_hide_either(world: int | None, who: str, tmp_path: Path) -> None:
+    ranges = [] if world is None else [Range(f"process|rank=0|world={world}|backend=nccl", 0, 99 * US, 100)]
+    kernels = [Kernel("gemm", at * US, (at + 5) * US, at * US, 100) for at in (1, 11)]
+    trace = write_capture(tmp_path / "x.sqlite", Capture(kernels, ranges))
+    (found,) = summary(trace)["runs"]
+    assert found["headline"].startswith(who)
+    assert "communicates with nobody" in found["headline"]
+    assert "0.0 ms per step" not in run(trace).stdout

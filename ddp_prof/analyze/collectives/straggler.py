@@ -184,6 +184,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
 
 
 def _why_unknown(run: RunAnalysis) -> str | None:
+    if [rank.world_size for rank in run.ranks] == [1]:
+        return "the job has a single rank"
     if len(run.ranks) < 2:
         how = "give the others, too (--one-run joins files)"
         return f"that takes the traces of at least two ranks of a run; {how}"

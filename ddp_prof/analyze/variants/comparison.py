@@ -33,6 +33,7 @@ class VariantSummary:
         compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
         blocked_steps: In how many communicating steps of all ranks something stood still for it.
         reason: Why nothing is known of what is exposed.
+        world_size: Ranks in the job, of which the run may hold some; ``None`` where unknown.
         speedup: Step time of the ``naive`` run, if it ran on such a device, over this one's.
     """
 
@@ -63,6 +64,7 @@ class VariantSummary:
     host_waits: int = 0
     communicating_steps: int = 0
     communicating_step_ns: int | None = None
+    world_size: int | None = None
 
     @property
     def parts_ns(self) -> dict[str, int | None]:
@@ -135,6 +137,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
         reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
         communicating_steps=max(map(len, communicating), default=0),
+        world_size=result.world_size,
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
         **{name: None if ns is None else round(ns) for name, ns in times.items()},

@@ -159,7 +159,7 @@ def _parts(summary: VariantSummary) -> str | None:
 
 
 def _communication(summary: VariantSummary) -> str | None:
-    if summary.comm_ns is None or summary.overlapped_ns is None or summary.exposed_ns is None:
+    if not summary.comm_ns or summary.overlapped_ns is None or summary.exposed_ns is None:
         return None
     known = None if summary.blocking_ns is None else f"{milliseconds(summary.blocking_ns)} blocking"
     some = " that communicates" if communicating_steps_text(summary) else ""

@@ -221,7 +221,7 @@ class TestPages:
         assert [chart for page in tmp_path.glob("*.html") for chart in charts_of(page)] == []
         assert "There is no overlap figure" in " ".join(read(tmp_path / "index.html").sections[""])
         why = (tmp_path / "silent-why.html").read_text(encoding="utf-8")
-        assert "silent: Nothing in this trace is known to communicate" in why
+        assert "silent: No collective is in this trace" in why
 
     def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
         trace = cpu_run()
