@@ -103,8 +103,8 @@ class RunCritical(FrameResult):
     gain_reason: str | None = None
 
     @property
-    def typical(self) -> StepPath | None:
-        """The path of median length."""
+    def median(self) -> StepPath | None:
+        """The path of median length, which need not be that of the step with the median exposed time."""
         by_length = sorted(self.steps, key=lambda path: path.window_ns)
         return by_length[len(by_length) // 2] if by_length else None
 

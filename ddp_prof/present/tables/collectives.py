@@ -246,7 +246,7 @@ PART_NAMES = {
 
 
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
-    """A row per step, under what the typical step's path consists of."""
+    """A row per step, under what the path of median length consists of."""
     headline = critical_headline(critical)
     steps = [f"{len(critical.steps)} steps"] if run.has_steps and critical.steps else []
     title = "\n".join((" · ".join((source_name(run.trace, run.files), f"device: {run.device}", *steps)), headline))
@@ -268,14 +268,15 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
 
 
 def critical_headline(critical: RunCritical) -> str:
-    """What the path of the typical step consists of, largest parts first."""
-    path = critical.typical
+    """What the path of median length consists of, largest parts first."""
+    path = critical.median
     if path is None:
         return f"The critical path is not known: {critical.reason}."
     parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
     words = [f"{percent(ns / path.window_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
-    whole = "the capture" if path.step_key is None else "a typical step"
-    text = f"The critical path of {whole}, {milliseconds(path.window_ns)}, is {', '.join(words)}"
+    whole = "the capture" if path.step_key is None else "median length"
+    where = "" if path.step is None else f" in step {path.step}"
+    text = f"The critical path of {whole}, {milliseconds(path.window_ns)}{where}, is {', '.join(words)}"
     if not path.collectives:
         return f"{text}: no collective is on it."
     gain_ns, index = max((one.gain_ns or 0, one.index) for one in path.collectives)

@@ -15,14 +15,14 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline
 from ddp_prof.present.tables import collectives
-from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view, rows_of_step
+from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view, critical_headline, rows_of_step
 from ddp_prof.runs import load_runs
 from ddp_prof.trace import Trace
 from tests.analyze.collectives.test_timing import OURS
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, results_of
-from tests.nsys_factory import bucket_steps, write_capture
+from tests.nsys_factory import US, bucket_steps, write_capture
 from tests.present.runs import cpu_run
 
 CONTRACT = {
@@ -144,3 +144,16 @@ def test_where_it_is_not_known_what_hides_rows_do_not_tell_what_is_exposed(by: s
     assert unknown.rows[0]["duration_ms"] == known.rows[0]["duration_ms"]
     (one,) = unknown.document["collectives"]
     assert (one["exposed_ns"], one["overlapped_ns"], one["exposed_by"], one["blocking_ns"]) == (None,) * 4
+
+
+def test_the_path_of_median_length_is_not_called_that_of_the_typical_step(tmp_path: Path) -> None:
+    """Headlines are about step 1, which has the median exposed time, and the path said to be typical was of step 0."""
+    capture = bucket_steps(12, 20, 30)
+    last = next(kernel for kernel in capture.kernels if kernel.kind == "memcpy")
+    last.end = 37 * US
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", capture))
+    assert {path.step: path.window_ns // US for path in run.critical().steps} == {0: 36, 1: 27, 2: 37}
+    assert run.collectives().typical_step == 1
+    headline = critical_headline(run.critical())
+    assert headline.startswith("The critical path of median length, 36.0 µs in step 0, is ")
+    assert "typical" not in headline
