@@ -12,6 +12,9 @@ import pytest
 from playwright.sync_api import sync_playwright
 
 from ddp_prof.present.charts.static_images import find_browser
+from ddp_prof.present.html.page import write_shared_plotly
+from ddp_prof.present.html.timeline_page import write_timeline_page
+from ddp_prof.present.timeline.model import Timeline
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.nsys_factory import write_capture
@@ -25,6 +28,8 @@ ARGUMENTS = [
     "--disable-component-update",
     "--disable-default-apps",
     "--disable-sync",
+    # Compiled beside its loading, a script is compiled again at each visit. The other one Playwright disables itself.
+    "--disable-features=ScriptStreaming,PaintHolding",
 ]
 
 
@@ -123,11 +128,33 @@ def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
 
 @contextmanager
 def new_visit(chromium: Any) -> Iterator[Visit]:
-    """A visit beside others, or one that changes its page for good."""
+    """A visit beside others, in a browser that knows nothing of them."""
     page = chromium.new_page()
     with visit_in(page) as visit:
         yield visit
     page.close()
+
+
+@contextmanager
+def prepared_visit(tab: Any, script: str) -> Iterator[Visit]:
+    """A visit to pages of which each finds that this script has run before its own."""
+    protocol = tab.context.new_cdp_session(tab)
+    protocol.send("Page.enable")
+    added = protocol.send("Page.addScriptToEvaluateOnNewDocument", {"source": f"{{ {script} }}"})
+    try:
+        with visit_in(tab) as visit:
+            yield visit
+    finally:
+        protocol.send("Page.removeScriptToEvaluateOnNewDocument", added)
+        protocol.detach()
+
+
+def write_timeline(model: Timeline, path: Path) -> Path:
+    """A timeline as reports have it, beside plotly.js: of its own address this is compiled once, but as part of a page
+    once for each address of the page, fragment included."""
+    write_shared_plotly(path.parent)
+    write_timeline_page(model, path, shared_plotly=True)
+    return path
 
 
 @pytest.fixture

@@ -6,17 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Visit, write_timeline
 from tests.browser.test_inspecting import boxes_of, details, device_label
 from tests.present.runs import cpu_run, run_of
 
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    write_timeline_page(build_timeline(run_of(cpu_run()).load_sources()), tmp_path / "run.html")
-    return tmp_path / "run.html"
+    return write_timeline(build_timeline(run_of(cpu_run()).load_sources()), tmp_path / "run.html")
 
 
 def settled(visit: Visit) -> None:

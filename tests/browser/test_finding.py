@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ddp_prof.ingest.load import load_trace
-from tests.browser.conftest import Visit, new_visit
+from tests.browser.conftest import Visit
 from tests.browser.test_inspecting import details, device_label, window
 from tests.browser.test_lanes import gpu_trace
 from tests.browser.test_opening import page_of, steps_of
@@ -145,19 +144,20 @@ def test_details_lead_to_the_consumer_and_back(visit: Visit, tmp_path: Path) -> 
 
 
 class TestAddress:
-    def test_another_browser_shows_the_same_selection(self, chromium: Any, visit: Visit, page: Path) -> None:
+    def test_another_visit_shows_the_same_selection(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
         visit.page.mouse.click(*device_label(visit, "compute", 2 * US))
         visit.page.keyboard.press("s")
         visit.page.wait_for_url("**&box=*@12000")
         seen = details(visit), window(visit), visit.ask("page.selection")
-        with new_visit(chromium) as other:
-            other.page.goto(visit.page.url)
-            other.wait_for_timeline()
-            assert details(other) == seen[0]
-            assert window(other) == pytest.approx(seen[1], abs=1)
-            assert other.ask("page.selection") == seen[2]
-            assert other.complaints == []
+        address = visit.page.url
+        visit.page.goto("about:blank")
+        visit.page.goto(address)
+        visit.wait_for_timeline()
+        assert details(visit) == seen[0]
+        assert window(visit) == pytest.approx(seen[1], abs=1)
+        assert visit.ask("page.selection") == seen[2]
+        assert visit.complaints == []
 
     def test_a_measured_range_is_shaded_and_in_the_address(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
@@ -204,22 +204,21 @@ class TestAddress:
         assert visit.ask("page.step") == 1
         assert visit.page.url.endswith("#step=1")
 
-    def test_a_button_copies_the_address(self, chromium: Any, page: Path) -> None:
-        with new_visit(chromium) as visit:
-            visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-            visit.open_timeline(page, "#step=1")
-            visit.page.get_by_role("button", name="copy link").click()
-            visit.page.locator("#copied:text-is('copied')").wait_for()
-            assert visit.page.evaluate("navigator.clipboard.readText()") == page.as_uri() + "#step=1"
+    def test_a_button_copies_the_address(self, visit: Visit, page: Path) -> None:
+        visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        visit.open_timeline(page, "#step=1")
+        visit.page.get_by_role("button", name="copy link").click()
+        visit.page.locator("#copied:text-is('copied')").wait_for()
+        assert visit.page.evaluate("navigator.clipboard.readText()") == page.as_uri() + "#step=1"
+        visit.page.context.clear_permissions()
 
-    def test_where_the_browser_refuses_the_address_is_shown_selected(self, chromium: Any, page: Path) -> None:
-        with new_visit(chromium) as visit:
-            visit.page.add_init_script("navigator.clipboard.writeText = () => Promise.reject(new Error('no'));")
-            visit.open_timeline(page, "#step=1")
-            visit.page.get_by_role("button", name="copy link").click()
-            visit.page.locator("#link:focus").wait_for()
-            assert visit.page.evaluate("getSelection().toString()") == page.as_uri() + "#step=1"
-            assert visit.complaints == []
+    def test_where_the_browser_refuses_the_address_is_shown_selected(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page, "#step=1")
+        visit.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
+        visit.page.get_by_role("button", name="copy link").click()
+        visit.page.locator("#link:focus").wait_for()
+        assert visit.page.evaluate("getSelection().toString()") == page.as_uri() + "#step=1"
+        assert visit.complaints == []
 
 
 def test_the_worst_stretch_is_shown_with_its_step(visit: Visit, tmp_path: Path) -> None:

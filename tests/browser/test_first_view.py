@@ -11,14 +11,14 @@ import pytest
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import Trace
-from tests.browser.conftest import Visit, new_visit
+from tests.browser.conftest import Visit, prepared_visit
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 
-HOLD = """let streams = 0;
+HOLD = """let streams = %d;
   const kept = DecompressionStream, held = new Promise((done) => (window.release = done));
   globalThis.DecompressionStream = class { constructor(format) {
-    const { readable, writable } = new kept(format), mayPass = streams++ < window.most ? null : held;
+    const { readable, writable } = new kept(format), mayPass = streams-- > 0 ? null : held;
     return { writable, readable: readable.pipeThrough(new TransformStream({ flush: () => mayPass })) };
   } };"""
 """Lets so many columns be read, and others once they are released."""
@@ -63,15 +63,14 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def held(chromium: Any, page: Path) -> Iterator[Visit]:
+def held(tab: Any, page: Path) -> Iterator[Visit]:
     """A visit that has the first view before it, and reads the rest when it is told to."""
-    with new_visit(chromium) as visit:
-        wait_for_first_view(visit, page.as_uri(), 1)
+    with prepared_visit(tab, HOLD % 1) as visit:
+        open_first_view(visit, page.as_uri())
         yield visit
 
 
-def wait_for_first_view(visit: Visit, address: str, streams: int) -> None:
-    visit.page.add_init_script(f"window.most = {streams}; {HOLD}")
+def open_first_view(visit: Visit, address: str) -> None:
     visit.page.goto(address)
     visit.page.wait_for_function("performance.getEntriesByName('first view').length && window.Plotly")
 
@@ -135,9 +134,9 @@ def test_an_address_that_changes_meanwhile_is_followed(held: Visit) -> None:
     assert held.complaints == []
 
 
-def test_where_the_address_asks_for_more_an_overview_stands_in(chromium: Any, page: Path) -> None:
-    with new_visit(chromium) as visit:
-        wait_for_first_view(visit, f"{page.as_uri()}#step=2", 0)
+def test_where_the_address_asks_for_more_an_overview_stands_in(tab: Any, page: Path) -> None:
+    with prepared_visit(tab, HOLD % 0) as visit:
+        open_first_view(visit, f"{page.as_uri()}#step=2")
         assert visit.count(".sketch path") > 5
         assert visit.ask("page.drawn") == []
         complete(visit)

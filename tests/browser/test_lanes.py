@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import UNKNOWN, CallDetails, Trace
-from tests.browser.conftest import Visit, new_visit
+from tests.browser.conftest import Visit, prepared_visit, write_timeline
 from tests.browser.test_inspecting import boxes_of, details, device_label
 from tests.drawing import column, draw_trace
 from tests.measuring import collectives_of, source_of, sources_of
@@ -49,8 +48,7 @@ def gpu_trace() -> Trace:
 
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
-    write_timeline_page(build_timeline([source_of("run", gpu_trace())]), tmp_path / "run.html")
-    return tmp_path / "run.html"
+    return write_timeline(build_timeline([source_of("run", gpu_trace())]), tmp_path / "run.html")
 
 
 def select(visit: Visit, kind: str, time: float) -> dict[str, str]:
@@ -121,8 +119,7 @@ class TestLaunches:
             )
             for rank, wait in enumerate(("......", "..AAAA"))
         }
-        write_timeline_page(build_timeline(sources_of(traces)), tmp_path / "ranks.html")
-        visit.open_timeline(tmp_path / "ranks.html")
+        visit.open_timeline(write_timeline(build_timeline(sources_of(traces)), tmp_path / "ranks.html"))
         told = []
         for at, panel in ((8, 0), (8, 1), (22, 0)):
             visit.page.mouse.click(*device_label(visit, "communication", at, panel))
@@ -137,8 +134,7 @@ class TestLaunches:
         trace = draw_trace(streams={7: "aaaa", 9: "1111"}, launches={"main": "a1"})
         sizes = np.where(trace.activities.lane == 9, 64, UNKNOWN)
         trace = replace(trace, activities=replace(trace.activities, bytes=sizes))
-        write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
-        visit.open_timeline(tmp_path / "run.html")
+        visit.open_timeline(write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html"))
         known = select(visit, "copies", 2)
         assert (known["bytes"], known["bandwidth"]) == ("64: 64 bytes", "16 GB/s: bytes over duration")
 
@@ -169,8 +165,7 @@ class TestLaunches:
         from ddp_prof.ingest.load import load_trace
 
         trace = load_trace(shared_traces / name, ReadOptions(with_launches=True))
-        write_timeline_page(build_timeline([source_of("real", trace)]), tmp_path / "real.html")
-        visit.open_timeline(tmp_path / "real.html")
+        visit.open_timeline(write_timeline(build_timeline([source_of("real", trace)]), tmp_path / "real.html"))
         delays = visit.ask("""page.shownRows.filter(({ kind }) => kind === "communication").flatMap((row) =>
             row.tracks.flatMap((track) => Array.from(track.source, (source, at) => {
               const call = page.launches.call[source], calls = page.foldedRows.find(({ first, count }) =>
@@ -283,7 +278,7 @@ FEW_LANES = {"streams": {7: "aa..bb"}}
 @pytest.mark.parametrize("height", [700, 900, 1080])
 @pytest.mark.parametrize("trace", [gpu_trace(), draw_trace(**FEW_LANES)], ids=["many lanes", "two lanes"])
 def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, trace: Trace, height: int, tmp_path: Path) -> None:
-    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
+    write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
     visit.page.set_viewport_size({"width": 1400, "height": height})
     visit.open_timeline(tmp_path / "run.html")
     (bottom,) = (box["bottom"] for box in boxes_of(visit, ".below"))
@@ -291,13 +286,15 @@ def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, trace: Trace
     assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
 
 
-def test_what_the_address_asks_for_is_kept_however_long_reading_takes(chromium: Any, page: Path) -> None:
-    with new_visit(chromium) as visit:
-        visit.page.add_init_script("""const kept = DecompressionStream;
-            globalThis.DecompressionStream = class { constructor(format) {
-              const { readable, writable } = new kept(format);
-              const slow = new TransformStream({ flush: () => new Promise((done) => setTimeout(done, 600)) });
-              return { writable, readable: readable.pipeThrough(slow) }; } };""")
+SLOW = """const kept = DecompressionStream;
+  globalThis.DecompressionStream = class { constructor(format) {
+    const { readable, writable } = new kept(format);
+    const slow = new TransformStream({ flush: () => new Promise((done) => setTimeout(done, 600)) });
+    return { writable, readable: readable.pipeThrough(slow) }; } };"""
+
+
+def test_what_the_address_asks_for_is_kept_however_long_reading_takes(tab: Any, page: Path) -> None:
+    with prepared_visit(tab, SLOW) as visit:
         visit.page.goto(f"{page.as_uri()}#lanes=stream")
         visit.wait_for_timeline()
         assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
@@ -305,7 +302,7 @@ def test_what_the_address_asks_for_is_kept_however_long_reading_takes(chromium: 
 
 def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, page: Path, tmp_path: Path) -> None:
     without = tmp_path / "without.html"
-    write_timeline_page(build_timeline([source_of("run", draw_trace(**FEW_LANES))]), without)
+    write_timeline(build_timeline([source_of("run", draw_trace(**FEW_LANES))]), without)
     lefts = set()
     for path in (page, without):
         visit.open_timeline(path)

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import Trace
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
 
@@ -27,8 +26,7 @@ def steps_of(*lengths: int) -> Trace:
 
 def page_of(tmp_path: Path, *traces: Trace) -> Path:
     sources = [source_of(f"run {at}", trace) for at, trace in enumerate(traces)]
-    write_timeline_page(build_timeline(sources), tmp_path / "run.html")
-    return tmp_path / "run.html"
+    return write_timeline(build_timeline(sources), tmp_path / "run.html")
 
 
 def window(visit: Visit) -> list[float]:

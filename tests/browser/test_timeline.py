@@ -18,7 +18,7 @@ from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source, Timeline
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind
-from tests.browser.conftest import Visit, new_visit
+from tests.browser.conftest import Visit, new_visit, write_timeline
 from tests.drawing import PID, column, draw_trace, table
 from tests.measuring import source_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
@@ -68,6 +68,11 @@ def busy_run() -> Source:
 
 
 def write(model: Timeline, folder: Path) -> Path:
+    return write_timeline(model, folder / "timeline.html")
+
+
+def write_alone(model: Timeline, folder: Path) -> Path:
+    """The page as the command ``timeline`` writes it: plotly.js is a part of it."""
     write_timeline_page(model, folder / "timeline.html")
     return folder / "timeline.html"
 
@@ -120,7 +125,7 @@ def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, i
 class TestDrawing:
     def test_a_page_needs_nothing_but_its_file(self, visit: Visit, tmp_path: Path) -> None:
         model = build_timeline([*run_of(cpu_run(3)).load_sources(), gpu_run()])
-        page = write(model, tmp_path)
+        page = write_alone(model, tmp_path)
         visit.open_timeline(page)
         assert visit.ask("page.boxes") == model.boxes
         assert visit.page.title().startswith("overlap hides 100 %, <img src=x")
@@ -458,7 +463,7 @@ class TestHostileNames:
         assert visit.complaints == []
 
     def test_no_script_but_ours_could_run(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
+        visit.open_timeline(write_alone(build_timeline([gpu_run()]), tmp_path))
         visit.page.evaluate(
             "const script = document.createElement('script'); script.textContent = 'document.title = \"owned\"';"
             "document.body.append(script)"

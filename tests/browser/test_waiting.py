@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
-from tests.browser.conftest import Visit
+from tests.browser.conftest import Visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
 from tests.measuring import collectives_of, source_of
 from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Sync, bucket_steps, write_capture
@@ -17,8 +16,7 @@ from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Sync, bucket_steps, w
 
 def page_of(tmp_path: Path, capture: Capture, product: str = "2023.4") -> Path:
     trace = load_trace(write_capture(tmp_path / "x.sqlite", capture, product))
-    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
-    return tmp_path / "run.html"
+    return write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
 
 
 @pytest.fixture
@@ -131,8 +129,7 @@ def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path
 
 def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces: Path) -> None:
     trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
-    write_timeline_page(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
-    visit.open_timeline(tmp_path / "run.html")
+    visit.open_timeline(write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html"))
     assert table(visit)["blocking"] == "0.00 ms 0 %"
     last = collectives_of(trace)[-1]
     start, end = visit.ask("""(() => {
