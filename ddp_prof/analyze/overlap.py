@@ -20,8 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
+from ddp_prof.analyze.core.step_alignment import RankSteps, align_unnumbered_steps
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
@@ -84,6 +86,7 @@ class StepOverlap:
             kernels have no name.
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known, and
             in a step that does not communicate, which has no share that overlaps either.
+        comm_end_ns: When the last of its communication ended; ``None`` where it has none.
     """
 
     step: int | None
@@ -104,6 +107,7 @@ class StepOverlap:
     step_key: int | None = None
     blocking_ns: int | None = None
     length: StepLength = StepLength()
+    comm_end_ns: int | None = None
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -336,19 +340,35 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
     """
     if not results:
         raise ValueError("no results to merge")
-    ranks = [rank for result in results for rank in result.ranks]
+    parts = [(result.trace, rank) for result in results for rank in result.ranks]
+    raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
+    ranks = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]
     names = distinct_names(result.trace for result in results)
     return replace(
         results[0],
         device=device_of(result.device for result in results),
         attribution=merge_attributions([result.attribution for result in results]),
-        ranks=disambiguate(ranks, [result.trace for result in results for _ in result.ranks]),
+        ranks=disambiguate(ranks, [file for file, _ in parts]),
         label=label_of_ranks([result.label for result in results]),
         files=len(results),
-        warnings=merge_file_warnings([(names[result.trace], result.warnings) for result in results]),
+        warnings=(*notes, *merge_file_warnings([(names[result.trace], result.warnings) for result in results])),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )
+
+
+def _last_ends(file: Path, rank: RankOverlap) -> RankSteps:
+    numbers = [UNKNOWN if step.step is None else step.step for step in rank.marked_steps]
+    ends_ns = [NO_TIME if step.comm_end_ns is None else step.comm_end_ns for step in rank.marked_steps]
+    return RankSteps(file, np.array(numbers, np.int64), np.array(ends_ns, np.int64))
+
+
+def _raise_keys(rank: RankOverlap, by: int) -> RankOverlap:
+    """The rank with other keys of its steps, so that they are those of other ranks."""
+    if not by:
+        return rank
+    steps = [(step, step.step_key) for step in rank.steps]
+    return replace(rank, steps=tuple(replace(step, step_key=None if key is None else key + by) for step, key in steps))
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, blind: bool) -> tuple[StepOverlap, ...]:
@@ -386,7 +406,8 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
     }
     if blind:
         columns |= dict.fromkeys(_FIGURES, nothing)
-    columns["length"] = _lengths(rank, blind=blind)
+    ends_ns = last_by_step(events.end_ns[communicating], events.step[communicating], steps)
+    columns |= {"length": _lengths(rank, blind=blind), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 

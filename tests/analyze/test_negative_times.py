@@ -66,7 +66,7 @@ def _since(value: Any, first_ns: int, key: str = "") -> Any:
         return {name: _since(item, first_ns, name) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_since(item, first_ns, key) for item in value]
-    is_time = key in ("start_ns", "end_ns", "launch_ns", "ready_ns") and value is not None
+    is_time = key in ("start_ns", "end_ns", "comm_end_ns", "launch_ns", "ready_ns") and value is not None
     return value - first_ns if is_time else value
 
 

@@ -22,16 +22,11 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT, last_by_step
+from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT
+from ddp_prof.analyze.core.step_alignment import CLEARLY
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 
-LEAST_COMMON_STEPS = 3
-"""Steps that two ranks must share before a shift between them can be found."""
-
 _LATEST = 2**62
-
-CLEARLY = 3
-"""A shift of steps, or another pairing of streams, must reduce the scatter of ends by this factor."""
 
 MOST_STREAMS = 4
 """Up to this number of streams all pairings with another rank's streams are tried."""
@@ -220,59 +215,3 @@ def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
             start, end = times.get(rank.clock, (-_LATEST, _LATEST))
             times[rank.clock] = max(start, int(rank.timings.start_ns[row])), min(end, int(rank.timings.end_ns[row]))
     return all(start <= end for start, end in times.values())
-
-
-def shift_unnumbered_steps(ranks: Sequence[RankCollectives]) -> tuple[tuple[RankCollectives, ...], int]:
-    """Align steps that no number tells apart over the ranks; also returns on how many ranks the first step differed.
-
-    They have none, or the same ones come again, as in each epoch. Recordings of two files may begin some steps apart.
-    Then the n-th step of one rank is an earlier or later one on the other, which the differences of their collectives'
-    ends tell: of the right shift they are nearly constant, as clocks differ by a constant, and of a wrong one they
-    scatter as steps do. Nor do numbers differ, where there are any.
-    """
-    unnumbered = [rank for rank in ranks if len(rank.times) and not _tell_apart(rank.step_numbers)]
-    if len(unnumbered) < 2:
-        return tuple(ranks), 0
-    first = unnumbered[0]
-    shifts = {}
-    own = last_by_step(first.timings.end_ns, first.timings.step, len(first.times))
-    for rank in unnumbered[1:]:
-        if rank.clock != first.clock:
-            others = last_by_step(rank.timings.end_ns, rank.timings.step, len(rank.times))
-            numbers = first.step_numbers, rank.step_numbers
-            scatter = {
-                shift: _end_scatter(own, others, shift) if _are_alike(*numbers, shift) else float("inf")
-                for shift in range(-len(others) // 2, len(own) // 2 + 1)
-            }
-            best = min(scatter, key=scatter.__getitem__)
-            shifts[id(rank)] = best if CLEARLY * scatter[best] < scatter[0] else 0
-    if not any(shifts.values()):
-        return tuple(ranks), 0
-    least = min(0, *shifts.values())  # no key may be negative
-    moved = {id(rank): replace(rank, step_keys=rank.step_keys - least + shifts.get(id(rank), 0)) for rank in unnumbered}
-    return tuple(moved.get(id(rank), rank) for rank in ranks), sum(shift != 0 for shift in shifts.values())
-
-
-def _tell_apart(numbers: Ints) -> bool:
-    known = numbers[numbers != UNKNOWN]
-    return 0 < len(known) == len(np.unique(known))
-
-
-def _are_alike(first: Ints, other: Ints, shift: int) -> bool:
-    first, other = first[max(0, shift) :], other[max(0, -shift) :]
-    common = min(len(first), len(other))
-    return np.array_equal(first[:common], other[:common])
-
-
-def _end_scatter(first: Ints, other: Ints, shift: int) -> float:
-    """Median distance of the ends' differences from their median, infinite where too few steps are common.
-
-    The more steps a rank is moved by, the more it must have in common: among many shifts chance makes one look right.
-    """
-    first, other = first[max(0, shift) :], other[max(0, -shift) :]
-    common = min(len(first), len(other))
-    both = (first[:common] != NO_TIME) & (other[:common] != NO_TIME)
-    if both.sum() < LEAST_COMMON_STEPS or both.sum() <= 2 * abs(shift):
-        return float("inf")
-    difference = (first[:common] - other[:common])[both]
-    return float(np.median(np.abs(difference - np.median(difference))))

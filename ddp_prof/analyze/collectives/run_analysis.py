@@ -23,16 +23,15 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import Exposure, PhaseParts, divide_by_why_and_when, explain_exposure
 from ddp_prof.analyze.collectives.matching import (
-    CLEARLY,
-    LEAST_COMMON_STEPS,
     LOOKED_AT,
     NEEDS_ALL,
     Matches,
     match_collectives,
-    shift_unnumbered_steps,
 )
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
+from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_alignment import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
 from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
@@ -337,10 +336,11 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
     every = [rank for part in parts for rank in part.ranks]
     if any(len(rank.times) for rank in every):  # then one without steps is no step of the others
         every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
-    ranks, shifted = shift_unnumbered_steps(every)
-    began = f"{shifted} of {len(ranks)} ranks began to record another number of steps earlier"
-    note = f"steps that no number tells apart: {began}"
-    ranks = tuple(sorted(ranks, key=lambda rank: (rank.rank is None, rank.rank or 0)))
+    raised, notes = align_unnumbered_steps(list(map(_last_ends, every)))
+    moved = [
+        replace(rank, step_keys=rank.step_keys + by) if by else rank for rank, by in zip(every, raised, strict=True)
+    ]
+    ranks = tuple(sorted(moved, key=lambda rank: (rank.rank is None, rank.rank or 0)))
     names = distinct_names(part.trace for part in parts)
     return replace(
         parts[0],
@@ -350,10 +350,15 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         label=label_of_ranks([part.label for part in parts]),
         files=len(parts),
         trace_warnings=(
-            *((note,) if shifted else ()),
+            *notes,
             *merge_file_warnings([(names[part.trace], part.trace_warnings) for part in parts]),
         ),
     )
+
+
+def _last_ends(rank: RankCollectives) -> RankSteps:
+    steps = len(rank.times)
+    return RankSteps(rank.clock, rank.step_numbers[:steps], last_by_step(rank.timings.end_ns, rank.timings.step, steps))
 
 
 def _find_warnings(run: RunAnalysis) -> Iterator[str]:

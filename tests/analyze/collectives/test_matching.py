@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.runs.run import Run
 from ddp_prof.trace import Trace
+from tests.command_line import run as run_command
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write
 from tests.measuring import analysis_of
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
 
 MS = 1_000_000
 LENGTHS = (13, 17, 12, 19, 14, 16, 11, 18, 15, 12, 20, 13, 17, 14)
@@ -41,6 +46,39 @@ def test_steps_that_begin_apart_are_recognised(first: int, second: int, epoch: i
     assert (own.step_keys - first).tolist()[0] == (other.step_keys - second).tolist()[0]
     assert len(run.matches) == len(LENGTHS) - max(first, second)
     assert any("another number of steps earlier" in warning for warning in run.warnings)
+
+
+@pytest.mark.parametrize("epoch", [None, 5], ids=["no numbers", "numbers that come again"])
+@pytest.mark.parametrize(("first", "second"), [(0, 1), (3, 0), (0, 0)])
+def test_overlap_and_collectives_call_a_step_the_same(first: int, second: int, epoch: int | None) -> None:
+    """Overlap took the n-th step of one rank for the n-th of the other one."""
+    traces = [rank_trace(0, first, epoch), rank_trace(1, second, epoch)]
+    run, overlap = analysis_of(*traces), merge_ranks(list(map(measure_overlap, traces)))
+    of_overlap = [[step.step_key for step in rank.steps] for rank in overlap.ranks]
+    assert of_overlap == [rank.step_keys.tolist() for rank in run.ranks]
+    assert [rank.step_names for rank in overlap.ranks] == [rank.step_names for rank in run.ranks]
+    notes = [warning for warning in overlap.warnings if "another number of steps earlier" in warning]
+    assert notes == [warning for warning in run.warnings if "another number of steps earlier" in warning]
+
+
+def test_the_command_joins_the_same_steps(tmp_path: Path) -> None:
+    """As of a loop under Lightning: the step that holds most exposed time was two, one of each rank."""
+    lengths = (20, 12, 26, 14, 18, 11, 900, 16, 22)
+    paths = []
+    for rank, first in enumerate((0, 1)):
+        capture = Capture()
+        for number, length in enumerate(lengths[first:], first):
+            at, kernel = number * MS + 77 * rank, 20 * number
+            capture.ranges.append(Range("[pl][profile]run_training_batch", at, at + MS, 100))
+            capture.kernels += [
+                Kernel("gemm", at + 10 * US, at + 20 * US, at, 100, number=kernel + 1),
+                Kernel(NCCL, at + 20 * US, at + (20 + length) * US, at + 1, 100, stream=20, number=kernel + 2),
+            ]
+        paths.append(write_capture(tmp_path / f"rank{rank}.sqlite", capture))
+    overlap = json.loads(run_command("overlap", *paths, "--one-run", "--format", "json").stdout)
+    assert overlap["outliers"]["steps"] == [[6, 2 * 900 * US]]
+    loaded = Run(tuple(paths))
+    assert loaded.overlap().outliers == loaded.collectives().outliers
 
 
 def test_what_the_clocks_say_ran_minutes_apart_is_a_doubt() -> None:
