@@ -26,7 +26,7 @@ from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
 from ddp_prof.atomic_file import atomic_write
-from ddp_prof.present.timeline.model import Source, line_up
+from ddp_prof.present.timeline.model import Source, captured_times, drift_text, line_up
 from ddp_prof.range_names import PHASES
 from ddp_prof.table import empty, fill, select, take_or_unknown
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct
@@ -44,13 +44,16 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
     threads are the file's own, since those of two traces may collide; titles tell the real ones.
     """
     zeros = _zero_times(sources)
+    titles = [f"{source.title} ({source.trace.path.name})" for source in sources]
     header = {
         "made by": f"ddp-prof {__version__}",
         "device": ", ".join(sorted({source.trace.device for source in sources})),
         "caveats": list(dict.fromkeys(caveat for source in sources for caveat in source.caveats)),
-        "time 0": {
-            f"{source.title} ({source.trace.path.name})": f"{zero} ns"
-            for source, zero in zip(sources, zeros, strict=True)
+        "time 0": {title: f"{zero} ns" for title, zero in zip(titles, zeros, strict=True)},
+        "clocks": {
+            title: text
+            for title, source in zip(titles, sources, strict=True)
+            for text in drift_text(source, *captured_times(source.trace))
         },
     }
     with atomic_write(path) as partial, partial.open("wb") as raw:
@@ -67,10 +70,7 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
 
 def _zero_times(sources: Sequence[Source]) -> list[int]:
     """The instant of each trace that is the file's time 0; no event lies before it."""
-    firsts = []
-    for source in sources:
-        tables = (source.trace.activities, source.trace.spans, source.trace.calls)
-        firsts.append(min((int(table.start_ns.min()) for table in tables if len(table)), default=0))
+    firsts = [captured_times(source.trace)[0] for source in sources]
     if len(sources) == 1:
         return firsts
     starts = [

@@ -13,9 +13,18 @@ from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.errors import TraceError
 from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.lanes import View, lanes_of
-from ddp_prof.present.timeline.model import Panel, RankLanes, Source, StepMark, Timeline, line_up
+from ddp_prof.present.timeline.model import (
+    Panel,
+    RankLanes,
+    Source,
+    StepMark,
+    Timeline,
+    captured_times,
+    drift_text,
+    line_up,
+)
 from ddp_prof.range_names import PROCESS, parse_ranges
-from ddp_prof.trace import Ints, Trace
+from ddp_prof.trace import Ints
 
 MAX_BOXES = 20_000
 """About how many boxes a browser draws as a picture within a second or two."""
@@ -36,9 +45,7 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
     ]
     if steps is None:
         homes = _default_views(sources, chosen)
-        views = [
-            View(home.zero_ns, *_captured_times(source.trace)) for source, home in zip(sources, homes, strict=True)
-        ]
+        views = [View(home.zero_ns, *captured_times(source.trace)) for source, home in zip(sources, homes, strict=True)]
         return _timeline(sources, chosen, homes, views)
     for source, ranks in zip(sources, chosen, strict=True):
         path = source.trace.path
@@ -95,7 +102,7 @@ def _some_steps(
     after = max((home.end_ns - home.zero_ns for home in homes), default=0)
     views = []
     for source, (zero, _, _) in zip(sources, homes, strict=True):
-        first, last = _captured_times(source.trace)
+        first, last = captured_times(source.trace)
         views.append(View(zero, max(first, zero - before), min(last, zero + after)))
     return _timeline(sources, chosen, views, views)
 
@@ -117,19 +124,6 @@ def _timeline(
             for source, panel in zip(sources, panels, strict=True)
         )
     )
-
-
-def _captured_times(trace: Trace) -> tuple[int, int]:
-    """From the first event of a trace to the last; an instant lasts as long as a nanosecond."""
-    calls, details = trace.calls.start_ns, trace.call_details
-    columns = [
-        (trace.activities.start_ns, trace.activities.end_ns),
-        (trace.spans.start_ns, trace.spans.end_ns),
-        (calls, details.end_ns if details else calls),
-    ]
-    starts = [int(start.min()) for start, _ in columns if len(start)]
-    ends = [int(np.maximum(start + 1, end).max()) for start, end in columns if len(start)]
-    return min(starts, default=0), max(ends, default=1)
 
 
 def _default_views(
@@ -240,7 +234,7 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
 
 def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
     """How much of the capture is seen at first, and what of it nowhere."""
-    first, last = _captured_times(source.trace)
+    first, last = captured_times(source.trace)
     seen, held, captured = (milliseconds(end - start) for _, start, end in (home, view, (0, first, last)))
     has_steps = any(len(rank.rows) for rank in ranks)
     if (view.start_ns, view.end_ns) == (first, last):
@@ -248,6 +242,7 @@ def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View)
         yield f"all {captured} captured" + (f", {seen} of it {where}" if home != view else "")
     elif not has_steps:
         yield f"{held} of {captured} shown"
+    yield from drift_text(source, view.start_ns, view.end_ns)
     processes = [rank.process for rank in source.ranks]
     others = []
     for name, process in (("ranges", source.trace.spans.process), ("CUDA calls", source.trace.calls.process)):

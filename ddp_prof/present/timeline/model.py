@@ -18,7 +18,7 @@ For each rank, top to bottom::
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from ddp_prof.analyze.collectives.run_analysis import ClockOffset
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.overlap import RankOverlap
+from ddp_prof.present.text import milliseconds
 from ddp_prof.trace import UNKNOWN, Ints, Table, Trace
 
 HOST = "host"
@@ -93,6 +94,27 @@ def line_up(sources: Sequence[Source], starts_ns: Sequence[int]) -> list[int]:
     for key, start, shift in zip(keys, starts_ns, shifts, strict=True):
         first[key] = min(first.get(key, start + shift), start + shift)
     return [first[key] - shift for key, shift in zip(keys, shifts, strict=True)]
+
+
+def captured_times(trace: Trace) -> tuple[int, int]:
+    """From the first event of a trace to the last; an instant lasts as long as a nanosecond."""
+    calls, details = trace.calls.start_ns, trace.call_details
+    columns = [
+        (trace.activities.start_ns, trace.activities.end_ns),
+        (trace.spans.start_ns, trace.spans.end_ns),
+        (calls, details.end_ns if details else calls),
+    ]
+    starts = [int(start.min()) for start, _ in columns if len(start)]
+    ends = [int(np.maximum(start + 1, end).max()) for start, end in columns if len(start)]
+    return min(starts, default=0), max(ends, default=1)
+
+
+def drift_text(source: Source, first_ns: int, last_ns: int) -> Iterator[str]:
+    """How far its clock drifts from the run's first file's meanwhile: pictures line up the starts and leave it out."""
+    if source.clock and source.clock.drift:
+        first, last = source.clock.common_ns(np.array([first_ns, last_ns])).tolist()
+        if drift_ns := abs(last - first - (last_ns - first_ns)):
+            yield f"its clock drifts by {milliseconds(drift_ns)} from the first file's meanwhile, which is not drawn"
 
 
 @dataclass(frozen=True)

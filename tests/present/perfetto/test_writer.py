@@ -21,6 +21,7 @@ from ddp_prof.analyze.overlap import measure_rank
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.perfetto import CATEGORIES, separate_crossing, write_perfetto
+from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.trace import UNKNOWN, Category, Trace
 from tests import measuring
@@ -296,6 +297,19 @@ def test_ranks_of_a_run_are_on_one_clock(tmp_path: Path) -> None:
             times[event["pid"]].append((event["ts"], event["dur"]))
     assert times[1] == times[2] != []
     assert [event["ts"] for event in viewed.slices if event["name"] == "step|index=0"] == [0, 3]
+    assert viewed.about["clocks"] == {}
+
+
+def test_a_drift_that_is_left_out_is_told(tmp_path: Path) -> None:
+    """Analysis moves later times by more; here, and on pages, all times of a file are moved alike."""
+    first, second = measuring.sources_of(dict(zip(("rank 0", "rank 1"), two_clocks(), strict=True)))
+    assert second.clock is not None
+    drifting = second._replace(clock=replace(second.clock, drift=100.0, origin_ns=1000))
+    about = Viewed.open(first, drifting, folder=tmp_path).about
+    told = "its clock drifts by 4.0 µs from the first file's meanwhile, which is not drawn"
+    assert about["clocks"] == {"rank 1 (second.sqlite)": told}
+    panels = build_timeline([first, drifting]).panels
+    assert [told in panel.facts for panel in panels] == [False, True]
 
 
 def test_long_times_keep_their_nanoseconds(tmp_path: Path) -> None:
