@@ -233,7 +233,10 @@ def _culprit_name(cause: RootCause) -> str:
     share = cause.collective_ns / cause.pair_ns
     if share < _LARGE_PART:
         return f"spread over {cause.collectives_per_step} collectives, with at most {percent(share)} in one"
-    return f"{percent(share)} of that with {_name_collective(cause)}{_describe_collective(cause)}"
+    which = f"{_name_collective(cause)}{_describe_collective(cause)}"
+    if share < 1:
+        return f"{percent(share)} of that with {which}"
+    return f"it is that of {which}" if cause.collectives_per_step == 1 else f"all of that with {which}"
 
 
 def _advice(cause: RootCause) -> str:

@@ -62,7 +62,15 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
         (
             {"why": "late_input", "when": "forward"},
-            "held up by late input: 100 % of that with the last bucket (61 MiB, embedding, norm). What feeds it ended",
+            "held up by late input: all of that with the last bucket (61 MiB, embedding, norm). What feeds it ended",
+        ),
+        (
+            {"when": "outside", "collectives_per_step": 1, "same_operation_per_step": 1, "bucket": None},
+            "between phases, in transfer: it is that of the only collective (61 MiB, embedding, norm).",
+        ),
+        (
+            {"when": "forward", "operation": "broadcast", "same_operation_per_step": 1, "bucket": None},
+            "during forward, in transfer: all of that with the only broadcast (61 MiB, embedding, norm).",
         ),
         ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that with bucket 3 (of 0 to 7, "),
         ({"when": "unknown"}, "see --step-range and --backward-range"),
