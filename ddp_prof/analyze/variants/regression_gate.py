@@ -6,7 +6,7 @@ taken for different where that is more than the interval of their difference; se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -30,6 +30,8 @@ NO_STEPS = "no steps in this trace: see --step-range"
 NO_LENGTHS = "the host runs ahead, and the device does not tell how long a step took"
 
 Unit = Literal["ratio", "ns", "ranks"]
+OfSteps = dict[int, int]
+"""Nanoseconds by the key of each step that is measured."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +125,12 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
             yield GateResult(name, "ns", None, None, "unknown", reason)
     elif asked.baseline is not None:
         exposed = partial(_times, "exposed_ns")
-        yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times, "timed_steps")
-        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, exposed, "communicating_steps")
+        yield _judge_regression(run, asked.baseline, "step time", asked.max_regression, _step_times)
+        yield _judge_regression(run, asked.baseline, "exposed", asked.max_regression, exposed)
 
 
 def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
-    return float(np.percentile(_times(name, rank), percentile))
+    return float(np.percentile(list(_times(name, rank).values()), percentile))
 
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
@@ -166,18 +168,14 @@ def _judge_regression(
     baseline: TraceOverlap,
     requirement: str,
     max_regression: float,
-    measure: Callable[[RankOverlap], Sequence[int]],
-    steps: str,
+    measure: Callable[[RankOverlap], OfSteps],
 ) -> GateResult:
-    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread.
-
-    ``steps`` of a rank are those that are measured.
-    """
+    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread."""
     name = f"{requirement} against baseline"
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
         return GateResult(name, "ns", None, None, "unknown", reason)
-    after, before = (_median_over_ranks(one, measure, steps) for one in (run, baseline))
+    after, before = (_median_over_ranks(one, measure) for one in (run, baseline))
     if isinstance(before, str):
         measured = None if isinstance(after, str) else after.value
         return GateResult(name, "ns", measured, None, "unknown", f"baseline: {before}")
@@ -198,14 +196,11 @@ def _judge_regression(
     )
 
 
-def _median_over_ranks(
-    run: TraceOverlap, measure: Callable[[RankOverlap], Sequence[int]], steps: str
-) -> StepMedian | str:
+def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepMedian | str:
     """Of the steps of all ranks together; a text says why it is not known."""
     try:
-        found = median_of_steps(
-            [measure(rank) for rank in run.ranks], [keys_of(getattr(rank, steps)) for rank in run.ranks]
-        )
+        by_rank = [measure(rank) for rank in run.ranks]
+        found = median_of_steps([list(times.values()) for times in by_rank], [list(times) for times in by_rank])
     except _UnknownFigure as why:
         return str(why)
     is_known = found is not None and found.half_width is not None
@@ -218,13 +213,13 @@ def _overlap(rank: RankOverlap) -> float:
     return rank.overlap_ratio
 
 
-def _step_times(rank: RankOverlap) -> Sequence[int]:
+def _step_times(rank: RankOverlap) -> OfSteps:
     if not rank.lengths_ns:
         raise _UnknownFigure(NO_LENGTHS if rank.marked_steps else why_no_steps([rank.reason], NO_STEPS))
-    return rank.lengths_ns
+    return dict(zip(keys_of(rank.timed_steps), rank.lengths_ns, strict=True))
 
 
-def _times(name: str, rank: RankOverlap) -> Sequence[int]:
+def _times(name: str, rank: RankOverlap) -> OfSteps:
     """Of the steps that communicate: one that only accumulates gradients would meet any limit."""
     _overlap(rank)
     if not rank.marked_steps:
@@ -237,7 +232,7 @@ def _times(name: str, rank: RankOverlap) -> Sequence[int]:
     if None in times:
         unknown = rank.dependencies.reason if rank.dependencies else None
         raise _UnknownFigure(unknown or "it is not known of all steps what they waited for")
-    return times
+    return dict(zip(keys_of(rank.communicating_steps), times, strict=True))
 
 
 def find_differences(

@@ -63,7 +63,7 @@ def a_rank(*steps: StepOverlap, number: int = 0, comm: int | None = None) -> Ran
         exposed_ns=comm - overlapped,
         backward_overlapped_ns=overlapped,
         reason=None if comm else "nothing in this trace is known to communicate",
-        steps=steps,
+        steps=tuple(replace(step, step_key=key) for key, step in enumerate(steps)),
     )
 
 
