@@ -51,6 +51,9 @@ from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of, label_of_ranks
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
+LEAST_IN_STEPS = 0.95
+"""Share of a rank's communication that must belong to its steps, for these to stand for it."""
+
 MOST_LOST = 0.2
 """Share of a rank's communication whose launch may be missing where steps stand for all of it."""
 
@@ -184,6 +187,12 @@ class RankOverlap(RankResult):
         return int((end - start).sum()) - union(start, end).length_ns
 
     @property
+    def outside_of_steps_ns(self) -> int:
+        """How much of its communication belongs to no step, where some of it belongs to one."""
+        in_steps_ns = sum(step.comm_ns or 0 for step in self.communicating_steps)
+        return max(0, (self.comm_ns or 0) - in_steps_ns) if in_steps_ns else 0
+
+    @property
     def overlap_ratio(self) -> float | None:
         """Share of communication that compute hides, 0 to 1."""
         return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)
@@ -228,7 +237,7 @@ class TraceOverlap(FrameResult):
 
     @property
     def step_notes(self) -> tuple[str, ...]:
-        """Notes about ranks without steps, and the length of steps that the device's clock measures, one line each."""
+        """A line each about ranks without steps, communication outside of steps, and lengths by the device's clock."""
         ahead = (
             "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
             "from its first device work to the next step's, and how long the last one took is not known"
@@ -236,6 +245,12 @@ class TraceOverlap(FrameResult):
         untold = "how long a step took is not known: none is followed by another one whose device work begins later"
         unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
+        whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
+        outside_ns = sum(rank.outside_of_steps_ns for rank in self.ranks)
+        if outside_ns > (1 - LEAST_IN_STEPS) * whole_ns:
+            found.append(
+                f"{outside_ns / whole_ns:.0%} of communication belongs to no step: figures per step leave it out"
+            )
         for text, about in (
             (unmarked, [rank.name for rank in self.ranks if rank.collectives and rank.clock is None]),
             (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),

@@ -173,6 +173,20 @@ def test_of_a_cpu_it_is_known_what_hides_where_backward_has_a_name(phases: list[
     assert silent.reason == NO_COMMUNICATION
 
 
+@pytest.mark.parametrize(("between", "is_told"), [("B", True), ("b", False)])
+def test_communication_between_steps_is_told_beside_figures_of_steps(between: str, is_told: bool) -> None:
+    """A quarter of it was launched there, and what hiding all of it gains was told of what steps expose."""
+    trace = draw_trace(
+        ranges={"step|index=0": "########............", "step|index=1": "..........########.."},
+        launches={"main": f"aA......{between}.cC........"},
+        streams={7: "aaaa......cccc", 9: f"..AAAA..{2 * between}....CC"},
+    )
+    result = measure_overlap(trace)
+    told = [note for note in result.step_notes if "belongs to no step" in note]
+    assert told == (["25% of communication belongs to no step: figures per step leave it out"] if is_told else [])
+    assert [step.comm_ns for step in only_rank(result).steps] == [4, 2]
+
+
 def test_what_is_launched_between_steps_is_not_said_to_cost_them_nothing() -> None:
     """As where a range names a part of each step: what all of it cost was told as that of steps without any."""
     trace = draw_trace(

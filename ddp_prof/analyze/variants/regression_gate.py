@@ -13,13 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap, keys_of
+from ddp_prof.analyze.overlap import LEAST_IN_STEPS, RankOverlap, TraceOverlap, keys_of
 from ddp_prof.analyze.quality import NO_COMMUNICATION, why_no_steps
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
 from ddp_prof.manifest import Manifest
-
-LEAST_IN_STEPS = 0.95
-"""Share of a rank's communication that must belong to its steps, for these to stand for it."""
 
 DEFAULT_REGRESSION = 0.05
 
