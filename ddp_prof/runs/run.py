@@ -363,20 +363,21 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN
 
-    trace, ranks = part
-    result = measure_overlap(trace, ranks, part.warnings)
     found = {
         (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
         for rank, exposure, transfer_ns in zip(analysis.ranks, analysis.exposures, analysis.transfers_ns, strict=True)
     }
-    explained = []
-    for events in ranks:
-        rank, exposure, transfer_ns = found[trace.path, events.process, events.device]
+    trace, ranks, explained = part.trace, [], []
+    for one in part.ranks:
+        rank, exposure, transfer_ns = found[trace.path, one.process, one.device]
+        events = one.number_steps(rank.step_keys)
+        ranks.append(events)
         knows_wait = bool((transfer_ns != UNKNOWN).any())
         needed_by = consumer_activities(events)
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
+    result = measure_overlap(trace, ranks, part.warnings)
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
     clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(

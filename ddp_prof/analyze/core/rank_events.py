@@ -103,6 +103,19 @@ class RankEvents(Brief):
         """The rank including its warm-up steps, as it is drawn; this one is what is measured."""
         return self.with_warmup or self
 
+    def number_steps(self, keys: Ints) -> RankEvents:
+        """The rank with these numbers of its measured steps, where they carry none: other ranks may have begun earlier.
+
+        See :func:`.align_unnumbered_steps`.
+        """
+        if not self.has_steps or np.any(self.steps.number != UNKNOWN) or np.array_equal(self.steps.keys, keys):
+            return self
+        numbered, whole = replace(self, steps=replace(self.steps, number=keys)), self.with_warmup
+        if whole is None:
+            return numbered
+        number = np.where(whole.steps.warmup, UNKNOWN, keys[np.cumsum(~whole.steps.warmup) - 1])
+        return replace(numbered, with_warmup=replace(whole, steps=replace(whole.steps, number=number)))
+
     def select_category(self, category: Category) -> Events:
         return select(self.events, self.events.category == category)
 

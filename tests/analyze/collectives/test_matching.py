@@ -11,12 +11,13 @@ import pytest
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.runs.run import Run
 from ddp_prof.trace import Trace
 from tests.command_line import run as run_command
 from tests.drawing import PID, draw_trace
 from tests.ingest.test_kineto_json import event, write
-from tests.measuring import analysis_of
+from tests.measuring import analysis_of, sources_of
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
 
 MS = 1_000_000
@@ -59,6 +60,16 @@ def test_overlap_and_collectives_call_a_step_the_same(first: int, second: int, e
     assert [rank.step_names for rank in overlap.ranks] == [rank.step_names for rank in run.ranks]
     notes = [warning for warning in overlap.warnings if "another number of steps earlier" in warning]
     assert notes == [warning for warning in run.warnings if "another number of steps earlier" in warning]
+
+
+def test_a_timeline_draws_a_step_of_all_ranks_at_one_time() -> None:
+    """It took the n-th step of one rank for the n-th of the other one: each lasted from the one to the other."""
+    sources = sources_of({"a": rank_trace(0, 0), "b": rank_trace(1, 1)})
+    first, second = build_timeline(sources).panels
+    assert [mark.key for mark in second.steps] == list(range(1, len(LENGTHS)))
+    assert list(first.steps[1:]) == list(second.steps)
+    assert [mark.end_ns - mark.start_ns for mark in second.steps] == [length - 1 for length in LENGTHS[1:]]
+    assert second.step_names == {key: name for key, name in first.step_names.items() if key}
 
 
 def test_the_command_joins_the_same_steps(tmp_path: Path) -> None:
