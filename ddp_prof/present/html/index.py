@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.collectives.straggler import RankStepView
@@ -23,9 +23,6 @@ from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
 from ddp_prof.present.text import percent, source_name
 from ddp_prof.present.timeline.model import Source
-
-if TYPE_CHECKING:
-    pass
 
 
 @dataclass(frozen=True)

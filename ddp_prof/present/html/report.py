@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.straggler import RankStepView
@@ -33,9 +33,6 @@ from ddp_prof.present.text import plain_name
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE
 from ddp_prof.present.timeline.figure import draw_timeline
-
-if TYPE_CHECKING:
-    pass
 
 PagesOutcome = tuple[int, Chart | TraceError | None]
 """The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""
