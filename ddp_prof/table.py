@@ -163,7 +163,7 @@ def empty(kind: type[AnyTable]) -> AnyTable:
     return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
 
 
-def fill(kind: type[AnyTable], rows: int, **columns: Ints) -> AnyTable:
+def fill(kind: type[AnyTable], rows: int, /, **columns: Ints) -> AnyTable:
     """A table whose other columns hold ``UNKNOWN``, and take no memory."""
     unknown = np.broadcast_to(np.int64(UNKNOWN), rows)
     return kind(**{item.name: columns.get(item.name, unknown) for item in fields(kind)})

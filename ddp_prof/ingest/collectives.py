@@ -10,13 +10,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ddp_prof.ingest.names import NameTable
-from ddp_prof.table import UNKNOWN, Ints, Mask, concatenate, distinct_rows, select, take_or_unknown
+from ddp_prof.table import UNKNOWN, Ints, Mask, concatenate, distinct_rows, fill, positions, select, take_or_unknown
 from ddp_prof.trace import Calls, Category, CollectiveMetadata, Kind, Spans, Trace
 
 _COLLECTIVE = re.compile(
@@ -67,12 +67,10 @@ def name_operations(trace: Trace) -> Trace:
         open_range = last_opened(select(trace.spans, ranges), calls)
         op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
     told = op_id != UNKNOWN
-    row = np.full(len(trace.activities), UNKNOWN, np.int64)
-    row[noted.activity] = np.arange(len(noted))
+    row = positions(noted.activity, len(trace.activities))
     is_new, noted_ops = told & (row[asked] == UNKNOWN), noted.op_id.copy()
     noted_ops[row[asked[told & ~is_new]]] = op_id[told & ~is_new]
-    columns = {column.name: np.full(int(is_new.sum()), UNKNOWN, np.int64) for column in fields(CollectiveMetadata)}
-    found = CollectiveMetadata(**{**columns, "activity": asked[is_new], "op_id": op_id[is_new]})
+    found = fill(CollectiveMetadata, int(is_new.sum()), activity=asked[is_new], op_id=op_id[is_new])
     return replace(trace, collective_metadata=concatenate(replace(noted, op_id=noted_ops), found))
 
 

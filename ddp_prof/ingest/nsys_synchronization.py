@@ -17,7 +17,7 @@ from dataclasses import replace
 import numpy as np
 
 from ddp_prof.ingest.sqlite_columns import SqliteFile, constant_column
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, fill, take_or_unknown
 from ddp_prof.trace import Synchronizations, SyncKind, Trace, concatenate, distinct, distinct_rows, empty, select
 
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
@@ -90,17 +90,15 @@ def _calls(file: SqliteFile) -> Synchronizations:
         return empty(Synchronizations)
     start, end, tid, correlation, name = (np.concatenate(column) for column in zip(*batches, strict=True))
     numbers = sorted(kinds)
-    unknown = constant_column(UNKNOWN, len(start))
-    calls = Synchronizations(
+    calls = fill(
+        Synchronizations,
+        len(start),
         kind=np.array([kinds[number] for number in numbers], np.int64)[np.searchsorted(numbers, name)],
         start_ns=start,
         end_ns=np.maximum(start, end),
         process=tid >> 24 & 0xFFFFFF,
         thread=tid & 0xFFFFFF,
         correlation=correlation,
-        device=unknown,
-        stream=unknown,
-        awaits=unknown,
     )
     return select(calls, np.lexsort((start, correlation)))
 
@@ -128,7 +126,9 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: 
     process, rows = noted["globalPid"] >> 24 & 0xFFFFFF, len(noted["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
     call = take_or_unknown(is_record, _match_calls(select(calls, is_record), noted))
-    records = Synchronizations(
+    records = fill(
+        Synchronizations,
+        rows,
         kind=constant_column(SyncKind.RECORD, rows),
         start_ns=take_or_unknown(calls.start_ns, call, NO_TIME),
         end_ns=take_or_unknown(calls.end_ns, call, NO_TIME),
@@ -137,7 +137,6 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: 
         correlation=noted["correlationId"],
         device=noted["deviceId"],
         stream=noted["streamId"],
-        awaits=constant_column(UNKNOWN, rows),
     )
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)

@@ -30,6 +30,7 @@ from ddp_prof.range_names import (
     parse_range,
     parse_ranges,
 )
+from ddp_prof.table import fill
 from ddp_prof.trace import (
     AUTOGRAD,
     NO_TIME,
@@ -320,18 +321,16 @@ def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -
 
 def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:
     rows = len(start_ns)
-    unknown = np.full(rows, UNKNOWN, np.int64)
-    return Events(
+    return fill(
+        Events,
+        rows,
         start_ns=start_ns,
         end_ns=end_ns,
-        lane=unknown,
         category=np.full(rows, category, np.int64),
         step=steps.index_at(start_ns),
         phase=phase,
         kernel=np.zeros(rows, np.int64),
-        activity=unknown,
         launch_ns=start_ns,
-        launcher=unknown,
     )
 
 
