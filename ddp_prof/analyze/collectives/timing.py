@@ -41,6 +41,7 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown
 from ddp_prof.analyze.result_bases import RankResult
 from ddp_prof.range_names import FORWARD, PHASES
+from ddp_prof.table import positions
 from ddp_prof.trace import (
     NO_TIME,
     UNKNOWN,
@@ -187,8 +188,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     rows = collective_rows(rank)
     events = select(rank.events, rows)
     names, needs = _consumer_columns(rank, rows)
-    by_activity = {activity: row for row, activity in enumerate(trace.collective_metadata.activity.tolist())}
-    told = np.array([by_activity.get(activity, UNKNOWN) for activity in events.activity.tolist()], np.int64)
+    told = take_or_unknown(positions(trace.collective_metadata.activity, len(trace.activities)), events.activity)
     noted = CollectiveMetadata(
         *(take_or_unknown(getattr(trace.collective_metadata, one.name), told) for one in fields(CollectiveMetadata))
     )

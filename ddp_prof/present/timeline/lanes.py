@@ -16,7 +16,7 @@ from ddp_prof.present.text import milliseconds, percent
 from ddp_prof.present.timeline import model
 from ddp_prof.present.timeline.model import Boxes, Lane, RankExposure
 from ddp_prof.range_names import PHASES, PROCESS
-from ddp_prof.table import concatenate, distinct, empty, fill, select, take_or_unknown
+from ddp_prof.table import concatenate, distinct, empty, fill, positions, select, take_or_unknown
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace
 
 _SHOWN_AS = {
@@ -37,7 +37,7 @@ def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: Ran
         lanes += [_host_compute_lane(rank, view), _host_communication_lane(rank, view, explained)]
     else:
         lanes += _device_lanes(rank, view, explained)
-        if not np.any(_on_device(rank) & (rank.trace.activities.category == Category.COMMUNICATION)):
+        if not np.any(rank.is_mine & (rank.trace.activities.category == Category.COMMUNICATION)):
             lanes.append(_host_communication_lane(rank, view, explained))
     lanes += [_waiting_lane(rank, view, explained), _strip_lane(rank, view)]
     return tuple(lane for lane in lanes if len(lane.boxes))
@@ -73,10 +73,8 @@ def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list
     """A lane for each stream and what it does there."""
     rank = rank.including_warmup
     activities = rank.trace.activities
-    event_of = np.full(len(activities), UNKNOWN, np.int64)  # those of other ranks are no events
-    measured = np.flatnonzero(rank.events.activity != UNKNOWN)
-    event_of[rank.events.activity[measured]] = measured
-    seen = np.flatnonzero(view.is_visible(activities.start_ns, activities.end_ns) & _on_device(rank))
+    event_of = positions(rank.events.activity, len(activities))  # those of other ranks are no events
+    seen = np.flatnonzero(view.is_visible(activities.start_ns, activities.end_ns) & rank.is_mine)
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
     needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # of several collectives the first one stays
     consumer_of[explained.consumer[needed]] = needed
@@ -136,12 +134,6 @@ def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: 
     rows = {key: row for row, key in enumerate(keys)}
     wanted = zip(start_ns.tolist(), end_ns.tolist(), stream.tolist(), strict=True)
     return np.array([rows.get(key, UNKNOWN) for key in wanted], np.int64)
-
-
-def _on_device(rank: RankEvents) -> Mask:
-    activities = rank.trace.activities
-    rows: Mask = (activities.process == rank.process) & (activities.device == rank.device)
-    return rows
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
