@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,11 +128,8 @@ def merge_part_overlaps(parts: Sequence[PartOverlap], warnings: tuple[str, ...])
 def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool, lost: int) -> RankOverlap:
     steps = [step for rank in ranks for step in rank.steps]
     if is_hidden:
-        lengths = [replace(step.length, compute_only_ns=None, idle_ns=None) for step in steps]
-        steps = [
-            replace(step, compute_only_ns=None, idle_ns=None, length=length)
-            for step, length in zip(steps, lengths, strict=True)
-        ]
+        unknown: dict[str, Any] = {"compute_only_ns": None, "idle_ns": None}
+        steps = [replace(step, **unknown, length=replace(step.length, **unknown)) for step in steps]
     total = {name: sum(getattr(rank, name) for rank in ranks) for name in _ADDED}
     if lost > MOST_LOST * total["comm_ns"]:
         steps = list(map(without_figures, steps))

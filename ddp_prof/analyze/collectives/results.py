@@ -314,8 +314,8 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     # Of several communicators some hold a part of the ranks. Streams tell them apart where nothing names them.
     communicators = len(rank.groups) + len(np.unique(rank.timings.lane[rank.timings.group == UNKNOWN]))
     all_ranks = rank.world_size if communicators < 2 else None
-    backward_end = none_for_unknown(take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME), NO_TIME)
-    start = timings.start_ns.tolist()
+    backward_end = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME)
+    before_end = np.where(backward_end == NO_TIME, NO_TIME, backward_end - timings.start_ns)
     kinds = [(when, why) for when in WHENS for why in WHYS]
     pairs_ns = exposure.pairs_ns[rows].reshape(len(rows), len(kinds)).tolist()
     exposed_by = [
@@ -336,7 +336,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
         "group": _look_up_names(rank.groups, timings.group),
         "ranks": [size or all_ranks for size in none_for_unknown(timings.group_size)],
         "ready_source": _look_up_names(READY_SOURCES, timings.ready_source),
-        "start_ns": start,
+        "start_ns": timings.start_ns.tolist(),
         "end_ns": timings.end_ns.tolist(),
         "overlapped_ns": exposure.overlapped_ns[rows].tolist(),
         "exposed_ns": exposure.exposed_ns[rows].tolist(),
@@ -345,9 +345,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
         "transfer_ns": none_for_unknown(run.transfers_ns[index][rows]),
         "wait_ns": none_for_unknown(wait_ns),
         "exposed_wait_ns": none_for_unknown(np.where(wait_ns == UNKNOWN, UNKNOWN, exposure.exposed_wait_ns[rows])),
-        "before_backward_end_ns": [
-            None if end is None else end - begin for begin, end in zip(start, backward_end, strict=True)
-        ],
+        "before_backward_end_ns": none_for_unknown(before_end, NO_TIME),
         "step_key": none_for_unknown(rank.keys[rows]),
         "consumer": consumers,
     }
