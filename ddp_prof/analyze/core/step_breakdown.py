@@ -192,8 +192,8 @@ def first_work(events: Events, steps: int) -> Ints:
     if not computes.any():
         return begins
     step, lane = events.step[rows][first], events.lane[rows][first]
-    busy_ns, start_ns = np.zeros(len(first), np.int64), np.full(len(first), np.iinfo(np.int64).max)
-    np.add.at(busy_ns, which[computes], (events.end_ns - events.start_ns)[rows][computes])
+    busy_ns = sum_by_group((events.end_ns - events.start_ns)[rows][computes], which[computes], len(first))
+    start_ns = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(start_ns, which, events.start_ns[rows])
     has_compute = np.isin(np.arange(len(first)), which[computes])
     # The busiest stream of each step comes last, and counts; of equally busy ones the first.

@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import carry_gradients
+from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.chains import find_work
 from ddp_prof.analyze.critical.critical_path import RunCritical
@@ -246,12 +247,11 @@ def _knows_syncs(rank: RankEvents) -> bool:
 def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:
     """The first and the last launch of compute of backward in each step; ``NO_TIME`` where there is none."""
     steps = len(rank.steps)
-    first, last = np.full(steps, np.iinfo(np.int64).max), np.full(steps, NO_TIME)
-    events = rank.events
+    events, first = rank.events, np.full(steps, np.iinfo(np.int64).max)
     rows = rank.is_backward & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
     end_ns = events.launch_ns if rank.device is not None else events.end_ns  # the host's backward is a range
     np.minimum.at(first, events.step[rows], events.launch_ns[rows])
-    np.maximum.at(last, events.step[rows], end_ns[rows])
+    last = last_by_step(end_ns[rows], events.step[rows], steps)
     return np.where(last == NO_TIME, NO_TIME, first), last
 
 
@@ -277,9 +277,8 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     rows = rank.host_calls.rows[rank.host_calls.waited]
     rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
     events = rank.events
-    last = np.full(len(rank.steps), NO_TIME)
     asked = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
-    np.maximum.at(last, events.step[asked], events.launch_ns[asked])
+    last = last_by_step(events.launch_ns[asked], events.step[asked], len(rank.steps))
     step = rank.steps.index_at(calls.start_ns[rows])
     counts = (step != UNKNOWN) & (begin[step] != NO_TIME)
     counts &= (calls.start_ns[rows] > begin[step]) & (calls.start_ns[rows] < last[step])

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.table import count_before
@@ -230,9 +231,9 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
     duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
     is_beside = is_mostly_overlapped(duration_ns, beside_ns)
     name, steps, names = rank.trace.activities.name_id[events.activity[rows]], len(rank.steps), len(rank.trace.names)
-    shortest_ns, total_ns = np.full(names, duration_ns.max(initial=0)), np.zeros(names, np.int64)
+    shortest_ns = np.full(names, duration_ns.max(initial=0))
     np.minimum.at(shortest_ns, name, duration_ns)
-    np.add.at(total_ns, name[is_beside], duration_ns[is_beside])
+    total_ns = sum_by_group(duration_ns[is_beside], name[is_beside], names)
     count = np.bincount(name[is_beside], minlength=names)
     has_kernels, communicates = (np.bincount(of, minlength=steps) > 0 for of in (step, step[is_beside]))
 
