@@ -409,7 +409,12 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
         yield f"{where} marks no steps, so no tail is known: see --step-range"
-    if any(np.any(rank.backward_end_ns == NO_TIME) for rank in ranks if len(rank.timings) and rank.marks_steps):
+    # Of the step of each collective: one that does not communicate has no tail.
+    ends = [rank.backward_end_ns[rank.timings.step[rank.timings.step != UNKNOWN]] for rank in ranks if rank.marks_steps]
+    untold = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
+    if len(untold) and untold.all():
+        yield "no compute of any step is known to be backward, so no tail is known (see --backward-range)"
+    elif untold.any():
         yield "no compute of some steps is known to be backward, so their tail is not known"
 
 

@@ -215,13 +215,29 @@ def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
     assert {rank.name for key in (0, 1) for rank in view_step(both.run, key)} == {"rank 0"}
     assert both.warnings[-2:] == (
         "the trace of rank 1 marks no steps, so no tail is known: see --step-range",
-        "no compute of some steps is known to be backward, so their tail is not known",
+        "no compute of any step is known to be backward, so no tail is known (see --backward-range)",
     )
     overlap = merge_ranks([measure_overlap(marked), measure_overlap(unmarked)])
     assert overlap.step_notes == (
         "rank 1: no steps are marked, so figures per step are those of other ranks (see --step-range)",
     )
     assert measure_overlap(unmarked).step_notes == ()
+
+
+@pytest.mark.parametrize(
+    ("second", "backward", "told"),
+    [
+        ("", "#", ""),  # it was said that the tail of the second step is not known
+        ("." * 20 + "###", "#", "of some steps"),
+        ("." * 20 + "###", "#" + "." * 15 + "#", ""),
+        ("." * 20 + "###", "", "of any step"),
+    ],
+)
+def test_only_a_step_that_communicates_has_a_tail_that_is_not_known(second: str, backward: str, told: str) -> None:
+    phases = {"backward": backward, "forward": "." * 4 + "#" + "." * 13 + "#"}
+    warnings = results_of(cpu_rank(0, ".####", second, phases=phases)).warnings
+    found = [text for text in warnings if "known to be backward" in text]
+    assert [told in text for text in found] == ([True] if told else [])
 
 
 def test_of_a_rank_whose_steps_are_all_of_warm_up_it_is_not_said_that_none_are_marked() -> None:
