@@ -214,7 +214,9 @@ def test_what_follows_the_last_step_of_the_first_optimizer_is_no_step(tmp_path: 
     done = capture_started(tmp_path, TWO_OPTIMIZERS)
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs([tmp_path])
-    for rank in run.overlap().ranks:
+    ranks = run.overlap().ranks
+    assert [rank.rank for rank in ranks] == [0, 1], "no launcher names them"
+    for rank in ranks:
         assert [step.step for step in rank.marked_steps] == [1, 2, 3, 4]
         # In the second step DDP's ranks agree on new buckets, the second model's after the first optimizer's step.
         assert [step.collectives for step in rank.marked_steps[2:]] == [2, 2]
@@ -236,10 +238,9 @@ def train():
 
 @pytest.mark.torch
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-def test_ranks_that_the_program_starts_itself_keep_apart(method: str, tmp_path: Path) -> None:
-    """No launcher names them, and at the end they have no process group any more."""
-    done = capture_started(tmp_path, ONE_LAYER, method=method)
+def test_ranks_that_the_program_spawns_itself_keep_apart(tmp_path: Path) -> None:
+    """No launcher names them, and at the end they have no process group any more; other tests fork theirs."""
+    done = capture_started(tmp_path, ONE_LAYER, method="spawn")
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs([tmp_path])
     assert [(rank.rank, len(rank.marked_steps)) for rank in run.overlap().ranks] == [(0, 3), (1, 3)]

@@ -25,19 +25,18 @@ def shuffle_tables(path: Path, seed: int) -> None:
     """Put the rows of every table in another order; rows that have a key get another one."""
     order = random.Random(seed)
     with closing(sqlite3.connect(path)) as database:
-        database.text_factory = bytes
+        database.text_factory = lambda text: text.decode("utf-8", "replace")
         tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite%'")
         for (name,) in tables.fetchall():
-            table = f'"{name.decode()}"'
+            table = f'"{name}"'
             keys = [row[0] for row in database.execute(f"PRAGMA table_info({table})") if row[5]]
             rows = database.execute(f"SELECT * FROM {table}").fetchall()
             order.shuffle(rows)
-            if keys and name.decode() == "NVTX_EVENTS":  # the other keys are what rows refer to
+            if keys and name == "NVTX_EVENTS":  # the other keys are what rows refer to
                 rows = [(*row[:key], number, *row[key + 1 :]) for number, row in enumerate(rows) for key in keys]
             database.execute(f"DELETE FROM {table}")
-            for row in rows:
-                values = [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in row]
-                database.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values))})", values)
+            if rows:
+                database.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         database.commit()
 
 
