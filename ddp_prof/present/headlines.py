@@ -335,7 +335,9 @@ def skew_headline(skew: RunSkew) -> Headline:
         return Headline("No rank is last more often than chance explains", f"{which} {most} of {steps} steps.", "; ")
     last = skew.ranks[skew.straggler]
     detail = "what that costs is not known."
-    if last.cost_ns is not None:
+    if last.cost_ns == 0:
+        detail = "compute hides all that others wait for it."
+    elif last.cost_ns is not None:
         waits = milliseconds(round(last.cost_ns / last.last_steps))
         detail = f"others wait for it up to {waits} in such a step (mean), and compute nothing meanwhile."
     return Headline(_arrives_last(last, steps), detail, "; ")

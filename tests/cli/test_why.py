@@ -13,9 +13,9 @@ import pytest
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.pages import report_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
-from tests.command_line import run
-from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.command_line import csv_rows, run
+from tests.ingest.test_nsys_export import MS, known_truth
+from tests.nsys_factory import Capture, Range, write_capture
 
 
 @pytest.fixture
@@ -101,3 +101,28 @@ def test_the_report_shows_steps_of_a_counter_that_restarts_apart(tmp_path: Path)
     views = shown.load_steps()
     assert list(views) == list(range(STEPS))
     assert all(len(view) == 1 for view in views.values())
+
+
+@pytest.mark.parametrize(("backward_ends", "costs"), [(10, 0.0), (7, 1.0), (5, 2.0)])
+def test_a_straggler_for_whom_others_compute_meanwhile_costs_nothing(
+    backward_ends: int, costs: float, tmp_path: Path
+) -> None:
+    """The doctor found it, at most 0.0 ms per step, and that others computed nothing meanwhile."""
+    for rank, begins in enumerate((6, 8)):
+        ranges = [(f"process|rank={rank}|world=2|backend=gloo|device=cpu", 0, 160)]
+        for step in range(8):
+            at = 20 * step
+            ranges += [
+                (f"step|index={step}", at, at + 20),
+                ("backward", at + 1, at + backward_ends),
+                ("all_reduce|bucket=0|bytes=8|params=1", at + begins, at + 14),
+                ("synchronize", at + backward_ends, at + 14),
+            ]
+        drawn = [Range(name, start * MS, end * MS, 100, domain="ddp_prof") for name, start, end in ranges]
+        write_capture(tmp_path / f"x.rank{rank}.sqlite", Capture(ranges=drawn))
+    (late,) = [row for row in csv_rows("skew", tmp_path) if row["rank"] == "1"]
+    assert (late["last_steps"], float(late["costs_others_ms"])) == ("8", costs)
+    said = run("skew", tmp_path).stdout
+    assert ("compute hides all that others wait for it" in said) == (costs == 0)
+    assert ("compute nothing meanwhile" in said) == (costs > 0)
+    assert ("Rank 1 arrives last" in run("doctor", tmp_path).stdout) == (costs > 0)

@@ -158,13 +158,15 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
     """A rank that arrives last: the others wait for it.
 
-    Found where one rank arrives last more often than chance explains.
+    Found where one rank arrives last more often than chance explains, and compute does not hide all of that.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
     if run.skew.straggler is None:
         return None
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
+    if late.cost_ns == 0:
+        return None
     cost = None if late.cost_ns is None else round(late.cost_ns / max(1, steps))
     costs = "" if cost is None else f"; that costs another rank {cost / 1e6:.2f} ms per step"
     return Finding(
