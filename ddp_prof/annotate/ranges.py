@@ -55,22 +55,18 @@ class NvtxSink:
         self._api: Any = None
 
     def push(self, text: str) -> None:
-        """See :class:`Sink`."""
         if api := self._api or self._find_nvtx():
             api.push(text)
 
     def pop(self, _token: object) -> None:
-        """See :class:`Sink`."""
         if self._api:
             self._api.pop()
 
     def start(self, text: str) -> object:
-        """See :class:`Sink`."""
         api = self._api or self._find_nvtx()
         return api.start(text) if api else None
 
     def end(self, token: object) -> None:
-        """See :class:`Sink`."""
         if self._api and token is not None:
             self._api.end(token)
 
@@ -117,7 +113,6 @@ class TorchSink:
         self._has_gpu: bool | None = None
 
     def push(self, text: str) -> Any:
-        """See :class:`Sink`."""
         if not self.is_listening:
             return None
         if self._has_gpu is None:
@@ -130,12 +125,10 @@ class TorchSink:
         return function
 
     def pop(self, token: Any) -> None:
-        """See :class:`Sink`."""
         if token is not None:
             token.__exit__(None, None, None)
 
     def start(self, text: str) -> object:
-        """See :class:`Sink`."""
         if not self.is_listening:
             return None
         function = sys.modules["torch.autograd.profiler"].record_function(text)
@@ -146,7 +139,6 @@ class TorchSink:
         return future
 
     def end(self, token: Any) -> None:
-        """See :class:`Sink`."""
         if token is not None:
             token.set_result(None)
 
@@ -173,17 +165,14 @@ class Recorder:
         self.ranges: list[Recorded] = []
 
     def push(self, text: str) -> object:
-        """See :class:`Sink`."""
         return text, time.time_ns(), threading.get_native_id()
 
     start = push
 
     def pop(self, token: Any) -> None:
-        """See :class:`Sink`."""
         self._keep(token, is_start_end=False)
 
     def end(self, token: Any) -> None:
-        """See :class:`Sink`."""
         self._keep(token, is_start_end=True)
 
     def _keep(self, token: tuple[str, int, int], *, is_start_end: bool) -> None:
