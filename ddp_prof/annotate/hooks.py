@@ -325,12 +325,15 @@ class BucketMarks:
         return future
 
 
-def start_average(tensor: torch.Tensor, group: dist.ProcessGroup) -> torch.futures.Future[list[torch.Tensor]]:
-    """All-reduce a bucket as DDP itself would."""
+def start_average(
+    tensor: torch.Tensor, group: dist.ProcessGroup, caller: dist.ProcessGroup | None = None
+) -> torch.futures.Future[list[torch.Tensor]]:
+    """All-reduce a bucket as DDP itself would, through a ``caller`` that stands before the group, if there is one."""
     op = average_op(tensor, group)
     if op == dist.ReduceOp.SUM:
         tensor.div_(group.size())
-    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(tensor, op, group, async_op=True).get_future()
+    work = dist.all_reduce(tensor, op, caller or group, async_op=True)
+    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
     return future
 
 

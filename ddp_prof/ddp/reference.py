@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
 from ddp_prof.annotate import OpenRange
-from ddp_prof.annotate.hooks import average_op, is_on_host, mark_fsdp_unit
+from ddp_prof.annotate.hooks import is_on_host, mark_fsdp_unit, start_average
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.collective import broadcast_state, communication_error, communication_errors
 from ddp_prof.errors import CommunicationError
@@ -201,12 +201,7 @@ def _make_hook(name: str | None) -> Hook:
 
 
 def _average(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    tensor = bucket.buffer()
-    op = average_op(tensor, group.marked)
-    if op == dist.ReduceOp.SUM:
-        tensor.div_(group.size())
-    future: torch.futures.Future[list[torch.Tensor]] = dist.all_reduce(tensor, op, group, async_op=True).get_future()
-    return future.then(lambda done: done.value()[0])
+    return start_average(bucket.buffer(), group.marked, group).then(lambda done: done.value()[0])
 
 
 class FullyShardedDDP(DataParallel):
