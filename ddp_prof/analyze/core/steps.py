@@ -230,7 +230,9 @@ def _select_steps(spans: Spans, rows: Ints, unfinished: Collection[int]) -> tupl
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
     busiest = lanes[times.argmax()]
     if len(lanes) > 1:
-        rows = leave_out(rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}, which has most")
+        rows = leave_out(
+            rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}; no thread has more"
+        )
     rows = leave_out(rows[~_holds_another(spans, rows)], "they hold others that could be")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(

@@ -157,6 +157,14 @@ class TestRangesThatOverlap:
         assert steps.number.tolist() == [0, 1, 2]
         assert f"overlap those of thread {PID}" in note
 
+    @pytest.mark.parametrize("more", [True, False])
+    def test_of_two_threads_with_as_many_none_is_said_to_have_most(self, more: bool) -> None:
+        trace = draw_trace(ranges=[("step 0", "####"), ("step 0", ".####"), *[("step 1", "......##")] * more])
+        threads = [PID + 7 if start == 1 else PID for start, _ in zip(*spans_of(trace), strict=True)]
+        trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
+        _, (note,) = find_steps_and_notes(trace, PID)
+        assert note == f"1 range that could be a step left out: they overlap those of thread {PID}; no thread has more"
+
     def test_of_others_each_ends_where_the_next_one_starts(self) -> None:
         """As of a scheduler that begins a step before the one before it has ended."""
         trace = draw_trace(ranges=[("step 0", "####"), ("step 1", "...####"), ("step 2", "........####")])
