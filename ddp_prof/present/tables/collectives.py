@@ -248,8 +248,11 @@ PART_NAMES = {
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     """A row per step, under what the path of median length consists of."""
     headline = critical_headline(critical)
-    steps = [f"{len(critical.steps)} steps"] if run.has_steps and critical.steps else []
-    title = "\n".join((" · ".join((source_name(run.trace, run.files), f"device: {run.device}", *steps)), headline))
+    steps, whole = count_noun(len(critical.steps), "step"), len(run.step_names)
+    if len(critical.steps) < whole:
+        steps = f"{len(critical.steps)} of {count_noun(whole, 'step')} with work"
+    parts = (source_name(run.trace, run.files), f"device: {run.device}", steps if critical.steps else "")
+    title = "\n".join((" · ".join(filter(None, parts if run.has_steps else parts[:2])), headline))
     rows: list[Row] = [{"run": run.label, **_path_row(path)} for path in critical.steps]
     notes = [
         "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",

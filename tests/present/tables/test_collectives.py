@@ -15,7 +15,13 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline
 from ddp_prof.present.tables import collectives
-from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view, critical_headline, rows_of_step
+from ddp_prof.present.tables.collectives import (
+    COLLECTIVES_SCHEMA,
+    collectives_view,
+    critical_headline,
+    critical_view,
+    rows_of_step,
+)
 from ddp_prof.runs import load_runs
 from ddp_prof.trace import Trace
 from tests.analyze.collectives.test_timing import OURS
@@ -144,6 +150,22 @@ def test_where_it_is_not_known_what_hides_rows_do_not_tell_what_is_exposed(by: s
     assert unknown.rows[0]["duration_ms"] == known.rows[0]["duration_ms"]
     (one,) = unknown.document["collectives"]
     assert (one["exposed_ns"], one["overlapped_ns"], one["exposed_by"], one["blocking_ns"]) == (None,) * 4
+
+
+@pytest.mark.parametrize(
+    ("lengths", "without_work", "told"), [((20, 12), 0, "2 steps"), ((20,), 0, "1 step"), ((20, 12), 1, "1 of 2 steps")]
+)
+def test_steps_without_work_are_steps_as_other_commands_count_them(
+    lengths: tuple[int, ...], without_work: int, told: str, tmp_path: Path
+) -> None:
+    capture = bucket_steps(*lengths)
+    of_last = [*filter(lambda one: one.number > 10, [*capture.kernels, *capture.syncs])] if without_work else []
+    capture.kernels = [kernel for kernel in capture.kernels if kernel not in of_last]
+    capture.syncs = [sync for sync in capture.syncs if sync not in of_last]
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", capture))
+    title = critical_view(run.analysis(), run.critical()).title.partition("\n")[0]
+    assert title.partition(" · device: cuda · ")[2].removesuffix(" with work") == told
+    assert len(run.overlap().ranks[0].steps) == len(lengths)
 
 
 def test_the_path_of_median_length_is_not_called_that_of_the_typical_step(tmp_path: Path) -> None:
