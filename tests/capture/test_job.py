@@ -220,7 +220,7 @@ def test_what_follows_the_last_step_of_the_first_optimizer_is_no_step(tmp_path: 
         assert [step.step for step in rank.marked_steps] == [1, 2, 3, 4]
         # In the second step DDP's ranks agree on new buckets, the second model's after the first optimizer's step.
         assert [step.collectives for step in rank.marked_steps[2:]] == [2, 2]
-    assert "the program ended in it" in done.stdout
+    assert "the program ended in it" in " ".join(done.stdout.split()), "wherever its line ends"
 
 
 ONE_LAYER = """
