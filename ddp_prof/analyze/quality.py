@@ -33,16 +33,21 @@ MOST_UNNAMED = 0.01
 """Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
 
 
-def why_unknown(rank: RankEvents) -> str | None:
-    """Why there is no share of communication that hides; ``None`` where there is one."""
+def why_nothing(rank: RankEvents) -> str | None:
+    """Why nothing that the rank did is measured; ``None`` where something is."""
     if rank.is_warmup:
         return ONLY_WARMUP
-    if _communicates_with_nobody(rank):
+    return None if len(rank.events) else NOTHING
+
+
+def why_unknown(rank: RankEvents) -> str | None:
+    """Why there is no share of communication that hides; ``None`` where there is one."""
+    if not rank.is_warmup and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
-    if not len(rank.events):
-        return NOTHING
+    if nothing := why_nothing(rank):
+        return nothing
     if np.any(rank.events.category == Category.OTHER):
         return GRAPHS
     if rank.hides_waits:

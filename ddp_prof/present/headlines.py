@@ -92,10 +92,10 @@ def _silence_text(summary: VariantSummary) -> str:
     others = f", although its job has {summary.world_size} ranks" if (summary.world_size or 1) > 1 else ""
     if others or summary.ranks > 1:
         return f"Nothing in this trace is known to communicate{others}."
-    who = "No collective is in this trace: as far as it tells, its one process"
     if summary.world_size == 1:
-        who = "This process is the only rank of its job: it"
-    return f"{who} communicates with nobody, so there is nothing to hide."
+        return "This process is the only rank of its job: it communicates with nobody, so there is nothing to hide."
+    alone = "if its one process works alone, it communicates with nobody, and there is nothing to hide"
+    return f"No collective is in this trace: {alone}."
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:

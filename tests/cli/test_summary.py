@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddp_prof.analyze.quality import NOTHING
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
@@ -227,7 +228,7 @@ _UNKNOWN = "Whether communication is exposed is not known"
     [
         (1, False, "This process is the only rank of its job", _NOBODY),
         (1, True, "This process is the only rank of its job", _NOBODY),
-        (None, False, "No collective is in this trace", _NOBODY),
+        (None, False, "No collective is in this trace: if its one", "with nobody, and there is nothing to hide."),
         (None, True, _UNKNOWN, "tell what the CPU did."),  # backward, which was not recorded, may communicate
         (4, False, "Nothing in this trace is known to communicate", "although its job has 4 ranks."),
     ],
@@ -242,6 +243,8 @@ def test_a_process_without_peers_has_nothing_to_hide(
     (found,) = summary(write(tmp_path / "x.json", events, **told))["runs"]
     assert found["headline"].startswith(begins)
     assert found["headline"].endswith(ends)
+    assert f"idle time not known: {NOTHING}" in run("kernels", tmp_path / "x.json").stdout
+    assert f"The critical path is not known: {NOTHING}" in run("critical", tmp_path / "x.json").stdout
     straggler = run("doctor", tmp_path / "x.json").stdout
     assert ("the traces of at least two ranks" in straggler) == (world != 1)
 
