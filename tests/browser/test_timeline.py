@@ -358,7 +358,7 @@ class TestMoving:
     def test_a_step_of_two_runs_starts_at_the_same_place(self, visit: Visit, tmp_path: Path) -> None:
         late = draw_trace(
             ranges={"step|index=0": "#" * 30, "step|index=1": "." * 30 + "#" * 20, "forward": "." * 32 + "#" * 10,
-                    "all_reduce|bucket=0": "." * 35 + "##"},
+                    "backward": "." * 43 + "#" * 4, "all_reduce|bucket=0": "." * 35 + "##"},
             ranks={4242: 0},
         )  # fmt: skip
         sources = [*run_of(cpu_run(2)).load_sources(), source_of("late", late)]
