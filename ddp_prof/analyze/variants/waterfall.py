@@ -162,7 +162,13 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
     """Whether a rank has steps of which the trace does not tell all that ran in them."""
-    return any(len(rank.times) and rank.reason not in (None, NO_COMMUNICATION) for rank in run.ranks)
+    return any(len(rank.times) and not _tells_work(rank) for rank in run.ranks)
+
+
+def _tells_work(rank: RankCollectives) -> bool:
+    if rank.reason == NO_COMMUNICATION and rank.device is None:  # of a process without peers it may tell nothing else
+        return bool(rank.times.compute_ns.any())
+    return rank.reason in (None, NO_COMMUNICATION)
 
 
 def _position(analyzed: Analyzed) -> int:

@@ -139,6 +139,13 @@ def test_a_run_without_steps_is_left_out() -> None:
     assert draw_waterfall(waterfall_of()).layout.title.text == "<b>No run marks its steps</b>"
 
 
+def test_a_run_of_which_nothing_but_steps_is_known_has_no_parts() -> None:
+    """A job of one rank communicates with nobody; its compute was said to be 0."""
+    waterfall = waterfall_of(run_of("x", {"step|index=1": "####"}), run_of("y", {"backward": "####"}))
+    assert [(budget.label, budget.compute_ns) for budget in waterfall.budgets] == [("y", 4)]
+    assert waterfall.unknown == ("x",)
+
+
 def test_a_run_on_another_device_is_no_change() -> None:
     waterfall = waterfall_of(NAIVE, replace(NAIVE, label="elsewhere", device="cuda"))
     assert [budget.label for budget in waterfall.budgets] == ["naive"]
