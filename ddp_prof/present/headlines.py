@@ -387,12 +387,14 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
             some = " that communicates" if any(map(communicating_steps_text, (fastest, base))) else ""
             less = (
                 f" It communicates for {milliseconds(round(fastest.comm_ns))} of a step{some}, "
-                f"{base.label} for {milliseconds(round(base.comm_ns))}."
+                f"{base.label} for {milliseconds(round(base.comm_ns))}"
             )
+            if fastest.exposed_ns is not None and base.exposed_ns is not None:
+                less += f"; {milliseconds(fastest.exposed_ns)} and {milliseconds(base.exposed_ns)} of that are exposed"
+            less += "."
         told.append(
             f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}, and it hides "
-            f"{percent(fastest.overlap_ratio)}.{less} Time is saved in two ways: by hiding "
-            "communication, and by having less of it."
+            f"{percent(fastest.overlap_ratio)}.{less}"
         )
     if any(summary.device == "cpu" for summary in summaries):
         told.append(
