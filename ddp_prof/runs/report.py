@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial, reduce
 from operator import add, or_
 from pathlib import Path
-from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddp_prof.errors import printable
@@ -31,14 +30,9 @@ if TYPE_CHECKING:
     from ddp_prof.trace import Ints, Trace
 
 
-OF_EACH_RANK = {
-    "kernels": "ddp_prof.analyze.kernels.contention:sample_kernels",
-    "device use": "ddp_prof.analyze.kernels.device_use:measure_rank_use",
-    "critical": "ddp_prof.analyze.critical.critical_path:measure_chains",
-    "facts": "ddp_prof.analyze.doctor.evidence:measure_facts",
-}
-"""What is measured of each rank by itself, and by which function: imported when it is asked for."""
-MEASURES = ("overlap", "collectives", "inventory", "identity", *OF_EACH_RANK)
+MEASURES = (
+    "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity",
+)  # fmt: skip
 """What can be measured of a report; results are small beside its events."""
 ALL_AT_ONCE = "this needs all events at once"
 OF_EACH_KERNEL = frozenset({"kernels", "device use"})
@@ -139,11 +133,27 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
 
             found = analyze_trace(trace, ranks, to_draw=options.to_draw, warnings=part.warnings)
             return found if measure == "collectives" else _identities(found)
+        case "kernels":
+            from ddp_prof.analyze.kernels.contention import sample_kernels
+
+            return [sample_kernels(rank) for rank in ranks]
+        case "device use":
+            from ddp_prof.analyze.kernels.device_use import measure_rank_use
+
+            return [measure_rank_use(rank) for rank in ranks]
+        case "critical":
+            from ddp_prof.analyze.critical.critical_path import measure_chains
+
+            return [measure_chains(rank) for rank in ranks]
+        case "facts":
+            from ddp_prof.analyze.doctor.evidence import measure_facts
+
+            return [measure_facts(rank) for rank in ranks]
         case "inventory":
             from ddp_prof.analyze.inventory import take_inventory
 
             return take_inventory(trace, options.patterns)
-    return list(map(resolve_name(OF_EACH_RANK[measure]), ranks))
+    raise ValueError(measure)
 
 
 def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
