@@ -33,28 +33,28 @@ MOST_UNNAMED = 0.01
 """Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
 
 
-def why_nothing(rank: RankEvents) -> str | None:
-    """Why nothing that the rank did is measured; ``None`` where something is."""
-    if rank.is_warmup:
-        return ONLY_WARMUP
-    return None if len(rank.events) else NOTHING
-
-
 def why_unknown(rank: RankEvents) -> str | None:
     """Why there is no share of communication that hides; ``None`` where there is one."""
     if not rank.is_warmup and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
+    return why_unknown_work(rank) or (None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION)
+
+
+def why_unknown_work(rank: RankEvents) -> str | None:
+    """Why it is not known what the rank computed and communicated; ``None`` where it is, even if that is nothing."""
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
-    if nothing := why_nothing(rank):
-        return nothing
+    if rank.is_warmup:
+        return ONLY_WARMUP
+    if not len(rank.events):
+        return NOTHING
     if np.any(rank.events.category == Category.OTHER):
         return GRAPHS
     if rank.hides_waits:
         return UNMARKED_WAITS
     if rank.hides_backward:
         return NO_BACKWARD if len(rank.trace.operators) else UNNAMED_BACKWARD
-    return None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION
+    return None
 
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:

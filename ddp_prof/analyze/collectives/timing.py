@@ -38,7 +38,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.quality import why_unknown
+from ddp_prof.analyze.quality import why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import RankResult
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import positions
@@ -127,6 +127,7 @@ class RankCollectives(RankResult):
         backward_end_ns: As of ``RankEvents``; ``host_waits`` as of ``DependencyCoverage``.
         compute: Compute of the rank, at least all that runs while its collectives do.
         reason: Why it is not known how much of its communication hides; ``None`` where it is.
+        knows_work: Whether it is known what it computed and communicated, even if that is nothing.
     """
 
     process: int
@@ -146,6 +147,7 @@ class RankCollectives(RankResult):
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
+    knows_work: bool = True
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
 
@@ -238,6 +240,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
         reason=why_unknown(rank),
+        knows_work=why_unknown_work(rank) is None,
         host_waits=rank.blocking.coverage.host_waits,
     )
 

@@ -37,7 +37,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     measure_kernels,
 )
-from ddp_prof.analyze.quality import has_no_usable_events, hides_work, why_nothing, why_unknown
+from ddp_prof.analyze.quality import has_no_usable_events, hides_work, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
@@ -101,7 +101,7 @@ class IdleTime:
 
 def measure_idle(rank: RankEvents) -> IdleTime:
     if has_no_usable_events(rank):
-        return IdleTime(None, (), why_nothing(rank) or why_unknown(rank))
+        return IdleTime(None, (), why_unknown_work(rank))
     if hides_work(rank):
         return IdleTime(None, (), "CUDA graphs were recorded whole, or kernels have no name: what ran is not known")
     if rank.device is not None and len(rank.events) == 1:

@@ -29,7 +29,6 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention
-from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.manifest import Caveat
@@ -162,13 +161,7 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
     """Whether a rank has steps of which the trace does not tell all that ran in them."""
-    return any(len(rank.times) and not _tells_work(rank) for rank in run.ranks)
-
-
-def _tells_work(rank: RankCollectives) -> bool:
-    if rank.reason == NO_COMMUNICATION and rank.device is None:  # of a process without peers it may tell nothing else
-        return bool(rank.times.compute_ns.any())
-    return rank.reason in (None, NO_COMMUNICATION)
+    return any(len(rank.times) and not rank.knows_work for rank in run.ranks)
 
 
 def _position(analyzed: Analyzed) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +21,7 @@ from ddp_prof.analyze.variants.waterfall import (
 )
 from ddp_prof.present.charts.comparison import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
+from ddp_prof.trace import UNKNOWN, Category
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
@@ -144,6 +146,17 @@ def test_a_run_of_which_nothing_but_steps_is_known_has_no_parts() -> None:
     waterfall = waterfall_of(run_of("x", {"step|index=1": "####"}), run_of("y", {"backward": "####"}))
     assert [(budget.label, budget.compute_ns) for budget in waterfall.budgets] == [("y", 4)]
     assert waterfall.unknown == ("x",)
+
+
+def test_a_run_of_one_rank_whose_kernels_have_no_name_has_no_parts() -> None:
+    """It communicates with nobody; its compute was said to be 0, although a kernel ran."""
+    drawn = draw_trace(
+        ranges={"step|index=1": "####"}, launches={"main": "a..."}, streams={7: ".aa."}, ranks={PID: 0}, world_size=1
+    )
+    nameless = replace(drawn.activities, category=np.array([Category.UNKNOWN]), name_id=np.array([UNKNOWN]))
+    known, unknown = (waterfall_of(analysis_of(replace(drawn, activities=one))) for one in (drawn.activities, nameless))
+    assert [budget.compute_ns for budget in known.budgets] == [2]
+    assert (unknown.budgets, unknown.unknown) == ((), ("drawn",))
 
 
 def test_a_run_on_another_device_is_no_change() -> None:
