@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 
 import numpy as np
 
+from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
@@ -61,6 +62,7 @@ def _communicates_with_nobody(rank: RankEvents) -> bool:
     """Whether a job of one rank has no collective, or torch.profiler recorded operators of a CPU and none of these."""
     trace, is_silent = rank.trace, not np.any(rank.events.category == Category.COMMUNICATION)
     by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
+    by_operators = by_operators and not any(name.startswith(GLOO) for name in trace.names)
     return is_silent and (trace.world_size == 1 or (by_operators and not rank.hides_backward))
 
 

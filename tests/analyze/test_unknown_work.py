@@ -63,6 +63,15 @@ def test_communication_of_the_host_is_not_said_to_be_absent(tmp_path: Path) -> N
     assert headline(gloo).endswith(f"{NOTHING}.")
 
 
+@pytest.mark.parametrize("names", [["gloo:all_reduce", "gloo:all_reduce"], ["gloo:of_tomorrow"]])
+def test_what_gloo_did_is_not_denied_where_no_operator_asked_for_it(tmp_path: Path, names: list[str]) -> None:
+    """As where a collective was asked for before the recording, or is none that we know."""
+    events = [event("user_annotation", name, str(10 * at), "5", tid=9) for at, name in enumerate(names)]
+    path = write(tmp_path / "x.json", [*events, event("cpu_op", "aten::mm", "0", "30")])
+    (rank,) = measure_overlap(load_trace(path)).ranks
+    assert (rank.reason, rank.overlap_ratio) == (NOTHING, None)
+
+
 def test_few_unnamed_kernels_are_no_graphs(tmp_path: Path) -> None:
     """Up to one in a hundred may have no name; the gate took them for CUDA graphs."""
     kernels = [Kernel("gemm", 10 * at, 10 * at + 5, 10 * at, 100) for at in range(1, 300)]
