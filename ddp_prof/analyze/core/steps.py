@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.table import count_before
-from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
 
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
@@ -155,8 +155,9 @@ class Steps(Table):
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
     """The steps of a process, and what was left out or cut, a line each.
 
-    Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts;
-    of nested ones the inner ones; of others each ends where the next one starts, as its work is what is launched last.
+    Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts,
+    of those that launch compute if one does, as a data loader's does not; of nested ones the inner ones; of others each
+    ends where the next one starts, as its work is what is launched last.
     Without a pattern our own ranges count, else those of the first of :data:`STEP_PATTERNS` that occurs.
     """
     mine = trace.spans.process == process
@@ -200,7 +201,7 @@ def _steps_from_names(
 
     Ranges with the names ``unfinished`` say that the one round them is no whole step.
     """
-    rows, notes = _select_steps(trace.spans, rows_named(trace.spans, mine, named), unfinished)
+    rows, notes = _select_steps(trace, rows_named(trace.spans, mine, named), unfinished)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
     number = np.array([UNKNOWN if number is None else number for number, _ in found], np.int64)
     warmup = np.array([is_warmup for _, is_warmup in found], np.bool_)
@@ -209,9 +210,9 @@ def _steps_from_names(
     return Steps(number, start, end, warmup), notes
 
 
-def _select_steps(spans: Spans, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
+def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
     """Of ranges that match those that are steps, by start; one called ``unfinished`` marks the one that holds it."""
-    notes = []
+    spans, notes = trace.spans, []
 
     def leave_out(kept: Ints, why: str) -> Ints:
         if left_out := len(rows) - len(kept):
@@ -228,11 +229,12 @@ def _select_steps(spans: Spans, rows: Ints, unfinished: Collection[int]) -> tupl
     if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
-    busiest = lanes[times.argmax()]
     if len(lanes) > 1:
-        rows = leave_out(
-            rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}; no thread has more"
-        )
+        call = trace.launching_calls[trace.activities.category == Category.COMPUTE]
+        computes = np.isin(lanes, take_or_unknown(trace.calls.lane, call))
+        busiest = lanes[np.where(computes | ~computes.any(), times, 0).argmax()]
+        why = f"they overlap those of thread {busiest}; no thread that launches compute has more"
+        rows = leave_out(rows[spans.lane[rows] == busiest], why)
     rows = leave_out(rows[~_holds_another(spans, rows)], "they hold others that could be")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(

@@ -163,7 +163,18 @@ class TestRangesThatOverlap:
         threads = [PID + 7 if start == 1 else PID for start, _ in zip(*spans_of(trace), strict=True)]
         trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
         _, (note,) = find_steps_and_notes(trace, PID)
-        assert note == f"1 range that could be a step left out: they overlap those of thread {PID}; no thread has more"
+        why = f"they overlap those of thread {PID}; no thread that launches compute has more"
+        assert note == f"1 range that could be a step left out: {why}"
+
+    def test_of_two_threads_the_one_that_launches_compute_counts(self) -> None:
+        """A data loader reads ahead, so that it may have more of them than the thread that trains."""
+        ranges = [("batch 0", "....####"), ("batch 0", "####"), ("batch 1", "....###"), ("batch 2", "......###")]
+        trace = draw_trace(ranges=ranges, launches={"main": "....a"}, streams={7: ".....a", 8: "......1"})
+        threads = [PID if span == (4, 8) else PID + 7 for span in zip(*spans_of(trace), strict=True)]
+        trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
+        (rank,) = find_rank_events(trace)
+        assert (rank.steps.start_ns.tolist(), rank.main_thread) == ([4], PID)
+        assert rank.step_notes[0].startswith("3 ranges that could be steps left out: they overlap those of thread")
 
     def test_of_others_each_ends_where_the_next_one_starts(self) -> None:
         """As of a scheduler that begins a step before the one before it has ended."""
