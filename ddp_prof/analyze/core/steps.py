@@ -156,8 +156,9 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     """The steps of a process, and what was left out or cut, a line each.
 
     Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts,
-    of those that launch compute if one does, as a data loader's does not; of nested ones the inner ones; of others each
-    ends where the next one starts, as its work is what is launched last.
+    of those that launch compute if one does, as a data loader's does not; of nested ones the inner ones, and
+    of a name of which most hold others none; of others each ends where the next one starts, as its work is what is
+    launched last.
     Without a pattern our own ranges count, else those of the first of :data:`STEP_PATTERNS` that occurs.
     """
     mine = trace.spans.process == process
@@ -235,12 +236,22 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
         busiest = lanes[np.where(computes | ~computes.any(), times, 0).argmax()]
         why = f"they overlap those of thread {busiest}; no thread that launches compute has more"
         rows = leave_out(rows[spans.lane[rows] == busiest], why)
-    rows = leave_out(rows[~_holds_another(spans, rows)], "they hold others that could be")
+    rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most of their name, hold others that could be")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(
             f"ranges of steps that end after the next step begins: {cut}; each is taken to end where that begins"
         )
     return rows, tuple(notes)
+
+
+def _are_outer(trace: Trace, rows: Ints) -> Mask:
+    """Which ranges hold another one, or are called, but for numbers, as others of which most do."""
+    holds = _holds_another(trace.spans, rows)
+    ids, which = np.unique(trace.spans.name_id[rows], return_inverse=True)
+    _, kind = np.unique([re.sub(r"\d+", "", trace.names[name_id]) for name_id in ids.tolist()], return_inverse=True)
+    kind = kind[which]
+    is_outer: Mask = holds | (2 * np.bincount(kind, holds) > np.bincount(kind))[kind]
+    return holds if is_outer.all() else is_outer
 
 
 def _holds_another(spans: Spans, rows: Ints) -> Mask:

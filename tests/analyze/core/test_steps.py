@@ -145,7 +145,22 @@ class TestRangesThatOverlap:
         trace = draw_trace(ranges={"epoch step 1": "############", "step 5": ".####", "step 6": "......#####"})
         steps, (note,) = find_steps_and_notes(trace, PID, r"step (\d+)")
         assert steps.number.tolist() == [5, 6]
-        assert note == "1 range that could be a step left out: they hold others that could be"
+        assert note == "1 range that could be a step left out: they, or most of their name, hold others that could be"
+
+    def test_outer_ones_that_hold_none_are_not_mixed_with_inner_ones_of_others(self) -> None:
+        outer = [("step 0", "#####"), ("step 1", ".....#####"), ("step 2", "..........#####")]
+        inner = [("iter 7", ".##"), ("iter 8", "...##"), ("iter 9", ".....####")]
+        steps, (note,) = find_steps_and_notes(draw_trace(ranges=[*outer, *inner]), PID)
+        assert steps.number.tolist() == [7, 8, 9]
+        assert note.startswith("3 ranges")
+
+    def test_a_single_one_that_holds_others_makes_no_outer_ones_of_its_name(self) -> None:
+        """As one in which a model is validated; nor do those of one name that hold each other."""
+        outer = [("step 0", "#####"), ("step 1", ".....#####"), ("step 2", "..........#####")]
+        for inner in ("iter 7", "step 7"):
+            steps, (note,) = find_steps_and_notes(draw_trace(ranges=[*outer, (inner, "......##")]), PID)
+            assert steps.number.tolist() == [0, 7, 2]
+            assert note.startswith("1 range ")
 
     def test_of_two_threads_the_one_with_more_counts(self) -> None:
         trace = draw_trace(
