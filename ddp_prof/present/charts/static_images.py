@@ -8,7 +8,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -16,24 +16,27 @@ from pathlib import Path
 from queue import SimpleQueue
 from tempfile import TemporaryDirectory
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import DdpProfError
 from ddp_prof.present.charts import Chart, pack_array
 
 if TYPE_CHECKING:
-    from choreographer import Tab
+    from choreographer import Browser, Tab
 
 WIDTH = 1400
 SCALE = 2
 SECONDS_TO_CLOSE = 10
 """Seconds that an interrupted program waits for its browser."""
+SECONDS_TO_END = 5
+"""Seconds after which a browser that does not close is ended by force."""
 SECONDS_TO_DRAW = 90
-"""Seconds after which a picture, or the start of the browser's page, is given up."""
+"""Seconds after which a picture is given up, or the browser's start."""
 _BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
 """Errors that choreographer raises if a browser fails; the last one if it closes while it starts."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
+_Answer = TypeVar("_Answer")
 
 
 class PictureError(DdpProfError):
@@ -119,31 +122,45 @@ class Pictures:
 
         logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # what goes wrong is raised, too
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        async with choreographer.Browser(path=self._browser) as browser:
-            tab = browser.get_tab() or await browser.create_tab()
-            window = await asyncio.wait_for(_open_plotly(tab), SECONDS_TO_DRAW)
+        browser = choreographer.Browser(path=self._browser)
+        try:
+            tab, window = await _in_time(_open_plotly(browser))
             while (order := await asyncio.to_thread(self._orders.get)) is not None:
                 if isinstance(order, InterruptedError):
                     raise order
-                await asyncio.wait_for(_draw(tab, window, **order), SECONDS_TO_DRAW)
+                await _in_time(_draw(tab, window, **order))
+        finally:
+            await asyncio.wait_for(browser.close(), SECONDS_TO_END)  # a close that is cancelled ends it by force
+
+
+async def _in_time(work: Coroutine[Any, Any, _Answer]) -> _Answer:
+    """What it returns; raises TimeoutError where that takes too long, whatever the work makes of being cancelled."""
+    task = asyncio.create_task(work)
+    if not (await asyncio.wait([task], timeout=SECONDS_TO_DRAW))[0]:
+        task.cancel()
+        raise TimeoutError
+    return await task
 
 
 # Not by kaleido, which is for this: it asks the browser for events of its engine (Runtime.enable), which then reads
 # plotly.js a second longer, since it notes positions in the source; and kaleido has it read anew for each picture.
-async def _open_plotly(tab: Tab) -> str:
-    """Load plotly.js; returns the id of the page's global object."""
+async def _open_plotly(browser: Browser) -> tuple[Tab, str]:
+    """Start the browser and load plotly.js; returns the page and the id of its global object."""
     import plotly
 
+    await browser.open()
+    tab = browser.get_tab() or await browser.create_tab()
     library = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
-    with TemporaryDirectory() as folder:
+    # A browser that snap installed sees a /tmp of its own, and no hidden files.
+    with TemporaryDirectory(dir=Path.home() if browser.is_isolated() else None) as folder:
         page = Path(folder) / "index.html"
-        page.write_text(f'<meta charset="utf-8"><script src="{library.as_uri()}"></script>', encoding="utf-8")
-        loaded = tab.subscribe_once("Page.loadEventFired")
-        await _command(tab, "Page.enable")
+        page.write_text('<meta charset="utf-8"><script src="plotly.js"></script>', encoding="utf-8")
+        shutil.copyfile(library, page.with_name("plotly.js"))
         await _command(tab, "Page.navigate", url=page.as_uri())
-        await loaded
-    found: dict[str, str] = await _command(tab, "Runtime.evaluate", expression="window")
-    return found["objectId"]
+        # Not the event of the page being loaded, which may be that of the one that the browser opened by itself.
+        loaded = "document.readyState == 'complete' ? window : new Promise(end => onload = () => end(window))"
+        found: dict[str, str] = await _command(tab, "Runtime.evaluate", expression=loaded, awaitPromise=True)
+    return tab, found["objectId"]
 
 
 async def _draw(tab: Tab, window: str, *, figure: Chart, options: dict[str, Any], path: Path) -> None:

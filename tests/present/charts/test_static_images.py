@@ -9,9 +9,13 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
+from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 
+from ddp_prof.present.charts import static_images
 from ddp_prof.present.charts.static_images import SCALE, WIDTH, PictureError, Pictures, find_browser, write_pictures
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
@@ -53,6 +57,54 @@ def test_an_interrupted_program_leaves_neither_a_browser_nor_a_file(
         os.kill(int(started.read_text()), 0)
     assert list(folder.iterdir()) == []
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.browser
+def test_the_page_that_a_browser_opens_by_itself_is_not_taken_for_that_of_plotly(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be loaded while that of plotly is asked for."""
+
+    async def slowly(tab: Any, name: str, **params: Any) -> Any:
+        if name == "Page.navigate":
+            await asyncio.sleep(2)
+        return await command(tab, name, **params)
+
+    command = static_images._command
+    monkeypatch.setattr(static_images, "_command", slowly)
+    write_pictures([(figure(), tmp_path / "a.svg")])
+    assert (tmp_path / "a.svg").read_text(encoding="utf-8").startswith("<svg")
+
+
+@pytest.mark.parametrize("is_isolated", [True, False])
+def test_a_browser_is_shown_files_where_it_can_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_isolated: bool
+) -> None:
+    """One that snap installed sees a /tmp of its own."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    pages = []
+
+    class Browser:
+        async def open(self) -> None:
+            pass
+
+        def is_isolated(self) -> bool:
+            return is_isolated
+
+        def get_tab(self) -> Browser:
+            return self
+
+        async def send_command(self, name: str, params: dict[str, str]) -> dict[str, Any]:
+            if name == "Page.navigate":
+                page = Path(url2pathname(urlsplit(params["url"]).path))
+                pages.append((page.parent.parent == tmp_path, sum(one.stat().st_size for one in page.parent.iterdir())))
+            return {"result": {"result": {"objectId": "window"}}}
+
+    asyncio.run(static_images._open_plotly(Browser()))
+    [(is_at_home, size)] = pages
+    assert is_at_home == is_isolated
+    assert size > 2**20  # plotly.js among them
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.browser
@@ -98,6 +150,21 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     with pytest.raises(PictureError, match=r"could not be drawn with .*/broken: [^(]") as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.slow
+def test_a_browser_that_never_answers_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    silent, folder = tmp_path / "silent", tmp_path / "pictures"
+    silent.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/started\nexec sleep 1000\n")
+    silent.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(silent))
+    monkeypatch.setattr(static_images, "SECONDS_TO_DRAW", 3)
+    monkeypatch.setattr(static_images, "SECONDS_TO_END", 1)
+    with pytest.raises(PictureError, match=r"could not be drawn with .*/silent: it gave no answer for 3 s$"):
+        write_pictures([(figure(), folder / "a.png")])
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "started").read_text()), 0)
+    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(
