@@ -114,7 +114,8 @@ def timeline(
     """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
 
     Several traces are drawn below each other, with their first steps aligned, and the ranks of a run on one clock,
-    where their collectives tell it. A picture shows a few steps; --steps chooses which.
+    where their collectives tell it. A picture shows the typical step and the next one; --steps
+    chooses others.
     """
     from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page

@@ -211,7 +211,7 @@ class Run:
         """What ran when, as a plotly figure of a few steps.
 
         Args:
-            steps: Numbers of the steps to show; by default two from the middle.
+            steps: Numbers of the steps to show; by default the typical one and the one after it.
         """
         import plotly.graph_objects as go
 

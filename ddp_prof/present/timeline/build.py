@@ -20,6 +20,7 @@ from ddp_prof.present.timeline.model import (
     StepMark,
     Timeline,
     captured_times,
+    choose_step,
     drift_text,
     line_up,
 )
@@ -65,20 +66,24 @@ def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = Non
 
     Args:
         sources: As of :func:`build_timeline`.
-        steps: Numbers of the steps to show; by default two from the middle, of a capture without steps its beginning.
+        steps: Numbers of the steps to show; by default :func:`typical_steps`, of a capture without steps its beginning.
     """
     if steps is not None:
         return build_timeline(sources, steps)
-    keys = steady_steps([rank for source in sources for rank in source.ranks])
+    keys = typical_steps(sources)
     chosen = [[_Rank(rank, _rows(rank, rank.step_keys, keys)) for rank in source.ranks] for source in sources]
     return _some_steps(sources, chosen, MAX_BOXES // max(1, len(sources)))
 
 
-def steady_steps(rank_events: Sequence[RankEvents]) -> list[int]:
-    """Keys of two steps from the middle of the capture, none where it has no steps."""
-    keys: list[int] = next((events.step_keys.tolist() for events in rank_events if events.has_steps), [])
-    first = max(0, (len(keys) - 1) // 2)
-    return keys[first : first + 2]
+def typical_steps(sources: Sequence[Source]) -> list[int]:
+    """Keys of the step that a page opens on and the one after it, after the last the one before; none without steps."""
+    for source in sources:
+        ranks = [_Rank(rank, _rows(rank, rank.step_keys, None)) for rank in source.ranks]
+        if marks := sorted(_step_marks(ranks, View(0, 0, 0)), key=lambda mark: mark.start_ns):
+            keys = [mark.key for mark in marks]
+            first = max(0, min(keys.index(choose_step(marks, source.typical_step)), len(keys) - 2))
+            return keys[first : first + 2]
+    return []
 
 
 class _Rank(NamedTuple):

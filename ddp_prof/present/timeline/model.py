@@ -208,6 +208,14 @@ class StepMark(NamedTuple):
     end_ns: int
 
 
+def choose_step(steps: Sequence[StepMark], typical: int | None) -> int:
+    """Key of the step to look at first: the typical one, or where that is not shown the one of median length."""
+    lengths = {step.key: step.end_ns - step.start_ns for step in steps}
+    if typical in lengths:
+        return typical
+    return sorted(lengths, key=lambda key: (lengths[key], key))[(len(lengths) - 1) // 2]
+
+
 @dataclass(frozen=True)
 class Panel:
     """One trace.
@@ -281,11 +289,6 @@ class Timeline:
 
     @property
     def typical_step(self) -> int | None:
-        """Key of the first panel's typical step, or where that is not shown of its step of median length."""
+        """Key of the first panel's step that :func:`choose_step` takes."""
         first = next((panel for panel in self.panels if panel.steps), None)
-        if first is None:
-            return None
-        lengths = {mark.key: mark.end_ns - mark.start_ns for mark in first.steps}
-        if first.typical_step in lengths:
-            return first.typical_step
-        return sorted(lengths, key=lambda key: (lengths[key], key))[(len(lengths) - 1) // 2]
+        return choose_step(first.steps, first.typical_step) if first else None

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.present.html.timeline_page import write_timeline_page
-from ddp_prof.present.timeline.build import build_timeline
+from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.run import timeline_sources
 from tests.drawing import draw_trace
@@ -52,5 +52,7 @@ def test_without_need_or_use_there_is_none(
 @pytest.mark.parametrize("capture", ["flat", "overlap", "bucketed_10mb"])
 def test_it_is_the_step_that_headlines_are_about(capture: str) -> None:
     (run,) = load_runs([Path(__file__).parents[3] / "traces" / f"{capture}.sqlite"])
-    timeline = build_timeline(timeline_sources([run]))
-    assert timeline.typical_step == run.collectives().typical_step
+    sources, typical = timeline_sources([run]), run.collectives().typical_step
+    assert build_timeline(sources).typical_step == typical
+    drawn = [step.key for step in build_excerpt(sources).panels[0].steps]
+    assert (len(drawn), typical in drawn) == (2, True), "also in a picture"

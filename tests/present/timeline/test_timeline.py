@@ -15,7 +15,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.text import shown_name
-from ddp_prof.present.timeline.build import build_excerpt, build_timeline, steady_steps
+from ddp_prof.present.timeline.build import build_excerpt, build_timeline, typical_steps
 from ddp_prof.present.timeline.figure import axis_title, draw_timeline, explanation, headline
 from ddp_prof.present.timeline.lanes import stack
 from ddp_prof.present.timeline.model import GRAPHS, STRIP, UNNAMED, WAITING, Lane, Source, Timeline
@@ -398,11 +398,23 @@ class TestSelection:
         assert [step.key for step in build_timeline([epochs], [0]).panels[0].steps] == [0, 2]
         assert [step.key for step in build_excerpt([epochs]).panels[0].steps] == [1, 2]
 
-    def test_steady_steps_are_from_the_middle(self) -> None:
-        steps = [(f"step|index={number}", "." * number + "#") for number in range(6)]
-        for count, steady in ((6, [2, 3]), (5, [2, 3]), (2, [0, 1]), (1, [0])):
-            assert steady_steps(find_rank_events(draw_trace(ranges=steps[:count]))) == steady
-        assert steady_steps(find_rank_events(draw_trace(streams={7: "aa"}))) == []
+    @pytest.mark.parametrize(
+        ("typical", "shown"), [(1, [1, 2]), (0, [0, 1]), (5, [4, 5]), (None, [3, 4]), (17, [3, 4])]
+    )
+    def test_a_picture_shows_the_step_that_a_page_opens_on_and_one_beside_it(
+        self, typical: int | None, shown: list[int]
+    ) -> None:
+        """Without a typical step, or where it is not drawn, the one of median length is."""
+        ends = [20, 29, 37, 44, 50, 55]
+        steps = [(f"step|index={at}", "." * end + "#" * (9 - at)) for at, end in enumerate([0, *ends[:-1]])]
+        source = source_of("run", draw_trace(ranges=steps))._replace(typical_step=typical)
+        assert [step.key for step in build_excerpt([source]).panels[0].steps] == shown
+        assert build_timeline([source]).typical_step in shown
+
+    def test_a_picture_of_a_few_steps_shows_those(self) -> None:
+        only = source_of("run", draw_trace(ranges={"step|index=3": "####"}))
+        assert [step.key for step in build_excerpt([only]).panels[0].steps] == [3]
+        assert typical_steps([source_of("run", draw_trace(streams={7: "aa"}))]) == []
 
 
 class TestFigure:
