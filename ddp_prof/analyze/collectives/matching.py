@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import permutations
 from pathlib import Path
 
@@ -185,16 +186,16 @@ def _best_streams(
     return ways[best] if 0 not in able or CLEARLY * fits[best][1] < fits[0][1] else by_number
 
 
-def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, float]:
+def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, Fraction]:
     """Number of pairs that this pairing of streams gives, and the mean scatter of the differences of their ends."""
     ranks = (first, other)
     rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _parts_agree(ranks, rows)]
     if not rows:
-        return 0, float("inf")
+        return 0, Fraction(_LATEST)
     at = np.array(rows)
     difference = first.timings.end_ns[at[:, 0]] - other.timings.end_ns[at[:, 1]]
     constant = 0 if first.clock == other.clock else np.median(difference)
-    return len(rows), float(np.mean(np.abs(difference - constant)))
+    return len(rows), Fraction(float(np.sum(np.abs(difference - constant)))) / len(rows)  # a mean would be rounded
 
 
 def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
