@@ -38,6 +38,8 @@ GAP = 3
 """Characters between two columns."""
 WORDS = 22
 """Width that a column of words keeps where there is little room; its cells wrap."""
+
+_BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµn]?s|min|[KMG]i?B)(?!\w))")
 NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 """Columns of names that others gave, of any length."""
 ENDLESS = 10_000
@@ -297,8 +299,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     is_whole = width is None or options.columns or not rows
     fitted = ColumnChoice(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
-        lines = printable_lines(view.title).splitlines()
-        text = "\n".join(_wrap_line(line, console.width) for line in lines) if view.is_text else "\n".join(lines)
+        text = "\n".join(_wrap_line(line, console.width) for line in printable_lines(view.title).splitlines())
         console.print(Text(text, style="" if view.is_text else "bold"))
     if rows and width is None:
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, fitted.shown))
@@ -310,14 +311,19 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
         notes.append("long names without their middle; whole: --wide")
     notes += [*([fitted.note] if fitted.note else []), *shared]
     for note in () if options.quiet else notes:
-        console.print(Text(f"note: {printable(note)}", style="dim"))
+        console.print(Text(_wrap_line(f"note: {printable(note)}", console.width), style="dim"))
 
 
 def _wrap_line(line: str, width: int) -> str:
-    """A line of text cut into lines of the terminal, below the column in which the words of a labelled line begin."""
+    """A line of text cut into lines of the terminal, below the column in which the words of a labelled line begin.
+
+    A number and its unit stay on one line.
+    """
     label = re.match(r".{0,20}?  +", line)
     indent = " " * len(label.group()) if label else ""
-    return textwrap.fill(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    kept = _BEFORE_UNIT.sub("\0", line)  # printable text holds no such character
+    text = textwrap.fill(kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return text.replace("\0", " ")
 
 
 def plain_lines(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:

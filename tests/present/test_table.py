@@ -95,6 +95,21 @@ def test_no_line_is_longer_than_the_terminal(
     assert any("103.25" in line for line in lines) or width == 30
 
 
+@pytest.mark.parametrize("is_text", [True, False])
+def test_a_number_and_its_unit_stay_on_one_line(
+    is_text: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = "90 % of 24.8 ms or 2.00 µs (3.1 %, 4 GB/s) in 12 of 16 steps; 9.3 s of 1,024 MiB, 7 sends"
+    view = TableView(f"what waits  {told}", () if is_text else (ROW,), [told], {}, is_text=is_text)
+    for width in range(24, 120):
+        monkeypatch.setattr(table, "terminal_width", lambda width=width: width)
+        table.show(TableOptions(), [view])
+        said = capsys.readouterr().out
+        assert max(map(len, said.splitlines())) <= width
+        assert not re.search(r"\d *\n *(%|[mµ]?s\b|GB|MiB)", said)
+        assert " ".join(said.split()).count(told) == 2, "as it is piped"
+
+
 def test_a_name_that_fills_the_terminal_keeps_its_ends(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
