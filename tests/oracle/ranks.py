@@ -152,7 +152,9 @@ def _is_mostly_in(phase: Range, step: Step) -> bool:
 
 def _rank(trace: Trace, process: int, device: int | None) -> Rank:
     ranges = _ranges(trace, process)
-    steps = steps_among(ranges)
+    rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
+    computing = {_launch_of(trace, row)[1] for row in rows if trace.activities.category[row] == Category.COMPUTE}
+    steps = steps_among(ranges, computing)
     phases = [(phase, r) for phase in PHASES for r in ranges if r.name == phase]
     backward = [r for phase, r in phases if phase == "backward"]
     again = [r for phase, r in phases if phase == "forward" and any(b.start <= r.start < b.end for b in backward)]
@@ -200,16 +202,22 @@ def unnamed_share(trace: Trace) -> float:
     return max(len(unnamed) / max(1, len(rows)), time(unnamed) / max(1, time(rows)))
 
 
-def steps_among(ranges: list[Range]) -> list[Step]:
-    """Ours, else others'; open ones are none; of overlapping ones the busiest thread's, the inner, cut."""
+def steps_among(ranges: list[Range], computing: set[int | None]) -> list[Step]:
+    """Ours, else others'; open ones are none; of overlapping ones the busiest computing thread's, the inner, cut.
+
+    Of ranges of one kind of which most hold others none is an inner one.
+    """
     ours = [r for r in ranges if r.name.startswith("step|")]
     found = ours or [r for r in ranges if re.fullmatch(r"step \d+", r.name)]
     found = [r for r in found if not r.is_open]
     if any(a.start < b.end and b.start < a.end for i, a in enumerate(found) for b in found[i + 1 :]):
         lanes = Counter(r.lane for r in found)
+        lanes = {lane: times for lane, times in lanes.items() if lane in computing} or lanes
         busiest = min(lane for lane in lanes if lanes[lane] == max(lanes.values()))
         found = [r for r in found if r.lane == busiest]
-        found = [r for i, r in enumerate(found) if not _holds_another(r, i, found)]
+        inner = [r for i, r in enumerate(found) if not _holds_another(r, i, found)]
+        kinds, of_inner = (Counter(_kind(r.name) for r in some) for some in (found, inner))
+        found = [r for r in inner if 2 * of_inner[_kind(r.name)] >= kinds[_kind(r.name)]] or inner
     ends = [min([r.end, *(other.start for other in found if other.start > r.start)]) for r in found]
     return [Step(_number(r.name), r.start, end, "warmup=1" in r.name) for r, end in zip(found, ends, strict=True)]
 
@@ -220,6 +228,10 @@ def _holds_another(outer: Range, place: int, ranges: list[Range]) -> bool:
         for i, r in enumerate(ranges)
         if r is not outer
     )
+
+
+def _kind(name: str) -> str:
+    return re.sub(r"\d+", "", name)
 
 
 def _number(name: str) -> int | None:

@@ -231,11 +231,14 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
     if len(lanes) > 1:
-        call = trace.launching_calls[trace.activities.category == Category.COMPUTE]
-        computes = np.isin(lanes, take_or_unknown(trace.calls.lane, call))
+        own = trace.activities.process == spans.process[rows[0]]
+        calls = trace.launching_calls[own & (trace.activities.category == Category.COMPUTE)]
+        computes = np.isin(lanes, take_or_unknown(trace.calls.lane, calls))
         busiest = lanes[np.where(computes | ~computes.any(), times, 0).argmax()]
-        why = f"they overlap those of thread {busiest}; no thread that launches compute has more"
-        rows = leave_out(rows[spans.lane[rows] == busiest], why)
+        others = "no thread that launches compute" if computes.any() else "no thread"
+        rows = leave_out(
+            rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}; {others} has more"
+        )
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most of their name, hold others that could be")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(

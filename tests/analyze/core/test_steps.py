@@ -178,7 +178,7 @@ class TestRangesThatOverlap:
         threads = [PID + 7 if start == 1 else PID for start, _ in zip(*spans_of(trace), strict=True)]
         trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
         _, (note,) = find_steps_and_notes(trace, PID)
-        why = f"they overlap those of thread {PID}; no thread that launches compute has more"
+        why = f"they overlap those of thread {PID}; no thread has more"
         assert note == f"1 range that could be a step left out: {why}"
 
     def test_of_two_threads_the_one_that_launches_compute_counts(self) -> None:
@@ -189,7 +189,8 @@ class TestRangesThatOverlap:
         trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
         (rank,) = find_rank_events(trace)
         assert (rank.steps.start_ns.tolist(), rank.main_thread) == ([4], PID)
-        assert rank.step_notes[0].startswith("3 ranges that could be steps left out: they overlap those of thread")
+        why = f"they overlap those of thread {PID}; no thread that launches compute has more"
+        assert rank.step_notes == (f"3 ranges that could be steps left out: {why}",)
 
     def test_of_others_each_ends_where_the_next_one_starts(self) -> None:
         """As of a scheduler that begins a step before the one before it has ended."""
