@@ -30,6 +30,8 @@ ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record mo
 
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
+WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
+
 MOST_UNNAMED = 0.01
 """Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
 
@@ -38,7 +40,9 @@ def why_unknown(rank: RankEvents) -> str | None:
     """Why there is no share of communication that hides; ``None`` where there is one."""
     if not rank.is_warmup and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
-    return why_unknown_work(rank) or (None if rank.union_of(Category.COMMUNICATION).length_ns else NO_COMMUNICATION)
+    if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
+        return reason
+    return WARMUP_COMMUNICATES if _communicates(rank.including_warmup) else NO_COMMUNICATION
 
 
 def why_unknown_work(rank: RankEvents) -> str | None:
@@ -60,10 +64,14 @@ def why_unknown_work(rank: RankEvents) -> str | None:
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:
     """Whether a job of one rank has no collective, or torch.profiler recorded operators of a CPU and none of these."""
-    trace, is_silent = rank.trace, not np.any(rank.events.category == Category.COMMUNICATION)
+    trace, is_silent = rank.trace, not _communicates(rank.including_warmup)
     by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
     by_operators = by_operators and not any(name.startswith(GLOO) for name in trace.names)
     return is_silent and (trace.world_size == 1 or (by_operators and not rank.hides_backward))
+
+
+def _communicates(rank: RankEvents) -> bool:
+    return bool(np.any(rank.events.category == Category.COMMUNICATION))
 
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:

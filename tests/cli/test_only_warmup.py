@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.quality import ONLY_WARMUP
+from ddp_prof.analyze.quality import ONLY_WARMUP, WARMUP_COMMUNICATES
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
 from tests.command_line import csv_rows, run
@@ -42,6 +42,18 @@ def test_what_no_step_launched_is_not_the_runs_overlap(tmp_path: Path) -> None:
     assert (row["steps"], row["kernels"], row["overlap_%"]) == ("0", "2", "")
     (found,) = json.loads(run("summary", path, "--format", "json").stdout)["runs"]
     assert found["headline"] == f"Whether communication is exposed is not known: {ONLY_WARMUP}."
+
+
+def test_what_only_warmup_steps_communicate_is_not_said_to_be_absent(tmp_path: Path) -> None:
+    """As where gradients are accumulated. It was said that no collective is in the trace."""
+    capture = bucket_steps(20, 20, 20)
+    capture.ranges = [replace(one, name=f"step|index={n}|warmup={int(n < 1)}") for n, one in enumerate(capture.ranges)]
+    capture.kernels = [one for one in capture.kernels if one.name != NCCL or one.start < STEP_NS]
+    path = write_capture(tmp_path / "accumulates.sqlite", capture)
+    (found,) = json.loads(run("summary", path, "--format", "json").stdout)["runs"]
+    assert found["headline"] == f"Whether communication is exposed is not known: {WARMUP_COMMUNICATES}."
+    assert found["parts_ns"]["compute_only"] > 0
+    assert run("check", path, "--min-overlap", "50%").exit_code == 3
 
 
 def test_two_ranks(tmp_path: Path) -> None:
