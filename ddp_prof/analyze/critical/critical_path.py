@@ -21,7 +21,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.chains import PARTS as CHAIN_PARTS
 from ddp_prof.analyze.critical.chains import Chains, find_work, follow_chains
 from ddp_prof.analyze.critical.replay import Replay, find_replay, join_replays, measure_gains
-from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown_work
+from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, positions, take_or_unknown
 
@@ -124,7 +124,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
     on_host = rank.device is None or coverage.source == "host"
     reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
     if on_host:
-        reason = reason or NO_HOST_PATH
+        reason = reason or why_unknown(rank) or NO_HOST_PATH
     if reason:
         nothing = np.empty(0, np.int64)
         return RankChains(rank.process, rank.device, empty(Chains), nothing, nothing, nothing, None, reason)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, measure_chains, measure_critical_paths
+from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
@@ -229,6 +230,13 @@ def test_where_the_host_reduces_what_a_gpu_computed_there_is_no_path(count: int)
     assert paths_of(*traces) == ()
     (rank,) = find_rank_events(traces[0])
     assert (rank.device, rank.blocking.by_step_ns.tolist(), measure_chains(rank).reason) == (0, [2], NO_HOST_PATH)
+
+
+def test_of_a_host_without_collectives_none_is_said_to_have_run_on_it() -> None:
+    names = {"process|rank=0|world=2|backend=gloo|device=cpu": "#" * 20, "step|index=0": "#" * 20}
+    trace = draw_trace(ranges={**names, "forward": ".#####", "backward": "." * 8 + "#####"})
+    (rank,) = find_rank_events(trace)
+    assert (rank.device, measure_chains(rank).reason) == (None, NO_COMMUNICATION)
 
 
 RANKS = st.integers(1, 4).flatmap(
