@@ -128,6 +128,18 @@ def test_how_much_of_communication_has_no_launch_is_asked_of_the_whole_capture(
     assert [step.comm_ns is not None for step in rank.steps] == [are_known] * 8
 
 
+def test_a_graph_in_one_part_hides_what_is_exposed_in_all(tmp_path: Path) -> None:
+    capture = known_truth(8)
+    first = capture.kernels[0]
+    capture.kernels.append(Kernel("graph", first.start, first.end + 1, first.launch, first.thread, kind="graph"))
+    path = write_capture(tmp_path / "x.sqlite", capture)
+    found = parts_of(path, 20)
+    assert found is not None
+    assert_equal(found, whole_of(path))
+    (rank,) = found["overlap"].ranks
+    assert {rank.exposed_ns, *(step.exposed_ns for step in rank.steps)} == {None}
+
+
 def test_a_rank_that_worked_in_warm_up_only_keeps_its_steps(tmp_path: Path) -> None:
     capture = known_truth(8)
     for index, step in enumerate(capture.ranges[::3]):
