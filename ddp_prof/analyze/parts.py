@@ -90,6 +90,7 @@ def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: in
         compute=reduce(lambda one, other: one | other, (part.compute for part in parts)),
         times=concatenate(*(part.times for part in parts)),
         reason=merge_reasons([part.reason for part in parts]),
+        unknown_work=merge_reasons([part.unknown_work for part in parts]),
     )
 
 

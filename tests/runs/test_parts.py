@@ -130,8 +130,8 @@ def test_how_much_of_communication_has_no_launch_is_asked_of_the_whole_capture(
 
 def test_a_graph_in_one_part_hides_what_is_exposed_in_all(tmp_path: Path) -> None:
     capture = known_truth(8)
-    first = capture.kernels[0]
-    capture.kernels.append(Kernel("graph", first.start, first.end + 1, first.launch, first.thread, kind="graph"))
+    last = capture.kernels[-1]
+    capture.kernels.append(Kernel("graph", last.start, last.end + 1, last.launch, last.thread, kind="graph"))
     path = write_capture(tmp_path / "x.sqlite", capture)
     found = parts_of(path, 20)
     assert found is not None
@@ -197,6 +197,10 @@ def test_a_step_that_ends_in_the_next_part_is_whole(tmp_path: Path) -> None:
         (
             "it has kernels without a name",
             replace(known_truth(2), kernels=[*known_truth(2).kernels, Kernel("", 1, 2, 1, 100)]),
+        ),
+        (
+            "ranges that could be steps overlap on several threads",
+            replace(known_truth(2), ranges=[*known_truth(2).ranges, Range("step 0", 0, 150 * MS, MAIN + 50)]),
         ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -127,7 +127,7 @@ class RankCollectives(RankResult):
         backward_end_ns: As of ``RankEvents``; ``host_waits`` as of ``DependencyCoverage``.
         compute: Compute of the rank, at least all that runs while its collectives do.
         reason: Why it is not known how much of its communication hides; ``None`` where it is.
-        knows_work: Whether it is known what it computed and communicated, even if that is nothing.
+        unknown_work: Why it is not known what it did; ``None`` where it is, even if that is nothing.
     """
 
     process: int
@@ -147,7 +147,7 @@ class RankCollectives(RankResult):
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
-    knows_work: bool = True
+    unknown_work: str | None = None
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
 
@@ -240,7 +240,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
         reason=why_unknown(rank),
-        knows_work=why_unknown_work(rank) is None,
+        unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
     )
 

@@ -97,6 +97,8 @@ class RangePatterns:
 
 NO_PATTERNS = RangePatterns()
 _NAMED_RANGES = 8
+OVERLAPPING = "they overlap those of thread"
+"""Begins why ranges of some threads are no steps: which threads these are, only what was launched in them tells."""
 _STEP_NUMBER = re.compile(r"\d{1,18}$")
 
 
@@ -236,9 +238,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
         computes = np.isin(lanes, take_or_unknown(trace.calls.lane, calls))
         busiest = lanes[np.where(computes | ~computes.any(), times, 0).argmax()]
         others = "no thread that launches compute" if computes.any() else "no thread"
-        rows = leave_out(
-            rows[spans.lane[rows] == busiest], f"they overlap those of thread {busiest}; {others} has more"
-        )
+        rows = leave_out(rows[spans.lane[rows] == busiest], f"{OVERLAPPING} {busiest}; {others} has more")
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most of their name, hold others that could be")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(

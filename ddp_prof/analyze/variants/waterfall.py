@@ -161,7 +161,7 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
     """Whether a rank has steps of which the trace does not tell all that ran in them."""
-    return any(len(rank.times) and not rank.knows_work for rank in run.ranks)
+    return any(len(rank.times) and rank.unknown_work for rank in run.ranks)
 
 
 def _position(analyzed: Analyzed) -> int:
