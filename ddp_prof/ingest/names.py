@@ -78,8 +78,10 @@ COMMUNICATION_KERNELS = {
     # Not within a word: AsyncClear and FuncClamp hold the four letters, too.
     "other NCCL descendants": r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)",
     "PyTorch symmetric memory": r"multimem_\w{0,200}(?:reduce|gather)",
+    "PyTorch symmetric memory, barriers": r"c10d::symmetric_memory::\w{0,200}(?:barrier|signal)",
+    "PyTorch symmetric memory, NVSHMEM": r"c10d::nvshmem_extension::",
     "PyTorch symmetric memory, TensorRT-LLM": r"(?:one|two)_?shot_?all_?reduce",
-    "vLLM, aiter": r"cross_device_(?:reduce|all_gather)",
+    "vLLM, aiter": r"cross_device_(?:reduce|all_gather|store)",
     "QuickReduce": r"quickreduce::",
     "FlashInfer, TensorRT-LLM": r"allreduce_fusion|moeA2A(?:Dispatch|Combine)",
     "NVSHMEM": r"nvshmemi_|_on_stream_kernel",
@@ -87,7 +89,9 @@ COMMUNICATION_KERNELS = {
     "Transformer Engine": r"userbuffers_",
     "oneCCL": r"oneccl",
     # What counts tokens before a dispatch only computes.
-    "DeepEP": r"(?:::|deep_)ep::(?:intranode|internode|internode_ll|elastic)::(?!get_dispatch_layout)",
+    "DeepEP, UCCL": r"(?:::ep|deep_ep|uccl)::(?:intranode|internode|internode_ll|elastic)::(?!get_dispatch_layout)",
+    "HybridEP": r"hybrid_ep::(?:dispatch|combine|device_sync)_kernel",
+    "MORI": r"(?<![A-Za-z])Ep(?:Dispatch|Combine)\w{0,200}Kernel",
 }
 """Patterns of communication kernels by the libraries that they come from."""
 

@@ -73,7 +73,8 @@ _SIGNS = (
     ("gather", "gather"),
     ("scatter", "scatter"),
     ("barrier", "barrier"),
-    ("deepep", "all_to_all"),  # its dispatch and combine
+    ("epdevicesync", "barrier"),
+    *((library, "all_to_all") for library in ("deepep", "hybridep", "uccl", "epdispatch", "epcombine")),
     ("reduce", "reduce"),
 )
 """Substrings of names (lower-case letters only) and their operations; the first match counts."""
