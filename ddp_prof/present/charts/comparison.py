@@ -224,14 +224,14 @@ def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     known = [
         (step.step_key or 0, step.overlap_ratio or 0.0) for rank in result.ranks for step in rank.communicating_steps
     ]
+    steps, which = np.unique([step for step, _ in known], return_inverse=True)
+    means = np.bincount(which, [share for _, share in known]) / np.bincount(which)
     names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}
-    steps = sorted({step for step, _ in known})
-    means = [float(np.mean([share for number, share in known if number == step])) for step in steps]
     name, color = shown_name(result.label), theme.LIGHT.colors[theme.OVERLAPPED]
     return [
         {
             "type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False,
-            "x": steps, "y": [row + _HALF * (1 - 2 * share) for share in means], "line": {"color": color, "width": 2},
+            "x": steps.tolist(), "y": (row + _HALF * (1 - 2 * means)).tolist(), "line": {"color": color, "width": 2},
         },
         {
             "type": "scatter", "mode": "markers", "showlegend": False,
