@@ -98,12 +98,6 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     has_one[has_one] = stream[needers[at[has_one]]] == stream[rows[has_one]]
     needer[rows[has_one]] = at[has_one]
 
-    before_ns = np.full(len(needers), _LONG_AGO)
-    follows = stream[needers[1:]] == stream[needers[:-1]]
-    before_ns[1:][follows] = end_ns[needers[:-1][follows]]
-    call = trace.launching_calls[needers]
-    launch_ns = np.where(call == UNKNOWN, _LONG_AGO, take_or_unknown(trace.calls.start_ns, call))
-
     own = rows[has_one & ~is_needer]
     asked = np.concatenate([needer[edges.consumer], needer[own]])
     needed = np.concatenate([edges.producer, own])
@@ -115,22 +109,25 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     last_ns = np.full(len(needers), _LONG_AGO)
     np.maximum.at(last_ns, asked, end_ns[needed])
 
-    reasons_ns = np.stack([last_ns, before_ns, launch_ns, other_ns])
-    could_ns = reasons_ns[1:].max(axis=0)
-    is_last = end_ns[needed] == last_ns[asked]
-    slack_ns = np.where(is_last, could_ns[asked], np.maximum(could_ns, last_ns)[asked]) - end_ns[needed]
+    consumer = needers[asked]
+    before, call = needers[asked - 1], trace.launching_calls[consumer]
+    follows = (asked > 0) & (stream[before] == stream[consumer])
+    launch_ns = np.where(call == UNKNOWN, _LONG_AGO, take_or_unknown(trace.calls.start_ns, call))
+    last_ns, other_ns = last_ns[asked], other_ns[asked]
+    reasons_ns = np.stack([np.where(follows, end_ns[before], _LONG_AGO), launch_ns, other_ns])
+    could_ns = reasons_ns.max(axis=0)
+    is_last = end_ns[needed] == last_ns
+    slack_ns = np.where(is_last, could_ns, np.maximum(could_ns, last_ns)) - end_ns[needed]
     # What holds a consumer is what ended last; of several that end together the collective is not it.
-    held_by = np.where(last_ns > could_ns, 0, 1 + reasons_ns[1:].argmax(axis=0))
-    is_known = call[asked] != UNKNOWN
-    found = Consumers(needed, needers[asked], slack_ns, held_by[asked])
+    held_by = np.where(last_ns > could_ns, 0, 1 + reasons_ns.argmax(axis=0))
+    is_known = call != UNKNOWN
+    found = Consumers(needed, consumer, slack_ns, held_by)
     found = select(found, np.lexsort((found.consumer, slack_ns, needed)))
 
-    blocks = is_last & (last_ns > could_ns)[asked] & is_known
+    blocks = is_last & (last_ns > could_ns) & is_known
     mine = np.flatnonzero(is_mine & is_collective)
     return Blocking(
-        stretches=_disjoint(
-            Stretches(could_ns[asked[blocks]], last_ns[asked[blocks]], needed[blocks], needers[asked[blocks]])
-        ),
+        stretches=_disjoint(Stretches(could_ns[blocks], last_ns[blocks], needed[blocks], consumer[blocks])),
         consumers=select(found, begins_run(found.collective)),
         unknown=np.unique(needed[~is_known]),
         unneeded=np.setdiff1d(mine, needed),
