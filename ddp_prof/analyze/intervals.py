@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ddp_prof.trace import UNKNOWN, Ints, Mask
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
 
 
 @dataclass(frozen=True)
@@ -67,19 +67,14 @@ class Intervals:
         return self._length_before(end_ns, begun_by_end) - self._length_before(start_ns, begun)
 
     @cached_property
-    def _by_begun(self) -> tuple[Ints, Ints]:
-        """Of the first 0, 1, 2, ... intervals the length and the last end; before the first one, long ago."""
-        return (
-            np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)]),
-            np.concatenate([np.full(1, -(2**62)), self.end_ns]),
-        )
+    def _length_by_begun(self) -> Ints:
+        """The length of the first 0, 1, 2, ... intervals."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)])
 
     def _length_before(self, time_ns: Ints, begun: Ints) -> Ints:
         """How much of the set lies before each time, by when so many intervals had begun."""
-        length_ns, end_ns = self._by_begun
-        to_come = end_ns[begun]
-        to_come -= time_ns
-        before: Ints = length_ns[begun] - np.maximum(0, to_come, out=to_come)
+        to_come = take_or_unknown(self.end_ns, begun - 1, NO_TIME) - time_ns
+        before: Ints = self._length_by_begun[begun] - np.maximum(0, to_come, out=to_come)
         return before
 
     def holds(self, time_ns: Ints) -> Mask:

@@ -259,7 +259,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
     busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
     for rank in ranks:
         events = rank.events
-        kernels = (events.kernel == 1) & (events.lane != UNKNOWN) & span.holds(events.start_ns)
+        kernels = rank.is_kernel & (events.lane != UNKNOWN) & span.holds(events.start_ns)
         busy, collective = kernels & (events.category == Category.COMPUTE), kernels & rank.is_collective
         for lane in distinct(events.lane[kernels]):
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))

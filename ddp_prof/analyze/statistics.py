@@ -29,7 +29,7 @@ LEAST_STEPS = 3
 
 _DRAWS = 1000
 _PERCENTILES = (2.5, 97.5)
-_BATCH_VALUES = 2**22
+_BATCH_VALUES = 2**20
 """Values drawn at once, which bounds the memory."""
 
 Numbers = NDArray[Any]

@@ -37,7 +37,6 @@ from ddp_prof.trace import (
     UNKNOWN,
     Category,
     Ints,
-    Kind,
     Mask,
     Operators,
     Table,
@@ -238,7 +237,6 @@ class Events(Table):
 
     Attributes:
         step: Index into the rank's steps, ``UNKNOWN`` outside of any; ``phase`` into ``range_names.PHASES``.
-        kernel: 1 for a kernel, 0 for anything else.
         launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell; ``launcher`` is the thread.
     """
 
@@ -248,7 +246,6 @@ class Events(Table):
     category: Ints
     step: Ints
     phase: Ints
-    kernel: Ints
     activity: Ints
     launch_ns: Ints
     launcher: Ints
@@ -282,7 +279,6 @@ def device_events(
         category=activities.category,
         step=steps.index_at(launch_ns),
         phase=phase,
-        kernel=(activities.kind == Kind.KERNEL).astype(np.int64),
         activity=np.flatnonzero(mine),
         launch_ns=launch_ns,
         launcher=launcher,
@@ -330,7 +326,6 @@ def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: I
         category=np.full(rows, category, np.int64),
         step=steps.index_at(start_ns),
         phase=phase,
-        kernel=np.zeros(rows, np.int64),
         launch_ns=start_ns,
     )
 

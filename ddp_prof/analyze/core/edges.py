@@ -160,8 +160,9 @@ def _call_order(trace: Trace) -> tuple[Ints, Ints]:
     """
     calls, activities, own = trace.calls, trace.activities, trace.synchronizations
     if _numbers_grow(calls):
-        in_range = (activities.correlation > 0) & (activities.correlation < _LARGEST_NUMBER)
-        return np.where(in_range, activities.correlation, UNKNOWN), own.correlation
+        number = activities.correlation
+        in_range = (number > 0) & (number < _LARGEST_NUMBER)
+        return number if in_range.all() else np.where(in_range, number, UNKNOWN), own.correlation
     low = min(int(calls.start_ns.min()), int(own.start_ns.min(initial=0)))
     started = take_or_unknown(calls.start_ns, trace.launching_calls)
     return np.where(trace.launching_calls == UNKNOWN, UNKNOWN, started - low), own.start_ns - low
@@ -245,9 +246,10 @@ class HostCalls:
         mark = np.where(by_event, calls.awaits[rows], rows)  # the record of the event, or the call itself
         marked = dependencies.call_stream, dependencies.call_place
         on_stream = launches.last_before(*(take_or_unknown(column, mark) for column in marked))
-        by_number = np.argsort(numbers, kind="stable")
+        by_number = np.flatnonzero(np.isin(numbers, calls.correlation[rows]))
+        by_number = by_number[np.argsort(numbers[by_number], kind="stable")]
         at = np.searchsorted(numbers[by_number], calls.correlation[rows])
-        copy = take_or_unknown(by_number, np.where(at < len(work), at, UNKNOWN))
+        copy = take_or_unknown(by_number, np.where(at < len(by_number), at, UNKNOWN))
         copy = np.where(take_or_unknown(numbers, copy) == calls.correlation[rows], copy, UNKNOWN)
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]

@@ -52,6 +52,7 @@ from ddp_prof.trace import (
     UNKNOWN,
     Category,
     Ints,
+    Kind,
     Mask,
     Trace,
     concatenate,
@@ -149,9 +150,9 @@ class RankEvents(Brief):
         events, steps = self.events, self.steps
         rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
         start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
+        work_ns = sum_by_group(end - start, step, len(steps))
         within = np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step])
-        outside_ns = sum_by_group(end - start - np.maximum(0, within), step, len(steps))
-        return sum_by_group(end - start, step, len(steps)), outside_ns
+        return work_ns, work_ns - sum_by_group(np.maximum(0, within), step, len(steps))
 
     @cached_property
     def runs_ahead(self) -> bool:
@@ -222,12 +223,18 @@ class RankEvents(Brief):
 
     @cached_property
     def host_calls(self) -> HostCalls:
-        in_order = self.dependencies().in_order
-        return HostCalls(self.trace, self.dependencies(), in_order[self.is_mine[in_order]])
+        work = self.dependencies().in_order
+        is_mine = self.is_mine[work]
+        return HostCalls(self.trace, self.dependencies(), work if is_mine.all() else work[is_mine])
 
     @cached_property
     def is_backward(self) -> Mask:
         rows: Mask = (self.events.phase == BACKWARD_PHASE) & (self.events.category == Category.COMPUTE)
+        return rows
+
+    @cached_property
+    def is_kernel(self) -> Mask:
+        rows: Mask = take_or_unknown(self.trace.activities.kind, self.events.activity) == Kind.KERNEL
         return rows
 
     @cached_property

@@ -169,17 +169,16 @@ def measure_step_times(
         known = device_follows & (start != NO_TIME) & (end >= start)
     start, end = np.where(known, start, NO_TIME), np.where(known, end, NO_TIME)
     compute, communication = union_of(Category.COMPUTE), union_of(Category.COMMUNICATION)
-    busy = compute | communication
-    compute_ns, busy_ns = compute.covered_ns(start, end), busy.covered_ns(start, end)
-    all_ns = (busy | union_of(Category.MEMORY)).covered_ns(start, end)
+    exposed = communication - compute
+    bare_memory, calls = union_of(Category.MEMORY) - compute - exposed, phases.union_of(SYNCHRONIZE_PHASE)
     return StepTimes(
         start_ns=start,
         length_ns=np.where(known, end - start, UNKNOWN),
-        compute_ns=compute_ns,
+        compute_ns=compute.covered_ns(start, end),
         overlapped_ns=(compute & communication).covered_ns(start, end),
-        exposed_ns=busy_ns - compute_ns,
-        exposed_memory_ns=all_ns - busy_ns,
-        calls_ns=(phases.union_of(SYNCHRONIZE_PHASE) - busy).covered_ns(start, end),
+        exposed_ns=exposed.covered_ns(start, end),
+        exposed_memory_ns=bare_memory.covered_ns(start, end),
+        calls_ns=(calls - compute - exposed).covered_ns(start, end),
     )
 
 

@@ -82,7 +82,7 @@ class Contention:
 
 def _rows_of_compute(rank: RankEvents) -> Ints:
     events = rank.events
-    is_compute = (events.kernel == 1) & (events.category == Category.COMPUTE)
+    is_compute = rank.is_kernel & (events.category == Category.COMPUTE)
     return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
 
 

@@ -141,7 +141,7 @@ class KernelTime:
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, those outside of steps included, warm-up left out."""
-    events = select(rank.events, rank.events.kernel == 1)
+    events = select(rank.events, rank.is_kernel)
     found, kernel = identify_kernels(rank.trace, events.activity, events.phase, events.category)
     told, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
     for name, shape, phase, category in found:
