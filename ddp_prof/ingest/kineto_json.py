@@ -49,6 +49,10 @@ _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset",
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as old torch has it
 _SYNCHRONIZATION = "cuda_sync"
+_OF_HOST = re.compile(
+    r"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|(?:.*_)?(?:runtime|driver)"
+)
+"""Categories that tell a trace without kernels and copies from one of another program."""
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
 _ASKING = "c10d::"
@@ -65,8 +69,9 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     for event in document.traceEvents:
         if event.ph == "X":
             by_category[(event.cat or "").lower()].append(event)
-    if by_category.keys() == {""}:
-        reason = "a Chrome trace without the categories that tell kernels from ranges, as JAX writes it"
+    tells_device = any(by_category.get(category) for category in (_KERNEL, *_COPY, *_MEMORY_SET))
+    if by_category and not tells_device and ("" in by_category or not any(map(_OF_HOST.fullmatch, by_category))):
+        reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
     launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
     call_ns, call_end_ns = _times(launches)

@@ -209,11 +209,19 @@ def test_autograd_s_threads_are_told_by_its_engine(tmp_path: Path) -> None:
     assert launched_by(1, tmp_path) == "none", "of one thread all launches would be backward's"
 
 
-def test_jax_s_trace_is_refused_and_not_said_to_hold_no_gpu(tmp_path: Path) -> None:
-    kernel = {"ph": "X", "name": "ncclDevKernel_AllReduce", "pid": 1, "tid": 14, "ts": 5.1, "dur": 2}
-    path = write(tmp_path / "x.json", [json.dumps(kernel), "{}"], displayTimeUnit="ns")
+@pytest.mark.parametrize(
+    "events",
+    [
+        ['{"ph": "X", "name": "ncclDevKernel_AllReduce", "pid": 1, "tid": 14, "ts": 5.1, "dur": 2}', "{}"],
+        [event("cpu_op", "aten::mm", "5", "2"), '{"ph": "X", "name": "hcom_allReduce__1", "ts": "6", "dur": 2}'],
+        [event("FEE", "train (train.py:3)", "5", "2")],
+    ],
+    ids=["JAX", "torch_npu", "VizTracer"],
+)
+def test_a_trace_of_another_program_is_refused_and_not_said_to_hold_no_gpu(events: list[str], tmp_path: Path) -> None:
+    """Ascend's names a category for what the host did, and none for its device: no collective was in it, on a CPU."""
     with pytest.raises(TraceError, match="without the categories"):
-        load_trace(path)
+        load_trace(write(tmp_path / "x.json", events, displayTimeUnit="ns"))
 
 
 def test_launches_of_other_accelerators_are_known(tmp_path: Path) -> None:
