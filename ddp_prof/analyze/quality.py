@@ -166,6 +166,8 @@ MOST_ALIKE = 4
 
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
+_FUSED = re.compile("triton_[a-z]+_fused_")
+"""Kernels of torch.compile are named after what they are fused of, or prepare, and only compute."""
 
 
 Window = tuple[int, int, int | None, int, int]
@@ -409,7 +411,7 @@ def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
             )
     # Kernels that take time, were taken for compute, and are named like collectives.
     for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
-        if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name):
+        if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name) and not _FUSED.match(name):
             yield (
                 f"'{name[:80]}' counts as compute, but its name looks like a collective's: if it is one, say so with "
                 "--comm-pattern"

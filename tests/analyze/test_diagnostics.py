@@ -89,6 +89,14 @@ def test_a_name_that_smells_of_communication() -> None:
     assert "'my_all_reduce_kernel' counts as compute" in doubts(replace(SOUND, names=names))
 
 
+def test_a_kernel_of_torch_compile_is_not_said_to_look_like_what_it_prepares() -> None:
+    """To follow the advice made a collective of what copies its input."""
+    name = "triton_poi_fused_all_reduce_lift_fresh_0"
+    names = tuple(text.replace("compute a", name) for text in SOUND.names)
+    assert name in names
+    assert "looks like a collective's" not in doubts(replace(SOUND, names=names))
+
+
 def test_graphs_recorded_whole_are_no_idle_gpu() -> None:
     activities = replace(
         SOUND.activities,
