@@ -267,6 +267,7 @@ _NO_SYNCS = (
     "synchronizations were not recorded (torch.profiler records them with "
     "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True))"
 )
+_ONLY_CUDA = "synchronizations were not recorded, which torch.profiler does on CUDA only"
 _NO_RECORDS = "the trace does not tell which records stream waits are for, as with CUDA 12.9 and later"
 
 
@@ -312,7 +313,8 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
         stream=stream[is_told],
         awaits=nothing,
     )
-    reason = None if told else _NO_RECORDS if rows else _NO_SYNCS
+    can_record = not launches or any(str(event.name).startswith("cu") for event in launches)
+    reason = None if told else _NO_RECORDS if rows else _NO_SYNCS if can_record else _ONLY_CUDA
     return concatenate(waits, records), "kineto" if told else "none", reason
 
 

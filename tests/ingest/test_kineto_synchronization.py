@@ -69,6 +69,12 @@ def test_without_synchronizations_it_says_how_to_record_them(tmp_path: Path) -> 
     assert "enable_cuda_sync_events" in str(found.coverage.reason)
 
 
+def test_on_rocm_it_does_not_tell_to_record_what_torch_profiler_records_on_cuda_only(tmp_path: Path) -> None:
+    events = [text.replace('"cuda', '"hip').replace('"hip_runtime"', '"cuda_runtime"') for text in one_bucket()]
+    (rank,) = find_rank_events(load_trace(write(tmp_path / "x.json", events)))
+    assert rank.blocking.coverage.reason == "synchronizations were not recorded, which torch.profiler does on CUDA only"
+
+
 def test_ids_that_stay_unresolved_are_said_to_be_those_of_new_cuda(tmp_path: Path) -> None:
     found = blocking(tmp_path, wait(3, 20, -1, -1), wait(7, 7, -1, -1))
     assert found.total_ns is None

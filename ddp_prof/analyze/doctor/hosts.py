@@ -31,7 +31,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu:
         return _host_sync_on_host(run)
     if not all(facts.knows_syncs for facts in run.facts):
-        return Abstained("host synchronization in backward", "the trace does not hold the host's synchronizations")
+        return Abstained("host synchronization in backward", "the trace does not tell what the host waited for")
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
