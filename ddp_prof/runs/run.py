@@ -370,7 +370,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     trace, ranks, explained = part.trace, [], []
     for one in part.ranks:
         rank, exposure, transfer_ns = found[trace.path, one.process, one.device]
-        events = one.number_steps(rank.step_keys)
+        events = one.rekey_steps(rank.step_keys)
         ranks.append(events)
         knows_wait = bool((transfer_ns != UNKNOWN).any())
         needed_by = consumer_activities(events)

@@ -79,6 +79,7 @@ class RankEvents(Brief):
         other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
         assumed_ahead: Whether the host runs ahead in the whole capture; ``None`` where this is not a part of one.
         with_warmup: The same rank with what belongs to warm-up steps, where there are any.
+        raised: By how much the keys of its steps are raised, since another rank's recording began earlier.
     """
 
     trace: Trace
@@ -98,20 +99,24 @@ class RankEvents(Brief):
     assumed_ahead: bool | None = None
     dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None
+    raised: int = 0
 
     @property
     def including_warmup(self) -> RankEvents:
         """The rank including its warm-up steps, as it is drawn; this one is what is measured."""
         return self.with_warmup or self
 
-    def number_steps(self, keys: Ints) -> RankEvents:
-        """The rank with these numbers of its measured steps, where they carry none: other ranks may have begun earlier.
+    def rekey_steps(self, keys: Ints) -> RankEvents:
+        """The rank with these keys of its measured steps: other ranks may have begun earlier.
 
-        See :func:`.align_unnumbered_steps`.
+        They become the numbers of steps without any. See :func:`.align_unnumbered_steps`.
         """
-        if not self.has_steps or np.any(self.steps.number != UNKNOWN) or np.array_equal(self.steps.keys, keys):
+        if not self.has_steps or np.array_equal(self.step_keys, keys):
             return self
-        numbered, whole = replace(self, steps=replace(self.steps, number=keys)), self.with_warmup
+        raised, whole = int(keys[0]), self.with_warmup
+        if np.any(self.steps.number != UNKNOWN):  # which come again, so that keys are positions
+            return replace(self, raised=raised, with_warmup=whole and replace(whole, raised=raised))
+        numbered = replace(self, steps=replace(self.steps, number=keys))
         if whole is None:
             return numbered
         number = np.where(whole.steps.warmup, UNKNOWN, keys[np.cumsum(~whole.steps.warmup) - 1])
@@ -303,7 +308,8 @@ class RankEvents(Brief):
     @cached_property
     def step_keys(self) -> Ints:
         """A number for each step that no other step of the rank has; ``UNKNOWN`` for a capture without steps."""
-        return self.steps.keys if self.has_steps else self.steps.number
+        keys = self.steps.keys if self.has_steps else self.steps.number
+        return np.where(keys == UNKNOWN, UNKNOWN, keys + self.raised)
 
     def step_at(self, time_ns: Ints) -> Ints:
         """Key of the measured step whose host range holds each instant, ``UNKNOWN`` outside of any."""
