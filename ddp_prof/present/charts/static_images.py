@@ -8,9 +8,10 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import SimpleQueue
@@ -57,7 +58,8 @@ class Pictures:
     def __init__(self) -> None:
         self._browser = find_browser() if find_spec("choreographer") else None
         self._files = ExitStack()
-        self._orders: SimpleQueue[dict[str, Any] | InterruptedError | None] = SimpleQueue()
+        self._orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        self._stop: Callable[[], object] = lambda: None
         self._outcome: Future[None] = Future()
         # Threads that it starts are daemons, too: one of choreographer's reads what the browser says, and waits as long
         # as anything lives that the browser started. The program would not end before.
@@ -70,7 +72,9 @@ class Pictures:
 
     def __exit__(self, *_error: object) -> None:
         if self._thread.is_alive():  # interrupted: the browser still writes into its folder, which is removed then
-            self._orders.put(InterruptedError())
+            with suppress(RuntimeError):  # it has ended just now
+                self._stop()
+            self._orders.put(None)
             self._thread.join(SECONDS_TO_CLOSE)
         self._files.__exit__(InterruptedError, InterruptedError(), None)
 
@@ -118,6 +122,8 @@ class Pictures:
             self._outcome.set_exception(error)
 
     async def _draw_all(self) -> None:
+        if task := asyncio.current_task():
+            self._stop = partial(task.get_loop().call_soon_threadsafe, task.cancel)
         import choreographer
 
         logging.getLogger("choreographer").setLevel(logging.CRITICAL)  # what goes wrong is raised, too
@@ -126,8 +132,6 @@ class Pictures:
         try:
             tab, window = await _in_time(_open_plotly(browser))
             while (order := await asyncio.to_thread(self._orders.get)) is not None:
-                if isinstance(order, InterruptedError):
-                    raise order
                 await _in_time(_draw(tab, window, **order))
         finally:
             await asyncio.wait_for(browser.close(), SECONDS_TO_END)  # a close that is cancelled ends it by force

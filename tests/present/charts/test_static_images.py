@@ -152,19 +152,39 @@ def test_a_browser_that_fails_is_one_clear_error(tmp_path: Path, monkeypatch: py
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.slow
-def test_a_browser_that_never_answers_is_given_up_and_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    silent, folder = tmp_path / "silent", tmp_path / "pictures"
-    silent.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/started\nexec sleep 1000\n")
-    silent.chmod(0o755)
-    monkeypatch.setenv("BROWSER_PATH", str(silent))
-    monkeypatch.setattr(static_images, "SECONDS_TO_DRAW", 3)
+@pytest.fixture
+def silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A browser that never answers, and where it notes its process."""
+    browser, started = tmp_path / "silent", tmp_path / "started"
+    browser.write_text(f"#!/bin/sh\necho $$ > {started}\nexec sleep 1000\n")
+    browser.chmod(0o755)
+    monkeypatch.setenv("BROWSER_PATH", str(browser))
     monkeypatch.setattr(static_images, "SECONDS_TO_END", 1)
+    return started
+
+
+@pytest.mark.slow
+def test_a_browser_that_never_answers_is_given_up_and_ended(
+    silent: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "pictures"
+    monkeypatch.setattr(static_images, "SECONDS_TO_DRAW", 3)
     with pytest.raises(PictureError, match=r"could not be drawn with .*/silent: it gave no answer for 3 s$"):
         write_pictures([(figure(), folder / "a.png")])
     with pytest.raises(ProcessLookupError):
-        os.kill(int((tmp_path / "started").read_text()), 0)
+        os.kill(int(silent.read_text()), 0)
     assert list(folder.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_program_does_not_leave_a_browser_that_never_answers(silent: Path, tmp_path: Path) -> None:
+    with suppress(KeyboardInterrupt), Pictures() as pictures:
+        pictures.draw(figure(), tmp_path / "pictures" / "a.png")
+        while not (silent.exists() and silent.read_text().endswith("\n")):
+            sleep(0.01)
+        raise KeyboardInterrupt
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(silent.read_text()), 0)
 
 
 @pytest.mark.parametrize(
