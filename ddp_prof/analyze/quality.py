@@ -42,7 +42,8 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_COMMUNICATION
     if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
         return reason
-    return WARMUP_COMMUNICATES if _communicates(rank.including_warmup) else NO_COMMUNICATION
+    is_left_out = rank.including_warmup.union_of(Category.COMMUNICATION).length_ns
+    return WARMUP_COMMUNICATES if is_left_out else NO_COMMUNICATION
 
 
 def why_unknown_work(rank: RankEvents) -> str | None:
@@ -64,14 +65,10 @@ def why_unknown_work(rank: RankEvents) -> str | None:
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:
     """Whether a job of one rank has no collective, or torch.profiler recorded operators of a CPU and none of these."""
-    trace, is_silent = rank.trace, not _communicates(rank.including_warmup)
+    trace, is_silent = rank.trace, not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
     by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
     by_operators = by_operators and not any(name.startswith(GLOO) for name in trace.names)
     return is_silent and (trace.world_size == 1 or (by_operators and not rank.hides_backward))
-
-
-def _communicates(rank: RankEvents) -> bool:
-    return bool(np.any(rank.events.category == Category.COMMUNICATION))
 
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:
