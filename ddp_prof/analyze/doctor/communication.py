@@ -158,13 +158,13 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
-    steps, every = run.gradients, [one for step in run.gradients for one in step]
-    if not steps:
+    every = run.gradients
+    if not len(every):
         return None
-    count = sorted(map(len, steps))[len(steps) // 2]
-    sizes = [one.bytes for one in every if one.bytes != UNKNOWN]
-    if count >= _MANY and (not sizes or median_or_zero(sizes) < _SMALL_BYTES):
-        typical = f", half of them of {median_or_zero(sizes) / 1e6:.2f} MB or less" if sizes else ""
+    count = np.sort(every.counts)[len(every.counts) // 2]
+    sizes = every.bytes[every.bytes != UNKNOWN]
+    if count >= _MANY and (not len(sizes) or median_or_zero(sizes) < _SMALL_BYTES):
+        typical = f", half of them of {median_or_zero(sizes) / 1e6:.2f} MB or less" if len(sizes) else ""
         return Finding(
             "one collective per parameter",
             f"A typical step reduces its gradients by {count} collectives{typical}.",
@@ -173,8 +173,8 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         )
     if count == 1 and run.collectives.reason:
         return Abstained("one bucket for all gradients", run.collectives.reason)
-    exposed = median_or_zero([one.exposed_ns for one in every])
-    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero([one.duration_ns for one in every]):
+    exposed = median_or_zero(every.exposed_ns)
+    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
         return Finding(
             "one bucket for all gradients",
             f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "
@@ -194,15 +194,14 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.why_no_steps:
         return Abstained("gradients ready in another order than buckets", run.why_no_steps)
-    every = [[one for one in step if one.bytes != UNKNOWN] or step for step in run.gradients]
-    hooks = [
-        buckets
-        for buckets in every
-        if len(buckets) >= _LEAST_BUCKETS
-        and all(one.phase == BACKWARD_PHASE for one in buckets[:-1])
-        and (buckets[0].bytes == UNKNOWN or 2 * buckets[0].bytes < sum(one.bytes for one in buckets))
-    ]
-    if 2 * len(hooks) <= len(run.gradients):
+    every, has_size = run.gradients, run.gradients.bytes != UNKNOWN
+    buckets = select(every, has_size | ~np.repeat(every.by_step(np.logical_or, has_size), every.counts))
+    is_outside, first_bytes = buckets.phase != BACKWARD_PHASE, buckets.bytes[buckets.first]
+    is_outside[buckets.last] = False
+    are_hooks = (buckets.counts >= _LEAST_BUCKETS) & ~buckets.by_step(np.logical_or, is_outside)
+    are_hooks &= (first_bytes == UNKNOWN) | (2 * first_bytes < buckets.by_step(np.add, buckets.bytes))
+    hooks = buckets.of_steps(are_hooks)
+    if 2 * len(hooks.counts) <= len(every.counts):
         return None  # nothing is launched in backward, or it is a single bucket: other rules say so
     late = {}
     for rank, facts in zip(run.analysis.ranks, run.facts, strict=True):
@@ -213,11 +212,12 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
     if not late:
         return None
-    exposed = run.typical_exposed_ns([sum(one.exposed_ns for one in step) for step in hooks])
+    exposed = run.typical_exposed_ns(hooks.by_step(np.add, hooks.exposed_ns))
     told = "" if exposed is None else f": {exposed / 1e6:.2f} ms of a typical step's communication are exposed"
     return Finding(
         "gradients ready in another order than buckets",
-        f"The first of {len(hooks[0])} buckets was launched when {max(late.values()):.0%} of backward were over{told}.",
+        f"The first of {hooks.counts[0]} buckets was launched when {max(late.values()):.0%} of backward were over"
+        f"{told}.",
         "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
         "the first step unless find_unused_parameters is set.",
         tuple(late),
@@ -231,15 +231,15 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
 
     Found where most reductions of gradients are needed first by a memory copy.
     """
-    every = [one for step in run.gradients for one in step]
+    every = run.gradients
     if run.is_cpu:
         return None
-    if not every:
+    if not len(every):
         return Abstained("copies out of buckets", run.why_no_steps) if run.why_no_steps else None
-    needed = sum(one.consumer != UNKNOWN for one in every)
+    needed = int((every.consumer != UNKNOWN).sum())
     if 2 * needed <= len(every):
         return Abstained("copies out of buckets", run.unknown_needs)
-    copied = [one for one in every if one.needed_by.lower().startswith("memcpy")]
+    copied = select(every, every.is_copied)
     if 2 * len(copied) <= needed:
         return None
     lengths = [step.length.exposed_memory_ns for rank in run.overlap.ranks for step in rank.communicating_steps]
@@ -263,24 +263,22 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
         return None
     if run.why_no_steps:
         return Abstained("the last bucket is needed first", run.why_no_steps)
-    several = [step for step in run.gradients if len(step) > 1]
-    if not several:
+    several = run.gradients.of_several
+    if not len(several):
         return None
-    known = [step for step in several if all(UNKNOWN not in (one.consumer, one.blocking_ns) for one in step)]
-    if 2 * len(known) <= len(several):
+    is_unknown = (several.consumer == UNKNOWN) | (several.blocking_ns == UNKNOWN)
+    known = several.of_steps(~several.by_step(np.logical_or, is_unknown))
+    if 2 * len(known.counts) <= len(several.counts):
         return Abstained("the last bucket is needed first", run.unknown_needs)
-    found = []
-    for step in known:
-        first = min(step, key=lambda one: one.consumer_start_ns)
-        is_alone = [one.needs for one in step].count(first.needs) == 1  # one consumer of all has no order
-        if is_alone and first is step[-1] and first.blocking_ns > 0:
-            found.append(first)
-    if 2 * len(found) <= len(known):
+    last = select(known, known.last)
+    is_first = last.consumer_start_ns < known.least_but_last(known.consumer_start_ns)
+    found = select(last, is_first & (last.blocking_ns > 0))
+    if 2 * len(found) <= len(last):
         return None
-    cost = median_or_zero([one.blocking_ns for one in found])
+    cost = median_or_zero(found.blocking_ns)
     return Finding(
         "the last bucket is needed first",
-        f"In {len(found)} of {len(known)} steps what needs a collective first needs the one launched last, and "
+        f"In {len(found)} of {len(last)} steps what needs a collective first needs the one launched last, and "
         f"stands still for it for {cost / 1e6:.2f} ms.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
         *run.where(found),
@@ -295,23 +293,22 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.why_no_steps:
         return Abstained("vote on unused parameters", run.why_no_steps)
-    several = [step for step in run.gradients if len(step) > 1]
-    if not several:
+    several = run.gradients.of_several
+    if not len(several):
         return None
-    if any(one.bytes == UNKNOWN for step in several for one in step):
+    if np.any(several.bytes == UNKNOWN):
         return Abstained("vote on unused parameters", "the trace does not tell the sizes of collectives")
-    votes = []
-    for *buckets, last in several:
-        if last.bytes <= _VOTE_BYTES and all(_VOTE_TIMES * last.bytes <= bucket.bytes for bucket in buckets):
-            votes.append(last)
-    if 2 * len(votes) <= len(several):
+    last = select(several, several.last)
+    is_far_smaller = _VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
+    votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES))
+    if 2 * len(votes) <= len(last):
         return None
-    cost = run.typical_exposed_ns([vote.exposed_ns for vote in votes])
+    cost = run.typical_exposed_ns(votes.exposed_ns)
     told = "" if cost is None else f", {cost / 1e6:.2f} ms of it exposed"
     return Finding(
         "vote on unused parameters",
-        f"In {len(votes)} of {len(several)} steps a collective of "
-        f"{median_or_zero([vote.bytes for vote in votes]):,} bytes follows the buckets{told}.",
+        f"In {len(votes)} of {len(last)} steps a collective of "
+        f"{median_or_zero(votes.bytes):,} bytes follows the buckets{told}.",
         "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
         *run.where(votes),
         cost,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from itertools import pairwise, repeat
-from statistics import median
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +25,12 @@ from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
     Ints,
+    Mask,
+    Table,
     begins_run,
+    concatenate,
+    distinct,
+    empty,
     select,
     take_or_unknown,
 )
@@ -98,39 +101,67 @@ class RankFacts:
     slowdown: SlowdownLimit
 
 
-class Gradient(NamedTuple):
-    """A collective that reduces gradients in a step; what is not said here as of ``CollectiveTimings``.
+@dataclass(frozen=True)
+class Gradients(Table):
+    """The collectives that reduce gradients in steps, by rank, step and launch; what is not said as of their timings.
 
     Attributes:
         rank: Index of the rank, as in ``RunAnalysis.ranks``.
-        number: The step's own number, or ``UNKNOWN``.
-        needed_by: Name of what needs it; empty where that is not known.
+        step: Which of the steps of all ranks it is of; ``number`` the step's own number, or ``UNKNOWN``.
+        is_copied: Whether a memory copy is the first to need it.
         exposed_ns: As of ``Exposure``.
     """
 
-    rank: int
-    number: int
-    needed_by: str
-    exposed_ns: int
-    phase: int
-    bytes: int
-    launch_ns: int
-    start_ns: int
-    end_ns: int
-    blocking_ns: int
-    consumer: int
-    consumer_lane: int
-    consumer_start_ns: int
-    held_by: int
+    rank: Ints
+    step: Ints
+    number: Ints
+    is_copied: Mask
+    exposed_ns: Ints
+    phase: Ints
+    bytes: Ints
+    launch_ns: Ints
+    start_ns: Ints
+    end_ns: Ints
+    blocking_ns: Ints
+    consumer: Ints
+    consumer_start_ns: Ints
+
+    @cached_property
+    def counts(self) -> Ints:
+        """How many each step has."""
+        return np.unique(self.step, return_counts=True)[1]
 
     @property
-    def duration_ns(self) -> int:
+    def last(self) -> Ints:
+        """The row of the last one of each step; ``first`` likewise."""
+        return np.cumsum(self.counts) - 1
+
+    @property
+    def first(self) -> Ints:
+        return np.cumsum(self.counts) - self.counts
+
+    @property
+    def duration_ns(self) -> Ints:
         return self.end_ns - self.start_ns
 
+    def by_step(self, combine: np.ufunc, values: Ints | Mask) -> Any:
+        """The values of each step combined."""
+        return combine.reduceat(values, self.first)
+
+    def least_but_last(self, values: Ints) -> Ints:
+        """The least of each step's values, but for that of its last collective."""
+        values = values.copy()
+        values[self.last] = np.iinfo(np.int64).max
+        least: Ints = self.by_step(np.minimum, values)
+        return least
+
+    def of_steps(self, chosen: Mask) -> Gradients:
+        return select(self, np.repeat(chosen, self.counts))
+
     @property
-    def needs(self) -> tuple[int, ...]:
-        """The same for all that one operation needs."""
-        return self.consumer, self.consumer_lane, self.consumer_start_ns, self.held_by
+    def of_several(self) -> Gradients:
+        """Those of steps that have more than one."""
+        return self.of_steps(self.counts > 1)
 
 
 @dataclass(frozen=True)
@@ -156,26 +187,29 @@ class RunEvidence:
         return self.analysis.device == "cpu"
 
     @cached_property
-    def gradients(self) -> list[list[Gradient]]:
-        """The collectives that reduce gradients: those of each step of each rank, in the order of launch."""
-        steps: list[list[Gradient]] = []
+    def gradients(self) -> Gradients:
+        found = []
         for index, (rank, exposure) in enumerate(zip(self.analysis.ranks, self.analysis.exposures, strict=True)):
             rows = np.flatnonzero(carry_gradients(rank) & (rank.keys != UNKNOWN))
-            timings = select(rank.timings, rows)
-            number = take_or_unknown(rank.step_numbers, timings.step)
-            as_they_are = (getattr(timings, name) for name in Gradient._fields[4:])
-            names = np.array((*rank.consumers, ""), object)  # UNKNOWN, which is -1, finds the last one
-            columns = (number, names[timings.consumer], exposure.exposed_ns[rows], *as_they_are)
-            own = list(map(Gradient._make, zip(repeat(index), *(column.tolist() for column in columns), strict=False)))
-            begins = np.flatnonzero(begins_run(timings.step)).tolist()
-            steps += [own[begin:end] for begin, end in pairwise([*begins, len(own)])]
-        return steps
+            shared = {item.name for item in fields(Gradients)} & {item.name for item in fields(rank.timings)}
+            own = {name: getattr(rank.timings, name)[rows] for name in shared}
+            # UNKNOWN, which is -1, finds the last one.
+            copies = np.array([*(name.lower().startswith("memcpy") for name in rank.consumers), False])
+            of_rank = Gradients(
+                rank=np.full(len(rows), index),
+                number=take_or_unknown(rank.step_numbers, own["step"]),
+                is_copied=copies[own["consumer"]],
+                exposed_ns=exposure.exposed_ns[rows],
+                **own,
+            )
+            found.append(of_rank)
+        every = concatenate(*found) if found else empty(Gradients)
+        return replace(every, step=np.cumsum(begins_run(every.rank, every.step)) - 1)
 
-    def where(self, found: Iterable[Gradient]) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    def where(self, found: Gradients) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The ranks and the steps of some collectives, as a finding names them."""
-        found = list(found)
-        ranks = dict.fromkeys(self.analysis.ranks[one.rank].name for one in found)
-        return tuple(ranks), tuple(sorted({one.number for one in found} - {UNKNOWN}))
+        ranks = dict.fromkeys(self.analysis.ranks[index].name for index in distinct(found.rank))
+        return tuple(ranks), tuple(number for number in distinct(found.number) if number != UNKNOWN)
 
     def cost_ns(self, of_steps: Sequence[int]) -> int | None:
         """What something costs at most: in a typical step, or on any rank where the trace marks no steps."""
@@ -183,7 +217,7 @@ class RunEvidence:
             return None
         return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
 
-    def typical_exposed_ns(self, values: Sequence[int]) -> int | None:
+    def typical_exposed_ns(self, values: Ints) -> int | None:
         """The median of some exposed times; ``None`` where it is not known what hides."""
         return None if self.collectives.reason else median_or_zero(values)
 
@@ -205,7 +239,7 @@ class RunEvidence:
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:
-    return round(median(np.asarray(values).tolist())) if len(values) else 0
+    return round(float(np.median(values))) if len(values) else 0
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
-
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradient, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.quality import NO_COMMUNICATION
-from ddp_prof.table import NO_TIME
+from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
 _WORTH = 0.01
 """Share of a step from which waiting is reported."""
@@ -58,14 +55,13 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     Found where in most steps each has ended before the next one is launched, and where one that takes longer delays the
     next one by as much. Short collectives end in time, too, without anybody waiting; their length delays nothing.
     """
-    launched = [
-        step
-        for step in run.gradients
-        if len(step) >= _LEAST_HOOKS and all(one.phase == BACKWARD_PHASE and one.launch_ns != NO_TIME for one in step)
-    ]
-    blocked = [step for step in launched if all(one.end_ns <= after.launch_ns for one, after in pairwise(step))]
-    steps = len(run.gradients)
-    if 2 * len(blocked) <= steps:
+    every = run.gradients
+    is_told = (every.phase == BACKWARD_PHASE) & (every.launch_ns != NO_TIME)
+    launched = every.of_steps((every.counts >= _LEAST_HOOKS) & every.by_step(np.logical_and, is_told))
+    is_running = launched.end_ns > np.roll(launched.launch_ns, -1)  # when the next one is launched
+    is_running[launched.last] = False
+    blocked = launched.of_steps(~launched.by_step(np.logical_or, is_running))
+    if 2 * len(blocked.counts) <= len(every.counts):
         return None
     delay = _delay_by_length(launched)
     if delay is None:
@@ -73,31 +69,32 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("host synchronization in backward", reason)
     if abs(delay - 1) > _DELAY_TOLERANCE:
         return None
-    wait = median_or_zero([sum(one.duration_ns for one in step) for step in blocked])
+    wait = median_or_zero(blocked.by_step(np.add, blocked.duration_ns))
     return Finding(
         "host synchronization in backward",
-        f"In {len(blocked)} of {steps} steps each collective that backward launched had ended "
+        f"In {len(blocked.counts)} of {len(every.counts)} steps each collective that backward launched had ended "
         f"before the next one was launched, and delayed it by {delay:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
         "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
-        run.where(one for step in blocked for one in step)[0],
+        run.where(blocked)[0],
         (),
         wait,
     )
 
 
-def _delay_by_length(launched: Sequence[Sequence[Gradient]]) -> float | None:
+def _delay_by_length(launched: Gradients) -> float | None:
     """How much later the next collective is launched per time that one takes longer; ``None`` for too few steps.
 
     The slope of a line through the deviations from the medians of each position in the steps of a rank. It takes
     all steps: of those alone whose collectives ended in time, long ones have long intervals for that reason.
     """
-    alike: dict[tuple[int, int], list[tuple[int, int]]] = {}
-    for step in launched:
-        for position, (one, after) in enumerate(pairwise(step)):
-            values = one.duration_ns, after.launch_ns - one.launch_ns
-            alike.setdefault((one.rank, position), []).append(values)
-    deviations = [of_one - np.median(of_one, axis=0) for _, of_one in sorted(alike.items()) if len(of_one) > 2]
+    rows = np.delete(np.arange(len(launched)), launched.last)
+    intervals_ns = np.roll(launched.launch_ns, -1) - launched.launch_ns
+    values = np.stack([launched.duration_ns, intervals_ns], axis=1)[rows]
+    _, alike = distinct_rows(launched.rank[rows], count_before(launched.step)[rows])
+    order = np.argsort(alike, kind="stable")
+    of_each = np.split(values[order], np.flatnonzero(np.diff(alike[order])) + 1)
+    deviations = [of_one - np.median(of_one, axis=0) for of_one in of_each if len(of_one) > 2]
     if not deviations:
         return None
     lengths, intervals = np.concatenate(deviations).T
