@@ -46,20 +46,6 @@ def test_beside_a_graph_recorded_whole_nothing_is_said_to_be_exposed(tmp_path: P
     assert [(verdict["status"], verdict["reason"]) for verdict in verdicts] == [("unknown", GRAPHS)] * 2
 
 
-def test_beside_a_graph_recorded_whole_no_table_tells_exposed_or_overlapped_time(tmp_path: Path) -> None:
-    """They told all communication as exposed, though a graph ran beside it, and 0.0 % of each step as hidden."""
-    path = with_a_graph(tmp_path)
-    (rank,) = json.loads(run_command("overlap --steps", path))["ranks"]
-    (variant,) = json.loads(run_command("compare", path))["variants"]
-    (summary,) = json.loads(run_command("summary", path))["runs"]
-    for told in (rank, *rank["steps"], variant, summary):
-        assert told["comm_ns"] > 0
-        assert (told["exposed_ns"], told["overlapped_ns"]) == (None, None)
-    for step in rank["steps"]:
-        assert (step["tail_ns"], step["backward_overlapped_ns"], step["length"]["exposed_ns"]) == (None, None, None)
-    assert "no communication was overlapped" not in run("kernels", str(path)).stdout
-
-
 def test_what_a_graph_computes_is_not_said_to_be_the_rest_of_a_step(tmp_path: Path) -> None:
     document = json.loads(run_command("compare", with_a_graph(tmp_path)))
     assert (document["waterfall"]["budgets"], document["waterfall"]["unknown"]) == ([], ["graph"])
