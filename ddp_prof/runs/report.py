@@ -259,12 +259,9 @@ def _find_steps(step_range: str | None, trace: Trace) -> tuple[Ints, Ints]:
     """Start of each step of a trace, and the time until which its launches matter: the end of the following step."""
     import numpy as np
 
-    from ddp_prof.analyze.core.steps import OVERLAPPING, find_steps
-    from ddp_prof.ingest.split_export import CannotSplitError
+    from ddp_prof.analyze.core.steps import find_steps
 
-    found, notes = zip(*(find_steps(trace, process, step_range) for process in trace.processes), strict=True)
-    if any(OVERLAPPING in note for of_process in notes for note in of_process):
-        raise CannotSplitError("ranges that could be steps overlap on several threads")
+    found = [find_steps(trace, process, step_range)[0] for process in trace.processes]
     nothing = np.empty(0, np.int64)
     starts = np.concatenate([nothing, *(steps.start_ns for steps in found)])
     # Where the host runs ahead a step lasts until the next one's first work on the device.

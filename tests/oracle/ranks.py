@@ -152,9 +152,7 @@ def _is_mostly_in(phase: Range, step: Step) -> bool:
 
 def _rank(trace: Trace, process: int, device: int | None) -> Rank:
     ranges = _ranges(trace, process)
-    rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
-    computing = {_launch_of(trace, row)[1] for row in rows if trace.activities.category[row] == Category.COMPUTE}
-    steps = steps_among(ranges, computing)
+    steps = steps_among(ranges)
     phases = [(phase, r) for phase in PHASES for r in ranges if r.name == phase]
     backward = [r for phase, r in phases if phase == "backward"]
     again = [r for phase, r in phases if phase == "forward" and any(b.start <= r.start < b.end for b in backward)]
@@ -202,8 +200,8 @@ def unnamed_share(trace: Trace) -> float:
     return max(len(unnamed) / max(1, len(rows)), time(unnamed) / max(1, time(rows)))
 
 
-def steps_among(ranges: list[Range], computing: set[int | None]) -> list[Step]:
-    """Ours, else others'; open ones are none; of overlapping ones the busiest computing thread's, the inner, cut.
+def steps_among(ranges: list[Range]) -> list[Step]:
+    """Ours, else others'; open ones are none; of overlapping ones the busiest thread's, the inner, cut.
 
     Of ranges of one kind of which most hold others none is an inner one.
     """
@@ -212,7 +210,6 @@ def steps_among(ranges: list[Range], computing: set[int | None]) -> list[Step]:
     found = [r for r in found if not r.is_open]
     if any(a.start < b.end and b.start < a.end for i, a in enumerate(found) for b in found[i + 1 :]):
         lanes = Counter(r.lane for r in found)
-        lanes = {lane: times for lane, times in lanes.items() if lane in computing} or lanes
         busiest = min(lane for lane in lanes if lanes[lane] == max(lanes.values()))
         found = [r for r in found if r.lane == busiest]
         inner = [r for i, r in enumerate(found) if not _holds_another(r, i, found)]

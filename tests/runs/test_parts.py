@@ -196,10 +196,6 @@ def test_a_step_that_ends_in_the_next_part_is_whole(tmp_path: Path) -> None:
             "it has kernels without a name",
             replace(known_truth(2), kernels=[*known_truth(2).kernels, Kernel("", 1, 2, 1, 100)]),
         ),
-        (
-            "ranges that could be steps overlap on several threads",
-            replace(known_truth(2), ranges=[*known_truth(2).ranges, Range("step 0", 0, 150 * MS, MAIN + 50)]),
-        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.table import count_before
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
 
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
@@ -97,8 +97,6 @@ class RangePatterns:
 
 NO_PATTERNS = RangePatterns()
 _NAMED_RANGES = 8
-OVERLAPPING = "they overlap those of thread"
-"""Begins why ranges of some threads are no steps: which threads these are, only what was launched in them tells."""
 _STEP_NUMBER = re.compile(r"\d{1,18}$")
 
 
@@ -157,10 +155,9 @@ class Steps(Table):
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
     """The steps of a process, and what was left out or cut, a line each.
 
-    Steps do not overlap. Where ranges that match do: of those on several threads the thread with most of them counts,
-    of those that launch compute if one does, as a data loader's does not; of nested ones the inner ones, and
-    of a name of which most hold others none; of others each ends where the next one starts, as its work is what is
-    launched last.
+    Steps do not overlap. Where ranges that match do: of those on several threads the first thread's of the process
+    count, which a data loader's is not, else those of the one with most; of nested ones the inner ones, and of a name
+    of which most hold others none; of others each ends where the next one starts, as its work is what is launched last.
     Without a pattern our own ranges count, else those of the first of :data:`STEP_PATTERNS` that occurs.
     """
     mine = trace.spans.process == process
@@ -233,12 +230,11 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
     if len(lanes) > 1:
-        own = trace.activities.process == spans.process[rows[0]]
-        calls = trace.launching_calls[own & (trace.activities.category == Category.COMPUTE)]
-        computes = np.isin(lanes, take_or_unknown(trace.calls.lane, calls))
-        busiest = lanes[np.where(computes | ~computes.any(), times, 0).argmax()]
-        others = "no thread that launches compute" if computes.any() else "no thread"
-        rows = leave_out(rows[spans.lane[rows] == busiest], f"{OVERLAPPING} {busiest}; {others} has more")
+        first = int(spans.process[rows[0]])
+        chosen, why = (
+            (first, "the process began with it") if first in lanes else (lanes[times.argmax()], "none has more")
+        )
+        rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen}; {why}")
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most of their name, hold others that could be")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(
