@@ -31,7 +31,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Calls, SyncKind, Trace
+from ddp_prof.trace import Calls, Kind, SyncKind, Trace
 
 _LARGEST_NUMBER = 1 << 40
 
@@ -233,7 +233,7 @@ class HostCalls:
 
     def __init__(self, trace: Trace, dependencies: Dependencies, work: Ints) -> None:
         calls, process = trace.synchronizations, trace.activities.process[work[:1]]
-        numbers, stream = trace.activities.correlation[work], dependencies.stream[work]
+        stream = dependencies.stream[work]
         rows = np.flatnonzero((calls.kind >= SyncKind.HOST_WAIT_EVENT) & np.isin(calls.process, process))
         rows = rows[np.argsort(calls.end_ns[rows], kind="stable")]
         self.work, self.rows = work, rows
@@ -246,11 +246,13 @@ class HostCalls:
         mark = np.where(by_event, calls.awaits[rows], rows)  # the record of the event, or the call itself
         marked = dependencies.call_stream, dependencies.call_place
         on_stream = launches.last_before(*(take_or_unknown(column, mark) for column in marked))
-        by_number = np.flatnonzero(np.isin(numbers, calls.correlation[rows]))
-        by_number = by_number[np.argsort(numbers[by_number], kind="stable")]
-        at = np.searchsorted(numbers[by_number], calls.correlation[rows])
-        copy = take_or_unknown(by_number, np.where(at < len(by_number), at, UNKNOWN))
-        copy = np.where(take_or_unknown(numbers, copy) == calls.correlation[rows], copy, UNKNOWN)
+        copies = np.flatnonzero(trace.activities.kind[work] == Kind.COPY)
+        copies = copies[np.argsort(trace.activities.correlation[work[copies]], kind="stable")]
+        numbers = trace.activities.correlation[work[copies]]
+        at = np.searchsorted(numbers, calls.correlation[rows])
+        at = np.where(at < len(numbers), at, UNKNOWN)
+        is_found = take_or_unknown(numbers, at) == calls.correlation[rows]
+        copy = take_or_unknown(copies, np.where(is_found, at, UNKNOWN))
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
         for one in distinct(stream):  # of each stream what was launched last before

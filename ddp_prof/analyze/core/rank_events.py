@@ -156,8 +156,9 @@ class RankEvents(Brief):
         rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
         start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
         work_ns = sum_by_group(end - start, step, len(steps))
-        within = np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step])
-        return work_ns, work_ns - sum_by_group(np.maximum(0, within), step, len(steps))
+        np.minimum(end, steps.end_ns[step], out=end)
+        np.maximum(start, steps.start_ns[step], out=start)
+        return work_ns, work_ns - sum_by_group(np.maximum(0, end - start), step, len(steps))
 
     @cached_property
     def runs_ahead(self) -> bool:
