@@ -16,6 +16,9 @@ LEAST_COMMON_STEPS = 3
 CLEARLY = 3
 """A shift of steps, or another pairing of streams, must reduce the scatter of ends by this factor."""
 
+CHANCE = 0.01
+"""Up to which probability a shift may reduce it so by chance: of few steps it must do so by more."""
+
 
 class RankSteps(NamedTuple):
     """The steps of a rank: their own numbers, and when the last collective of each ended, ``NO_TIME`` without any."""
@@ -56,7 +59,7 @@ def _find_shift(first: RankSteps, rank: RankSteps) -> int:
         for shift in range(-len(rank.numbers) // 2, len(first.numbers) // 2 + 1)
     }
     best = min(scatter, key=scatter.__getitem__)
-    return best if CLEARLY * scatter[best] < scatter[0] else 0
+    return best if scatter[best] < scatter[0] else 0
 
 
 def _tell_apart(numbers: Ints) -> bool:
@@ -74,11 +77,14 @@ def _end_scatter(first: Ints, other: Ints, shift: int) -> float:
     """Median distance of the ends' differences from their median, infinite where too few steps are common.
 
     The more steps a rank is moved by, the more it must have in common: among many shifts chance makes one look right.
+    For the same reason that of a shift is told larger than it is: chance brings half of the other steps so much closer.
     """
     first, other = first[max(0, shift) :], other[max(0, -shift) :]
     common = min(len(first), len(other))
     both = (first[:common] != NO_TIME) & (other[:common] != NO_TIME)
-    if both.sum() < LEAST_COMMON_STEPS or both.sum() <= 2 * abs(shift):
+    steps = np.count_nonzero(both)
+    if steps < LEAST_COMMON_STEPS or steps <= 2 * abs(shift):
         return float("inf")
     difference = (first[:common] - other[:common])[both]
-    return float(np.median(np.abs(difference - np.median(difference))))
+    scatter = float(np.median(np.abs(difference - np.median(difference))))
+    return scatter * max(CLEARLY, CHANCE ** (-1 / (steps // 2))) if shift else scatter
