@@ -222,9 +222,11 @@ def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> Non
     assert 2 * sum(value >= cause.exposed_ns for value in values) >= len(values)
 
 
-def carries(launches: dict[str, str], streams: dict[int, str]) -> bool:
+def carries(launches: dict[str, str], streams: dict[int, str], *, inferred: bool = False) -> bool:
     """Whether what the headline is about is taken for a reduction of gradients; every collective is an all-reduce."""
-    ranges = {"step 0": "#" * 30, "forward": "####", "backward": "....#####", "optimizer": "............##"}
+    ranges = {"step 0": "#" * 30, "optimizer": "............##"}
+    if not inferred:
+        ranges |= {"forward": "####", "backward": "....#####"}
     trace = draw_trace(ranges=ranges, launches=launches, streams=streams)
     names = tuple(f"ncclDevKernel_AllReduce {name}" if "communication" in name else name for name in trace.names)
     cause = find_root_cause(results_of(replace(trace, names=names)))
@@ -236,12 +238,18 @@ def carries(launches: dict[str, str], streams: dict[int, str]) -> bool:
 COMPUTE = ".ff.bb.cc....................."
 
 
-def test_hooks_and_buckets_are_advised_only_for_what_may_carry_gradients() -> None:
+@pytest.mark.parametrize("inferred", [False, True], ids=["named", "inferred"])
+def test_hooks_and_buckets_are_advised_only_for_what_may_carry_gradients(inferred: bool) -> None:
+    """Without ranges of phases, each all-reduce of tensors in backward was one of gradients."""
     by_hooks = {"main": "f......", "pt_autograd_0": "....bMcN"}
-    assert carries(by_hooks, {7: COMPUTE, 9: ".......MM.NNNNNNNN"}), "DDP"
+    assert carries(by_hooks, {7: COMPUTE, 9: ".......MM.NNNNNNNN"}, inferred=inferred), "DDP"
     after = {"main": "f........MN", "pt_autograd_0": "....b.c"}
-    assert carries(after, {7: COMPUTE, 9: "..........MM.NNNNNNNN"}), "naive"
+    assert carries(after, {7: COMPUTE, 9: "..........MM.NNNNNNNN"}, inferred=inferred), "naive"
     norm = {"main": "f.........N", "pt_autograd_0": "....bMc"}
-    assert not carries(norm, {7: COMPUTE, 9: ".......MM.....NNNNNNNN"}), "the norm of gradients that hooks have reduced"
+    assert not carries(norm, {7: COMPUTE, 9: ".......MM.....NNNNNNNN"}, inferred=inferred), (
+        "the norm of gradients that hooks have reduced"
+    )
     tensors = {"main": "fT.......", "pt_autograd_0": "....bMcN"}
-    assert not carries(tensors, {7: COMPUTE, 9: "..T....MM.NNNNNNNN"}), "tensor parallelism, in forward and backward"
+    assert not carries(tensors, {7: COMPUTE, 9: "..T....MM.NNNNNNNN"}, inferred=inferred), (
+        "tensor parallelism, in forward and backward"
+    )

@@ -350,8 +350,9 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     """Which collectives of a rank may be taken for reductions of gradients.
 
     A bucket of ours is one. Of others, a reduction that backward launched; or one that was launched after it, where
-    backward launched none in the step: else it is that of a norm or a loss. Where forward launches the same, it is of
-    tensors; where no phase is known, as in a trace of inference, nothing says that it is of gradients.
+    backward launched none in the step: else it is that of a norm or a loss. Where forward launches the same, or what
+    no range names does before backward's first collective, it is of tensors; where no phase is known, as in a trace of
+    inference, nothing says that it is of gradients.
     """
     timings = rank.timings
     is_reduction = np.isin(timings.operation, _REDUCTIONS)
@@ -361,7 +362,11 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
     is_late = ~_are_with_any(step, is_reduction & in_backward)
-    of_tensors = _are_with_any(alike, timings.phase == PHASES.index(FORWARD))
+    first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
+    is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])
+    is_early &= _are_with_any(step, in_backward)
+    of_tensors = _are_with_any(alike, is_early | (timings.phase == PHASES.index(FORWARD)))
     is_launched_so = (in_backward | is_late) & ~of_tensors & _are_with_any(step, knows_backward | tells_phase)
     found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | is_launched_so)
     return found
