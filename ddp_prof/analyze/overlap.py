@@ -236,6 +236,14 @@ class TraceOverlap(FrameResult):
         )
 
     @property
+    def rank_count(self) -> int:
+        """How many ranks these are: a device that does not communicate beside another of its process is none."""
+        processes = [(rank.file, rank.node, rank.process, rank.rank) for rank in self.ranks]
+        talking = {process for process, rank in zip(processes, self.ranks, strict=True) if rank.collectives}
+        silent = [process for process, rank in zip(processes, self.ranks, strict=True) if not rank.collectives]
+        return len(self.ranks) - sum(process in talking for process in silent)
+
+    @property
     def step_notes(self) -> tuple[str, ...]:
         """A line each about ranks without steps, communication outside of steps, and lengths by the device's clock."""
         ahead = (

@@ -18,9 +18,10 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.headlines import gain_headline
 from ddp_prof.trace import Trace
 from tests.analyze.core.test_phases import STEPPING
+from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import collectives_of
-from tests.nsys_factory import Capture, Kernel, Range, write_capture
+from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
 
 
 def only_rank(result: TraceOverlap):
@@ -409,3 +410,16 @@ def test_what_prepares_a_collective_counts_with_it(tmp_path: Path) -> None:
     found = collectives_of(trace)
     assert [one.op for one in found] == ["notify", "all_to_all", "notify", "all_to_all"]
     assert sum(one.exposed_ns for one in found) == rank.exposed_ns == 24
+
+
+@pytest.mark.parametrize(
+    ("second", "count"), [(None, 1), ("fill", 1), (NCCL, 2)], ids=["one device", "a context", "two devices"]
+)
+def test_a_device_that_a_process_only_touches_is_no_rank(second: str | None, count: int, tmp_path: Path) -> None:
+    """A process that makes a context on the first GPU, too, was two ranks of its job."""
+    kernels = [Kernel("gemm", 10, 90, 5, 100), Kernel(NCCL, 20, 95, 6, 100, stream=9)]
+    if second:
+        kernels.append(Kernel(second, 10, 12, 7, 100, device=1))
+    result = measure_overlap(load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels))))
+    assert (len(result.ranks), result.rank_count) == (1 + bool(second), count)
+    assert f"· {count} rank" in run("summary", str(tmp_path / "x.sqlite")).stdout

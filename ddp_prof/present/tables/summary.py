@@ -124,8 +124,8 @@ def _lines(run: SummarizedRun) -> list[str]:
 
 
 def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
-    of = f" of {result.world_size}" if result.world_size and result.world_size != len(result.ranks) else ""
-    ranks = f"{len(result.ranks)}{of} ranks" if of else count_noun(len(result.ranks), "rank")
+    of = f" of {result.world_size}" if result.world_size and result.world_size != summary.ranks else ""
+    ranks = f"{summary.ranks}{of} ranks" if of else count_noun(summary.ranks, "rank")
     return " · ".join(
         (
             source_name(result.trace, result.files),
