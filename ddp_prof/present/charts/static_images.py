@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
@@ -134,7 +135,13 @@ class Pictures:
             while (order := await asyncio.to_thread(self._orders.get)) is not None:
                 await _in_time(_draw(tab, window, **order))
         finally:
-            await asyncio.wait_for(browser.close(), SECONDS_TO_END)  # a close that is cancelled ends it by force
+            closing = asyncio.create_task(browser.close())
+            if not (await asyncio.wait([closing], timeout=SECONDS_TO_END))[0]:
+                if browser.subprocess.poll() is None:
+                    os.killpg(browser.subprocess.pid, signal.SIGKILL)  # choreographer ends what started it, alone
+                closing.cancel()
+            with suppress(asyncio.CancelledError):
+                await closing
 
 
 async def _in_time(work: Coroutine[Any, Any, _Answer]) -> _Answer:
