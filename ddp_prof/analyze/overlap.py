@@ -237,12 +237,12 @@ class TraceOverlap(FrameResult):
         )
 
     @property
-    def rank_count(self) -> int:
-        """How many ranks these are: a device that does not communicate beside another of its process is none."""
-        processes = [(rank.file, rank.node, rank.process, rank.rank) for rank in self.ranks]
-        talking = {process for process, rank in zip(processes, self.ranks, strict=True) if rank.collectives}
-        silent = [process for process, rank in zip(processes, self.ranks, strict=True) if not rank.collectives]
-        return len(self.ranks) - sum(process in talking for process in silent)
+    def job_ranks(self) -> tuple[RankOverlap, ...]:
+        """Those of the job: a device that does not communicate beside another one of its process is no rank of it."""
+        of_process = [(rank.file, rank.node, rank.process, rank.rank) for rank in self.ranks]
+        both = list(zip(self.ranks, of_process, strict=True))
+        talking = {process for rank, process in both if rank.collectives}
+        return tuple(rank for rank, process in both if rank.collectives or process not in talking)
 
     @property
     def step_notes(self) -> tuple[str, ...]:

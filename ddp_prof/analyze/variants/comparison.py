@@ -125,7 +125,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     return VariantSummary(
         label=result.label,
         device=result.device,
-        ranks=result.rank_count,
+        ranks=len(result.job_ranks),
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,

@@ -145,7 +145,7 @@ def _judge_worst(
 ) -> GateResult:
     """The worst rank decides. If one rank is unknown the verdict is unknown, unless another rank fails."""
     known, unknown = [], []
-    for rank in run.ranks:
+    for rank in run.job_ranks:
         try:
             known.append((measure(rank), rank))
         except _UnknownFigure as why:  # noqa: PERF203  # each rank by itself
@@ -196,7 +196,7 @@ def _judge_regression(
 def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepMedian | str:
     """Of the steps of all ranks together; a text says why it is not known."""
     try:
-        by_rank = [measure(rank) for rank in run.ranks]
+        by_rank = [measure(rank) for rank in run.job_ranks]
         found = median_of_steps([list(times.values()) for times in by_rank], [list(times) for times in by_rank])
     except _UnknownFigure as why:
         return str(why)
