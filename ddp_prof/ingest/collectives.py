@@ -54,7 +54,7 @@ def name_operations(trace: Trace) -> Trace:
     calls = select(trace.calls, trace.launching_calls[asked])
     op_id = np.full(len(asked), UNKNOWN, np.int64)
     # Torch's ranges round collectives.
-    ids = [index for index, name in enumerate(trace.names) if name.startswith("nccl:")]
+    ids = [index for index, name in enumerate(trace.names) if name.startswith(("nccl:", "xccl:"))]
     torchs = np.flatnonzero(np.isin(trace.spans.name_id, ids)) if ids else np.empty(0, np.int64)
     # NCCL's launching calls: of a group the operation that all its calls share; send and receive may mix.
     calls_of, of_groups = find_nccl_calls(trace), []

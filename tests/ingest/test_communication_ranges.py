@@ -90,11 +90,14 @@ def test_a_kernels_name_yields_to_the_range_round_its_launch(
     assert operation(tmp_path, SEND_RECV, ranges, launch) == told
 
 
-def test_torchs_annotation_names_the_operation_in_kineto(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("backend", "kernel"), [("nccl", "ncclKernel_SendRecv_RING(x)"), ("xccl", "oneccl_reduce_base<float, 2, 16>")]
+)
+def test_torchs_annotation_names_the_operation_in_kineto(backend: str, kernel: str, tmp_path: Path) -> None:
     events = [
-        event("user_annotation", "nccl:_reduce_scatter_base", "10", "20"),
+        event("user_annotation", f"{backend}:_reduce_scatter_base", "10", "20"),
         event("cuda_runtime", "cudaLaunchKernelExC", "15", "1", correlation=5),
-        event("kernel", "ncclKernel_SendRecv_RING(x)", "20", "10", tid=7, device=0, stream=7, correlation=5),
+        event("kernel", kernel, "20", "10", tid=7, device=0, stream=7, correlation=5),
     ]
     (only,) = collectives_of(load_trace(write(tmp_path / "x.json", events)))
     assert only.op == "reduce_scatter"
