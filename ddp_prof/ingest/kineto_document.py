@@ -135,7 +135,6 @@ def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
         found = msgspec.json.decode(data, type=wanted, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        raise TraceError(
-            path, f"not a PyTorch profiler trace ({reason})", "record it again with torch.profiler"
-        ) from error
+        what = "damaged or cut off" if "truncated" in reason else "not a PyTorch profiler trace"
+        raise TraceError(path, f"{what} ({reason})", "record it again with torch.profiler") from error
     return found if isinstance(found, Document) else document(traceEvents=found)

@@ -413,7 +413,7 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "payloads that are blobs": (export(
         "UPDATE StringIds SET value = 'nccl' || value", *retyped(NVTX, "jsonText", "x'ff'")), 0, ""),
     # Kineto, broken
-    "JSON cut off": (content(json.dumps({"traceEvents": [KERNEL] * 9}).encode()[:-30], "x.json"), 1, "truncated"),
+    "JSON cut off": (content(json.dumps({"traceEvents": [KERNEL] * 9}).encode()[:-30], "x.json"), 1, "cut off"),
     "gzip cut off": (content(WHOLE_GZIP[:-40], "x.json.gz"), 1, "damaged or cut off"),
     "gzip with a wrong sum": (content(WHOLE_GZIP[:-8] + bytes(8), "x.json.gz"), 1, "damaged or cut off"),
     "gzip with flipped bytes": (

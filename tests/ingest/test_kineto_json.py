@@ -182,11 +182,13 @@ def test_times_are_exact_to_the_nanosecond(whole: int, fraction: int, tmp_path_f
     assert activities.end_ns.tolist() == [int(Decimal(text) * 1000) + 1]
 
 
-def test_a_file_cut_off_is_refused(tmp_path: Path) -> None:
-    whole = write(tmp_path / "x.json.gz", gpu_step()).read_bytes()
-    path = tmp_path / "cut.json.gz"
+@pytest.mark.parametrize("suffix", [".json", ".json.gz"])
+def test_a_file_cut_off_is_refused(suffix: str, tmp_path: Path) -> None:
+    """Of plain text it was said that it was no trace of torch.profiler's."""
+    whole = write(tmp_path / f"x{suffix}", gpu_step()).read_bytes()
+    path = tmp_path / f"cut{suffix}"
     path.write_bytes(whole[:-20])
-    with pytest.raises(TraceError, match=r"cut\.json\.gz: damaged or cut off"):
+    with pytest.raises(TraceError, match=rf"cut{suffix}: damaged or cut off"):
         load_trace(path)
 
 
