@@ -28,7 +28,6 @@ from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.quality import (
-    GRAPHS,
     Attribution,
     diagnose,
     find_caveats,
@@ -87,7 +86,7 @@ class StepOverlap:
         step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
         host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
         compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
-            kernels have no name. Beside such graphs nothing is known to be exposed or hidden, either.
+            kernels have no name.
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known, and
             in a step that does not communicate, which has no share that overlaps either.
         comm_end_ns: When the last of its communication ended; ``None`` where it has none.
@@ -334,7 +333,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
     steps = _measure_steps(rank, backward, span, blind=blind)
     if span is EVER and lost_ns(rank) > MOST_LOST * communication.length_ns:
         steps = tuple(map(without_figures, steps))
-    measured = RankOverlap(
+    return RankOverlap(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
@@ -354,18 +353,6 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
         gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
         clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
     )
-    return without_hidden(measured) if span is EVER else measured
-
-
-def without_hidden(rank: RankOverlap) -> RankOverlap:
-    """The rank without what CUDA graphs recorded whole may have hidden, where it communicates beside any."""
-    if rank.reason != GRAPHS or not rank.comm_ns:
-        return rank
-    nothing: dict[str, Any] = dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
-    beside: dict[str, Any] = dict.fromkeys(("overlapped_ns", "exposed_ns", "exposed_memory_ns"))
-    of_step = nothing | beside | {"tail_ns": None, "other_comm_ns": None}
-    steps = [replace(step, **of_step, length=replace(step.length, **beside)) for step in rank.steps]
-    return replace(rank, **nothing, steps=tuple(steps))
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

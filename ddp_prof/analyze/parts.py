@@ -27,7 +27,6 @@ from ddp_prof.analyze.overlap import (
     measure_overlap,
     measure_rank,
     without_figures,
-    without_hidden,
 )
 from ddp_prof.analyze.quality import NOTHING, hides_work, measure_attribution, merge_attributions, merge_reasons
 from ddp_prof.trace import NO_TIME, UNKNOWN, Mask, Trace, concatenate, select
@@ -144,7 +143,7 @@ def _merge_rank_overlap(ranks: Sequence[RankOverlap], is_hidden: bool, lost: int
         steps=tuple(steps),
     )
     if any(rank.reason != NOTHING for rank in ranks):
-        return without_hidden(merged)
+        return merged
     steps = [
         replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns))
         for step in steps

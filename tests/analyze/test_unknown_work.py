@@ -11,8 +11,6 @@ from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.quality import GRAPHS, NO_COMMUNICATION, NOTHING, merge_reasons
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step
-from ddp_prof.runs import load_runs
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
@@ -46,27 +44,6 @@ def test_beside_a_graph_recorded_whole_nothing_is_said_to_be_exposed(tmp_path: P
     assert (variant["overlap_ratio"], variant["backward_overlap_ratio"]) == (None, None)
     verdicts = json.loads(run_command("check --min-overlap 0 --max-exposed-ms 1000", path))["runs"][0]["verdicts"]
     assert [(verdict["status"], verdict["reason"]) for verdict in verdicts] == [("unknown", GRAPHS)] * 2
-
-
-def test_beside_a_graph_recorded_whole_no_table_tells_exposed_or_overlapped_time(tmp_path: Path) -> None:
-    """They told all communication as exposed, though a graph ran beside it, and 0.0 % of each step as hidden."""
-    path = with_a_graph(tmp_path)
-    (rank,) = json.loads(run_command("overlap --steps", path))["ranks"]
-    (variant,) = json.loads(run_command("compare", path))["variants"]
-    (summary,) = json.loads(run_command("summary", path))["runs"]
-    for told in (rank, *rank["steps"], variant, summary):
-        assert told["comm_ns"] > 0
-        assert (told["exposed_ns"], told["overlapped_ns"]) == (None, None)
-    for step in rank["steps"]:
-        assert (step["tail_ns"], step["backward_overlapped_ns"], step["length"]["exposed_ns"]) == (None, None, None)
-    assert "no communication was overlapped" not in run("kernels", str(path)).stdout
-    (loaded,) = load_runs(path)
-    results = [loaded.overlap()]
-    charts = (draw_comparison(results, compare_variants(results)), draw_overlap_by_step(results))
-    drawn = "".join(map(str, (loaded.timeline(), *charts)))
-    assert "how much communication hides is not known" in drawn
-    assert "ms communication overlapped" not in drawn
-    assert "% overlapped" not in drawn
 
 
 def test_what_a_graph_computes_is_not_said_to_be_the_rest_of_a_step(tmp_path: Path) -> None:

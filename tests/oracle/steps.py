@@ -42,15 +42,7 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "idle_ns": None if hides else len(idle),
         "other_comm_ns": len(idle & every),
     }
-    return known | (dict.fromkeys(figures) if misses_launches(rank) else without_hidden(rank, figures))
-
-
-def without_hidden(rank: Rank, figures: dict[str, int | None]) -> dict[str, int | None]:
-    """Of a rank that communicates nothing is known of what a graph may have run beside."""
-    if not rank.instants(Category.COMMUNICATION) or not rank.select_category(Category.OTHER):
-        return figures
-    known = ("compute_ns", "comm_ns", "window_ns")
-    return {name: value if name in known else None for name, value in figures.items()}
+    return known | (dict.fromkeys(figures) if misses_launches(rank) else figures)
 
 
 def misses_launches(rank: Rank) -> bool:
@@ -104,7 +96,6 @@ def length_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     hides = any(e.category in (Category.OTHER, Category.UNKNOWN) for e in rank.events)
     if hides:
         figures |= {"compute_only_ns": None, "idle_ns": None}
-    figures = without_hidden(rank, figures)
     if rank.is_blind or not rank.events:
         figures = dict.fromkeys(names)
     start = first_work(rank, step) if runs_ahead(rank) else step.start
@@ -123,4 +114,4 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
         "exposed_ns": len(every - compute),
         "backward_overlapped_ns": len(every & backward) if backward else None,
     }
-    return {name: None if blind else value for name, value in without_hidden(rank, known).items()}
+    return {name: None if blind else value for name, value in known.items()}

@@ -37,7 +37,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
     kind_of_compute,
     measure_kernels,
 )
-from ddp_prof.analyze.quality import GRAPHS, has_no_usable_events, hides_work, why_unknown_work
+from ddp_prof.analyze.quality import has_no_usable_events, hides_work, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
@@ -175,13 +175,12 @@ class DeviceUse(FrameResult):
 
 
 def measure_rank_use(rank: RankEvents) -> RankUse:
-    is_known = not has_no_usable_events(rank) and why_unknown_work(rank) != GRAPHS
-    hidden = measure_hidden(rank) if is_known else ()
+    hidden = () if has_no_usable_events(rank) else measure_hidden(rank)
     return RankUse(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
-        overlapped_ns=sum(part.overlapped_ns for part in hidden) if is_known else None,
+        overlapped_ns=None if has_no_usable_events(rank) else sum(part.overlapped_ns for part in hidden),
         hidden=hidden,
         idle=measure_idle(rank),
         runs=find_kernel_runs(rank),

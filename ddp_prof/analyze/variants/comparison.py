@@ -111,8 +111,6 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
     step = _median_step_length(result)
-    if any(step.exposed_ns is None for step in steps if step.comm_ns is not None):  # a graph may have run beside it
-        times["overlapped_ns"], by_rank = None, []
     told = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
     exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in told], list(map(keys_of, told)))
     blocked = sum(bool(step.blocking_ns) for step in steps)

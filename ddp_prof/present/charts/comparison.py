@@ -90,7 +90,6 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
             (rank, names[step.step_key], step)
             for rank, names in ((rank, rank.step_names) for rank in result.ranks)
             for step in rank.communicating_steps
-            if step.overlap_ratio is not None
         ]
         shares = [100 * (step.overlap_ratio or 0) for _, _, step in known]
         dots.append(
@@ -222,8 +221,9 @@ def _steps_chart(
 
 def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     """A run's overlap of each step: points of all ranks, and their mean as a line."""
-    every = [(step.step_key or 0, step.overlap_ratio) for rank in result.ranks for step in rank.communicating_steps]
-    known = [(key, share) for key, share in every if share is not None]
+    known = [
+        (step.step_key or 0, step.overlap_ratio or 0.0) for rank in result.ranks for step in rank.communicating_steps
+    ]
     steps, which = np.unique([step for step, _ in known], return_inverse=True)
     means = np.bincount(which, [share for _, share in known]) / np.bincount(which)
     names = {key: called for rank in result.ranks for key, called in rank.step_names.items()}

@@ -237,7 +237,7 @@ def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
     shares = {
         step.step_key: f": {percent(step.overlap_ratio)} of {milliseconds(step.comm_ns)} communication overlapped"
         for step in overlap.steps
-        if step.comm_ns and step.overlap_ratio is not None
+        if step.comm_ns
     }
     keys, names = rank.step_keys.tolist(), rank.steps.names
     titles = [names[row] + shares.get(keys[row], "") for row in seen.tolist()]

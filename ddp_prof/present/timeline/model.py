@@ -243,9 +243,8 @@ class Panel:
     @property
     def overlap_ratio(self) -> float | None:
         """Share of all communication of all ranks that compute hides, over the whole capture."""
-        found = [(rank.overlap.overlapped_ns, comm_ns) for rank in self.ranks if (comm_ns := rank.overlap.comm_ns)]
-        hidden_ns = [overlapped_ns for overlapped_ns, _ in found if overlapped_ns is not None]
-        return sum(hidden_ns) / sum(comm_ns for _, comm_ns in found) if found and len(hidden_ns) == len(found) else None
+        comm_ns = sum(rank.overlap.comm_ns or 0 for rank in self.ranks)
+        return sum(rank.overlap.overlapped_ns or 0 for rank in self.ranks) / comm_ns if comm_ns else None
 
 
 @dataclass(frozen=True)
