@@ -245,6 +245,8 @@ def test_hooks_and_buckets_are_advised_only_for_what_may_carry_gradients(inferre
     assert carries(by_hooks, {7: COMPUTE, 9: ".......MM.NNNNNNNN"}, inferred=inferred), "DDP"
     after = {"main": "f........MN", "pt_autograd_0": "....b.c"}
     assert carries(after, {7: COMPUTE, 9: "..........MM.NNNNNNNN"}, inferred=inferred), "naive"
+    loss = {"main": "f.T.", "pt_autograd_0": "....bMcNOP"}
+    assert carries(loss, {7: COMPUTE, 9: "...T...MM.NNNNNNNNOOPP"}, inferred=inferred), "a loss that is averaged before"
     norm = {"main": "f.........N", "pt_autograd_0": "....bMc"}
     assert not carries(norm, {7: COMPUTE, 9: ".......MM.....NNNNNNNN"}, inferred=inferred), (
         "the norm of gradients that hooks have reduced"

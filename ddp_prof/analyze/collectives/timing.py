@@ -350,9 +350,9 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     """Which collectives of a rank may be taken for reductions of gradients.
 
     A bucket of ours is one. Of others, a reduction that backward launched; or one that was launched after it, where
-    backward launched none in the step: else it is that of a norm or a loss. Where forward launches the same, or what
-    no range names does before backward's first collective, it is of tensors; where no phase is known, as in a trace of
-    inference, nothing says that it is of gradients.
+    backward launched none in the step: else it is that of a norm or a loss. Where forward, or what no range names
+    before backward's first collective, launches half as many of the same, it is of tensors; fewer may be of a loss.
+    Where no phase is known, as in a trace of inference, nothing says that it is of gradients.
     """
     timings = rank.timings
     is_reduction = np.isin(timings.operation, _REDUCTIONS)
@@ -365,8 +365,9 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
     is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])
-    is_early &= _are_with_any(step, in_backward)
-    of_tensors = _are_with_any(alike, is_early | (timings.phase == PHASES.index(FORWARD)))
+    is_early = (is_early & _are_with_any(step, in_backward)) | (timings.phase == PHASES.index(FORWARD))
+    early, late = (np.bincount(alike[rows], minlength=len(alike))[alike] for rows in (is_early, in_backward))
+    of_tensors = (early > 0) & (2 * early >= late)
     is_launched_so = (in_backward | is_late) & ~of_tensors & _are_with_any(step, knows_backward | tells_phase)
     found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | is_launched_so)
     return found
