@@ -6,6 +6,7 @@ import signal
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from time import sleep
@@ -101,7 +102,8 @@ def test_a_browser_is_shown_files_where_it_can_read_them(
                 pages.append((page.parent.parent == tmp_path, sum(one.stat().st_size for one in page.parent.iterdir())))
             return {"result": {"result": {"objectId": "window"}}}
 
-    asyncio.run(static_images._open_plotly(Browser()))
+    with ThreadPoolExecutor(1) as thread:  # a loop of Playwright's may run in this one
+        thread.submit(asyncio.run, static_images._open_plotly(Browser())).result()
     [(is_at_home, size)] = pages
     assert is_at_home == is_isolated
     assert size > 2**20  # plotly.js among them
