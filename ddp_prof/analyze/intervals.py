@@ -13,7 +13,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Ints, Mask
+
+_BLOCK = 1 << 16
+"""Intervals asked for at a time, so that what is computed of them stays in the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,13 @@ class Intervals:
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """How much of each interval ``[start, end)``, in any order, lies in this set; none ends before its start."""
+        found = np.empty(len(start_ns), np.int64)
+        for first in range(0, len(start_ns), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            found[block] = self._cover(start_ns[block], end_ns[block])
+        return found
+
+    def _cover(self, start_ns: Ints, end_ns: Ints) -> Ints:
         begun = np.searchsorted(self.start_ns, start_ns, side="right")
         # As a rule few intervals of the set begin within those asked for: only there one looks again.
         again = end_ns > np.append(self.start_ns, np.iinfo(np.int64).max)[begun]
@@ -73,8 +83,12 @@ class Intervals:
 
     def _length_before(self, time_ns: Ints, begun: Ints) -> Ints:
         """How much of the set lies before each time, by when so many intervals had begun."""
-        to_come = take_or_unknown(self.end_ns, begun - 1, NO_TIME) - time_ns
-        before: Ints = self._length_by_begun[begun] - np.maximum(0, to_come, out=to_come)
+        before: Ints = self._length_by_begun[begun]
+        if len(self):
+            to_come = self.end_ns[begun - 1]
+            to_come -= time_ns
+            to_come[begun == 0] = 0
+            before -= np.maximum(0, to_come, out=to_come)
         return before
 
     def holds(self, time_ns: Ints) -> Mask:

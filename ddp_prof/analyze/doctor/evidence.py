@@ -34,7 +34,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, Kind, SyncKind
+from ddp_prof.trace import Category, SyncKind
 
 NEXT_NS = 20_000
 """Largest gap in ns after which an operation may still have waited for one that ended before it."""
@@ -252,7 +252,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
-    windows, activity = rank.breakdown, rank.events.activity[rank.events.activity != UNKNOWN]
+    windows = rank.breakdown
     overhead_ns = int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum())
     return RankFacts(
         process=rank.process,
@@ -263,7 +263,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         first_share=tuple(_first_shares(rank, *backward)),
         serialized=serialized,
         could_begin=could_begin,
-        graphs=int((rank.trace.activities.kind[activity] == Kind.GRAPH).sum()),
+        graphs=int(np.count_nonzero(rank.events.category == Category.OTHER)),
         outside_ns=tuple(outside.tolist()),
         overhead_share=overhead_ns / max(1, int((windows.end_ns - windows.start_ns).sum())),
         slowdown=limit_slowdown(rank),
