@@ -49,10 +49,10 @@ KEPT_VARIABLES = re.compile(
 MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
 FIRST_PORT = 29500
 """Where ranks that SLURM starts meet, unless MASTER_PORT says it: jobs that share a node have a port each."""
-LOST_RACE = b"= sem_open"
-"""Last words of an nsys whose agent looked for the semaphore of the program before its launcher had made it.
+LOST_RACE = re.compile(rb"= sem_open|The proxy is not started")
+"""What an nsys says whose agent looked for the semaphore of the program, or for its own proxy, before that was there.
 
-The program has not begun then. It happens on busy machines, rarely, with nsys 2022.4.
+It happens on busy machines, rarely, with nsys 2022.4; started again, it records.
 """
 NSYS_STARTS = 3
 Parsed = TypeVar("Parsed")
@@ -358,7 +358,7 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
         log.write_bytes(b"")
         with _follow_log(log) if plan.is_set("VERBOSE") else nullcontext():
             code = run(job.command, environ, scratch, log=log, namespace=namespace, limit_s=plan.limit_s)
-        if LOST_RACE not in log.read_bytes():
+        if code == 0 or not LOST_RACE.search(log.read_bytes()):
             break
     reason = find_reason(log, code, profiler or "the launcher")
     if plan.limit_s is not None and code == NOT_DONE:

@@ -87,7 +87,7 @@ def capture_started(
 def run_nsys(command: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
     """Run a command with nsys in it, again where nsys has lost a race with itself before the program began."""
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, **options)
-    return run_nsys(command, **options) if LOST_RACE.decode() in done.stderr else done
+    return run_nsys(command, **options) if LOST_RACE.search(done.stderr.encode()) else done
 
 
 @pytest.mark.torch

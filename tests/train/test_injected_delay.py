@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import load_manifest
@@ -26,4 +24,5 @@ def test_skew_names_the_delayed_rank_and_its_delay(tmp_path: Path) -> None:
     skew = measure_skew(analysis_of(*traces))
     assert skew.straggler == 1
     assert skew.ranks[1].rank == 1
-    assert skew.ranks[1].lag_ns == pytest.approx(DELAY_MS * 1e6, rel=0.2)
+    lag_ms = (skew.ranks[1].lag_ns or 0) / 1e6
+    assert 0.9 * DELAY_MS < lag_ms < 2 * DELAY_MS, "on a busy machine the rank is later still"
