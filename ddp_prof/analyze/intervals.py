@@ -71,7 +71,8 @@ class Intervals:
     def _cover(self, start_ns: Ints, end_ns: Ints) -> Ints:
         begun = np.searchsorted(self.start_ns, start_ns, side="right")
         # As a rule few intervals of the set begin within those asked for: only there one looks again.
-        again = end_ns > np.append(self.start_ns, np.iinfo(np.int64).max)[begun]
+        again = begun < len(self)
+        again[again] = end_ns[again] > self.start_ns[begun[again]]
         begun_by_end = begun.copy()
         begun_by_end[again] = np.searchsorted(self.start_ns, end_ns[again], side="right")
         return self._length_before(end_ns, begun_by_end) - self._length_before(start_ns, begun)
