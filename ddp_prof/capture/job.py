@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from ddp_prof.capture.processes import run, scratch_folder
@@ -34,6 +35,8 @@ PLACE_VARIABLES = (
 """Environment variables by which launchers give a process its rank; the first row is torchrun's."""
 LAUNCHERS = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK", "mpiexec": "PMI_RANK"}
 """Programs that start ranks elsewhere, so that nsys must come after them, and what tells a rank its number."""
+TAKES_NAME = re.compile(r"-[ACDJpqw]|--(account|constraint|chdir|job-name|partition|qos|reservation|nodelist|comment)")
+"""Options of srun before a name that may also be a program's: ``-J test``, ``-p batch``."""
 
 
 @dataclass(frozen=True)
@@ -228,10 +231,12 @@ def _program_name(program: Sequence[str]) -> str:
 
 def _place_of_recorder(program: Sequence[str]) -> int:
     """Where in the command line the recorder goes: first, or behind a launcher that starts ranks elsewhere."""
-    if Path(program[0]).name not in LAUNCHERS:
+    launcher = Path(program[0]).name
+    if launcher not in LAUNCHERS:
         return 0
-    for at, word in enumerate(program[1:], 1):
-        if not word.startswith("-") and shutil.which(word):
+    for at, (before, word) in enumerate(pairwise(program), 1):
+        is_value = launcher == "srun" and TAKES_NAME.fullmatch(before)
+        if not word.startswith("-") and not is_value and shutil.which(word):
             return at
     raise WorkloadError(
         f"no program in '{' '.join(program)}': put its path, as from 'which', after the launcher's options"

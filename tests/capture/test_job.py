@@ -329,7 +329,9 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
     monkeypatch.setattr(recorder, "find_nsys", lambda environ: Nsys("/opt/nsys", "2025.1.1.1"))
     monkeypatch.setattr(Nsys, "supports", lambda *_: True)
-    monkeypatch.setattr(job.shutil, "which", lambda word: word if word in ("python", "torchrun") else None)
+    monkeypatch.setattr(
+        job.shutil, "which", lambda word: word if word in ("python", "torchrun", "test", "sh") else None
+    )
 
     def planned(words: str, profiler: str = "auto", steps: str | None = None, **environ: str) -> Job:
         return job.plan_job(shlex.split(words), tmp_path, profiler, steps, environ)[0]
@@ -350,6 +352,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("python train.py", {"RANK": "5", "WORLD_SIZE": "8"}, [], "train.rank5"),
         ("srun -n 4 --gpus 4 python train.py", {}, ["srun", "-n", "4", "--gpus", "4"], "train.rank%q{SLURM_PROCID}"),
         ("srun -N 2 torchrun train.py", {}, ["srun", "-N", "2"], "train.node%q{SLURM_NODEID}"),
+        ("srun -J test --qos sh python t.py", {}, ["srun", "-J", "test", "--qos", "sh"], "t.rank%q{SLURM_PROCID}"),
         ("mpirun -np 2 -H a,b python t.py", {}, ["mpirun", "-np", "2", "-H", "a,b"], "t.rank%q{OMPI_COMM_WORLD_RANK}"),
         ("python -m pkg.main --lr 1", {}, [], "main"),
     ],
