@@ -21,6 +21,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import why_no_steps
+from ddp_prof.range_names import BACKWARD, PHASES
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -80,7 +81,7 @@ class RankFacts:
         syncs: How often a thread that trains waited for the device between the first launch of backward and the last
             collective of it; ``sync_ns`` how long in all.
         first_share: How far backward was, from 0 to 1, by its launches, when the first collective of gradients was
-            launched; NaN where that is not known.
+            launched, of several passes the one that launched it; NaN where that is not known.
         serialized: How many collectives could have begun, but began when an operation of another stream ended.
         could_begin: Of how many that can be said.
         outside_ns: The host's time outside of all named phases while nothing communicated; empty where there are none.
@@ -295,6 +296,12 @@ def _first_shares(rank: RankEvents, begin: Ints, end: Ints) -> list[float]:
     rows = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
     rows[rows] = events.launch_ns[rows] >= begin[events.step[rows]]
     np.minimum.at(asked, events.step[rows], events.launch_ns[rows])
+    passes = rank.phases.union_of(PHASES.index(BACKWARD))
+    at = np.searchsorted(passes.start_ns, asked, side="right") - 1
+    within = passes.holds(asked)  # that a batch is divided makes no bucket late
+    begin, end = begin.copy(), end.copy()
+    begin[within] = np.maximum(begin[within], passes.start_ns[at[within]])
+    end[within] = np.minimum(end[within], passes.end_ns[at[within]])
     known = (end != NO_TIME) & (asked < np.iinfo(np.int64).max) & (end > begin)
     share = np.full(len(rank.steps), np.nan)
     share[known] = np.minimum(1, (asked - begin)[known] / (end - begin)[known])

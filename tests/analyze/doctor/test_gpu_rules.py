@@ -295,6 +295,22 @@ def test_buckets_that_are_all_complete_only_at_the_end(sizes: list[int], is_name
     assert ("gradients ready in another order than buckets" in found) == is_named
 
 
+def test_buckets_are_late_in_the_pass_that_launches_them_not_in_the_step() -> None:
+    """Gradients are accumulated over six passes of backward, and reduced in the last one."""
+    device = Device()
+    us = 1_000
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for part in range(6):
+                with device.range("backward"):
+                    for _ in range(3):
+                        device.launch(us, 7, MS, is_collective=False)
+                        if part == 5:
+                            device.launch(us, 20, MS, is_collective=True)
+            device.synchronize(us)
+    assert "gradients ready in another order than buckets" not in named(device.trace())
+
+
 @pytest.mark.parametrize(("contention_ns", "is_named"), [(50 * MS, True), (MS // 10, False)])
 def test_hiding_that_costs_more_than_it_saves(contention_ns: int, is_named: bool) -> None:
     contention = replace(NO_CONTENTION, contention_ns=contention_ns)
