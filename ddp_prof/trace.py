@@ -197,9 +197,9 @@ class CollectiveCalls(Table):
 
 @dataclass(frozen=True)
 class Operators(Table):
-    """When the host computed: torch's operators but for those that launch collectives, nested ones included.
+    """When the host computed: torch's operators, nested ones included, but for those that hold a collective's call.
 
-    ``is_backward`` is 1 for what autograd's engine runs, itself and not what it calls.
+    ``is_backward`` is 1 for what autograd's engine runs, itself; where that holds a call, for what it runs besides.
     """
 
     start_ns: Ints

@@ -56,6 +56,7 @@ _OF_HOST = re.compile(
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
 _ASKING = "c10d::"
+_COMMUNICATING = (_ASKING, "_c10d_functional")
 _MOST_US = 2.0**52
 _MOST = 2**62
 _YEAR_2000_NS = 946_684_800_000_000_000
@@ -234,10 +235,19 @@ def _collective_calls(events: Sequence[Event], names: NameTable) -> CollectiveCa
 
 
 def _operators(events: Sequence[Event]) -> Operators:
-    """Operators that compute; a blocking collective must not count as compute."""
-    computing = [event for event in events if not str(event.name).startswith(_ASKING)]
-    is_backward = [str(event.name).startswith(_ENGINE) for event in computing]
-    return Operators(*_times(computing), np.array(is_backward, np.int64))
+    """Operators that compute. One that asks for a collective may wait for it: of it counts what else it calls."""
+    talks = np.array([str(event.name).startswith(_COMMUNICATING) for event in events], np.bool_)
+    is_backward = np.array([str(event.name).startswith(_ENGINE) for event in events], np.bool_)
+    (start_ns, end_ns), thread = _times(events), _thread_ids(events)
+    computes = ~talks
+    for lane in np.unique(thread[talks]):
+        own = np.flatnonzero(thread == lane)
+        asked_ns = np.sort(start_ns[own[talks[own]]])
+        computes[own] &= np.searchsorted(asked_ns, start_ns[own]) == np.searchsorted(asked_ns, end_ns[own])
+        left_out = own[is_backward[own] & ~computes[own]]  # what these call is backward's, too
+        begun, ended = (np.searchsorted(np.sort(at[left_out]), start_ns[own], "right") for at in (start_ns, end_ns))
+        is_backward[own] |= begun > ended
+    return select(Operators(start_ns, end_ns, is_backward.astype(np.int64)), computes)
 
 
 def _spans(events: Sequence[Event], names: NameTable) -> Spans:

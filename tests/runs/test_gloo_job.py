@@ -86,8 +86,14 @@ def counted(file: Path) -> dict[str, Any]:
     """The same figures, from the JSON alone."""
     events = json.loads(gzip.decompress(file.read_bytes()), parse_float=Decimal)["traceEvents"]
     comm = spans_of(events, lambda e: str(e["name"]).startswith("gloo:"))
+    calls = [event for event in events if str(event["name"]).startswith("c10d::")]
     operators = spans_of(
-        events, lambda e: e.get("cat") == "cpu_op" and not e["name"].startswith(("c10d::", "ddp_prof|"))
+        events,
+        lambda e: (
+            e.get("cat") == "cpu_op"
+            and not e["name"].startswith(("c10d::", "ddp_prof|"))
+            and not any(c["tid"] == e["tid"] and e["ts"] <= c["ts"] < e["ts"] + e["dur"] for c in calls)
+        ),
     )
     steps = spans_of(events, lambda e: str(e["name"]).startswith("ProfilerStep#"))
     backward = spans_of(events, lambda e: e["name"] == "bwd")

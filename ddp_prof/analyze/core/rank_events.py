@@ -11,6 +11,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
     NOTIFY,
+    OPERATIONS,
     OPTIMIZER_PHASE,
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
@@ -188,10 +189,15 @@ class RankEvents(Brief):
                 return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
             waiting = self.phases.union_of(SYNCHRONIZE_PHASE)
             if are_gloos(self.trace, self.collective_ranges):
-                # Beside backward, nothing but operators tells how long the host waits for a collective.
+                # Beside backward, and of what backward itself needs, operators alone tell how long the host waits.
                 in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
                 others = (self.events.category == Category.COMMUNICATION) & ~in_backward
                 waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
+                ranges = self.collective_ranges
+                sums = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
+                needed = ~np.isin(ranges.operation, sums)
+                asked_ns = np.where(ranges.launch_ns == NO_TIME, ranges.start_ns, ranges.launch_ns)
+                waiting |= union(asked_ns[needed], ranges.end_ns[needed])
                 waiting -= self.union_of(Category.COMPUTE)
             return host_blocking(waiting, waits, self.events, len(self.steps))
         return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
