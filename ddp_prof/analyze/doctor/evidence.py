@@ -21,7 +21,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import why_no_steps
-from ddp_prof.range_names import BACKWARD, PHASES
+from ddp_prof.range_names import BACKWARD, FORWARD, PHASES
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -84,7 +84,8 @@ class RankFacts:
             launched, of several passes the one that launched it; NaN where that is not known.
         serialized: How many collectives could have begun, but began when an operation of another stream ended.
         could_begin: Of how many that can be said.
-        outside_ns: The host's time outside of all named phases while nothing communicated; empty where there are none.
+        outside_ns: The host's time outside of all named phases while nothing communicated; empty where forward is
+            not among these.
         overhead_share: The profiler's own work in the time of the rank's steps, from 0 to 1.
     """
 
@@ -248,7 +249,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     syncs, sync_ns = _syncs_in_backward(rank, backward[0])
     serialized, could_begin = _count_serialized(rank)
     named = np.zeros(len(rank.steps), np.int64)
-    if len(rank.phases) and rank.has_steps:
+    if rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind:  # else it lies outside, too
         covered = union(rank.phases.start_ns, rank.phases.end_ns) | rank.union_of(Category.COMMUNICATION)
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]

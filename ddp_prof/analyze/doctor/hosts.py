@@ -132,6 +132,8 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
         reason = next((rank.reason for rank in run.overlap.ranks if rank.reason != NO_COMMUNICATION), None)
         silent = f"{NO_COMMUNICATION}, which may be what the host does between its phases"
         return Abstained("launch-bound host", reason or silent)
+    if not any(facts.outside_ns for facts in run.facts):
+        return Abstained("launch-bound host", "no range tells when forward ran in a step")
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         step = median_or_zero(overlap.lengths_ns)

@@ -46,6 +46,13 @@ def test_a_host_that_prepares_is_found(tmp_path: Path) -> None:
     assert finding.cost_ns == 8 * MS
 
 
+def test_where_forward_is_not_marked_the_host_is_not_accused_of_it(tmp_path: Path) -> None:
+    """As of a model without DDP: what lay outside of backward and optimizer was said to lie outside of forward."""
+    found = diagnose(tmp_path / "job.sqlite", all_reduce="..........##........", forward="." * len(STEP))
+    assert RULE not in [one.rule for one in found.findings]
+    assert RULE in [one.rule for one in found.abstained]
+
+
 @pytest.mark.parametrize("all_reduce", ["..........######....", ".........#######...."])
 def test_a_host_that_communicates_is_not_accused(all_reduce: str, tmp_path: Path) -> None:
     found = diagnose(tmp_path / "job.sqlite", all_reduce=all_reduce)
