@@ -45,7 +45,8 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FORKING = multiprocessing.get_context("forkserver")
 """Starts processes that have imported torch; one server for all of a program's."""
 # The last two are imported by the first step of an optimizer, and by the variant fsdp.
-FORKING.set_forkserver_preload(["ddp_prof.train.run", "torch._dynamo", "torch.distributed.fsdp"])
+PRELOADED = ["ddp_prof.train.run", "torch._dynamo", "torch.distributed.fsdp"]
+FORKING.set_forkserver_preload(PRELOADED)
 
 
 class Stopped(Exception):  # noqa: N818  # not an error: the user's wish

@@ -17,13 +17,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof.train.launch import FORKING
+from ddp_prof.train.launch import FORKING, PRELOADED
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
 TIMEOUT_S = 240
+# The first is imported with each function of a test file, the second takes half a second in each rank that compares us
+# with torch's.
+FORKING.set_forkserver_preload([*PRELOADED, "pytest", "torch.distributed.optim"])
 
 
 def run_ranks(function: Callable[[int], Any], world: int = 2, timeout_s: float = TIMEOUT_S) -> list[Any]:
