@@ -69,7 +69,7 @@ class BackwardPasses:
 
         def ask(_gradient: torch.Tensor) -> None:
             """Let autograd call us at the end of this pass, before DDP, which asks when its last bucket is full."""
-            if not asked:
+            if not asked and not torch.compiler.is_compiling():  # by compiled autograd, which refuses
                 asked.append(True)
                 with suppress(RuntimeError):  # of a compiled pass
                     torch.autograd.Variable._execution_engine.queue_callback(begin_wait)

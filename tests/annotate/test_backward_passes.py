@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ddp_prof import annotate
+from ddp_prof.annotate.hooks import BackwardPasses
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
 
@@ -142,3 +143,23 @@ def test_a_wait_in_a_backward_pass_within_backward_is_marked(
 def test_a_rank_that_joins_others_is_marked_without_waits(ranges: list[dict[str, list[annotate.Recorded]]]) -> None:
     assert [len(named(of_rank["uneven"], "backward")) for of_rank in ranges] == [3, 2]
     assert [len(named(of_rank["uneven"], "synchronize")) for of_rank in ranges] == [3, 2]
+
+
+def test_a_pass_that_compiled_autograd_takes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It refuses calls before the end of a pass, and the program ended with that."""
+    from torch._dynamo import config  # takes a second
+
+    monkeypatch.setattr(config, "compiled_autograd", True)
+    passes, model = BackwardPasses(), torch.nn.Linear(2, 2)
+    release = passes.acquire()
+
+    @torch.compile(backend="eager")
+    def train(batch: torch.Tensor) -> None:
+        model(batch).sum().backward()
+
+    try:
+        passes.expect_wait(marks_buckets=False)
+        train(torch.ones(2, 2))
+    finally:
+        release()
+    assert model.bias.grad is not None
