@@ -17,7 +17,7 @@ from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_ro
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
 _EPOCH = r"^(?:#{1,9} ?)?(?:epoch[ _:=#]*\d+[ ,_/-]+)?(?:training|train|global)?[ _/-]?"
-_NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
+_NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:/\d+)?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,11 @@ KNOWN_NAMES = (
         STEP, _LOOPS, rf"{_EPOCH}(?:step|iteration|iter){_NUMBER}",
         ("step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3"),
     ),
-    KnownName(STEP, _LOOPS, rf"{_EPOCH}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3")),
+    KnownName(STEP, _LOOPS, rf"{_EPOCH}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3/60")),
+    KnownName(
+        STEP, _LOOPS, r"^#{0,9} ?(?:train[ _-]?(?:step|iteration|iter|batch)|iteration) ?#*$",
+        ("train_step", "train iteration", "## iteration ##"),
+    ),
     KnownName(STEP, "Lightning", r"^(?:\[pl\]\[profile\])?run_training_batch$", ("[pl][profile]run_training_batch",)),
     KnownName(
         STEP, "JAX", r"^(?:TSL:)?XlaModule:#",
