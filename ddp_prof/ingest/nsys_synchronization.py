@@ -39,6 +39,7 @@ _LAW_HOLDS = 0.5
 """Share of a process's waits that must have the constant; torch waits for most events as soon as they are recorded."""
 
 NOT_RECORDED = "no stream waits were recorded"
+NO_CALLS = "no CUDA API calls were recorded"
 NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=true records them)"
 
 
@@ -46,7 +47,7 @@ def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str 
     """The calls that make a stream or the host wait, the source of this, and why it is not known (or ``None``)."""
     calls = _calls(file)
     if not len(calls):
-        return calls, "none", NOT_RECORDED
+        return calls, "none", NOT_RECORDED if CALLS in file.columns else NO_CALLS
     noted = file.read_integers(SYNCHRONIZATIONS, _COLUMNS)
     call = _match_calls(calls, noted)
     row = np.full(len(calls), UNKNOWN, np.int64)

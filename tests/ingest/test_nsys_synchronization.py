@@ -51,6 +51,14 @@ def test_numbers_that_follow_no_law_tell_nothing(tmp_path: Path) -> None:
     assert "--cuda-event-trace" in str(rank.blocking.coverage.reason)
 
 
+def test_without_calls_it_is_not_said_that_nothing_waited(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", bucket_steps(20), "2024.6")
+    with closing(sqlite3.connect(path)) as database, database:
+        database.execute("DROP TABLE CUPTI_ACTIVITY_KIND_RUNTIME")
+        assert database.execute("SELECT count(*) FROM CUPTI_ACTIVITY_KIND_SYNCHRONIZATION").fetchone() != (0,)
+    assert load_trace(path).sync_reason == "no CUDA API calls were recorded"
+
+
 def test_without_either_nothing_is_said(tmp_path: Path) -> None:
     (rank,) = find_rank_events(read(tmp_path, bucket_steps(20, has_event_records=False), "2024.6"))
     coverage = rank.blocking.coverage
