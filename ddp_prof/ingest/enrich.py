@@ -34,6 +34,12 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
             yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
 
 
+def warn_missing_ends(without: int, rows: int) -> Iterator[str]:
+    """A warning about activities without an end, or with one before their start."""
+    if without:
+        yield f"{without:,} of {rows:,} activities have no end, or one before they start: they count as taking no time"
+
+
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
     """Refuse an export in which processes on two machines share a process id: nothing else distinguishes them."""
     if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:

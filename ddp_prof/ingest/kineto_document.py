@@ -57,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
     pid: Any = 0
     tid: Any = 0
     ts: int | float = 0
-    dur: int | float = 0
+    dur: int | float = -1
     args: EventArguments | None = None
 
 
@@ -65,7 +65,7 @@ class _ExactEvent(Event, gc=False):
     """An event with exact times; slower to decode."""
 
     ts: Decimal = Decimal(0)  # type: ignore[assignment]
-    dur: Decimal = Decimal(0)  # type: ignore[assignment]
+    dur: Decimal = Decimal(-1)  # type: ignore[assignment]
 
 
 class Document(msgspec.Struct):

@@ -46,6 +46,7 @@ from ddp_prof.trace import (
 PROCESS = 0
 
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
+_OF_DEVICE = (_KERNEL, *_COPY, *_MEMORY_SET)
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as old torch has it
 _SYNCHRONIZATION = "cuda_sync"
@@ -70,7 +71,10 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     for event in document.traceEvents:
         if event.ph == "X":
             by_category[(event.cat or "").lower()].append(event)
-    tells_device = any(by_category.get(category) for category in (_KERNEL, *_COPY, *_MEMORY_SET))
+        elif event.ph == "B" and event.cat and (event.cat in _OF_DEVICE or _OF_HOST.fullmatch(event.cat)):
+            reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
+            raise TraceError(path, reason, "give the file that torch.profiler wrote")
+    tells_device = any(map(by_category.get, _OF_DEVICE))
     if by_category and not tells_device and ("" in by_category or not any(map(_OF_HOST.fullmatch, by_category))):
         reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
@@ -101,6 +105,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         taken = f"{processes} processes launched what is in this file, and are taken for one"
         doubt = "which rank each device is of is not known; give the file of each rank"
         warnings = (f"{taken}: steps and phases may be wrong, and {doubt}",)
+    without_end = sum(event.dur < 0 for event in _events_of_categories(by_category, _OF_DEVICE))
+    warnings = (*warnings, *enrich.warn_missing_ends(without_end, len(activities)))
     call_details = None
     if options.with_launches:
         call_details = CallDetails(call_end_ns, _intern_names(launches, names, enrich.UNNAMED_CALL))

@@ -89,6 +89,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         ((earliest,),) = file.rows(query)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
+    has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
@@ -103,7 +104,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         sync_source=sync_source,
         sync_reason=sync_reason,
         call_details=call_details and select(call_details, has_start["calls"]),
-        warnings=tuple(enrich.warn_missing_starts(file.path, has_start)),
+        warnings=(
+            *enrich.warn_missing_starts(file.path, has_start),
+            *enrich.warn_missing_ends(int(has_no_end.sum()), len(has_no_end)),
+        ),
         threads=_thread_names(file, strings),
         ranks={},
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),

@@ -666,6 +666,13 @@ def test_a_kernel_without_a_start_is_left_out_and_said(tmp_path: Path) -> None:
     assert "1 of 30 activities have no start and are left out" in trace.warnings
 
 
+@pytest.mark.parametrize("end", ["NULL", "0", "-1", "start - 1"])
+def test_a_kernel_without_an_end_is_told(tmp_path: Path, end: str) -> None:
+    trace = load_trace(export(f"UPDATE {KERNELS} SET end = {end} WHERE rowid = 3")(tmp_path))
+    assert trace.activities.end_ns[2] == trace.activities.start_ns[2]
+    assert "1 of 30 activities have no end, or one before they start: they count as taking no time" in trace.warnings
+
+
 def test_many_nested_ranges_take_no_time_that_grows_with_their_square(tmp_path: Path) -> None:
     """200,000 ranges in each other would take minutes, were every pair of them looked at."""
     depth = 200_000

@@ -226,6 +226,24 @@ def test_a_trace_of_another_program_is_refused_and_not_said_to_hold_no_gpu(event
         load_trace(write(tmp_path / "x.json", events, displayTimeUnit="ns"))
 
 
+def test_an_activity_without_an_end_is_told(tmp_path: Path) -> None:
+    """Its time would be missing in silence."""
+    kernels = [event("kernel", "gemm", ts, dur, device=0) for ts, dur in (("5", "2"), ("8", "0"), ("9", "-1"))]
+    no_end = kernels[0].replace(', "dur": 2', "")
+    trace = load_trace(write(tmp_path / "x.json", [*kernels, no_end]))
+    assert trace.warnings == ("2 of 4 activities have no end, or one before they start: they count as taking no time",)
+    assert (trace.activities.end_ns - trace.activities.start_ns).tolist() == [2000, 0, 0, 0]
+
+
+def test_events_in_two_rows_are_refused_and_not_said_to_be_none(tmp_path: Path) -> None:
+    whole = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "5", "2", device=0)
+    events = [whole.replace('"X"', '"B"'), whole.replace('"X"', '"E"').replace('"ts": 5', '"ts": 7')]
+    other = '{"ph": "B", "cat": "memory", "name": "of another tool", "ts": 5}'
+    assert len(load_trace(write(tmp_path / "x.json", [whole, other])).activities) == 1
+    with pytest.raises(TraceError, match="a row for the beginning of an event and one for its end"):
+        load_trace(write(tmp_path / "x.json", events))
+
+
 def test_launches_of_other_accelerators_are_known(tmp_path: Path) -> None:
     events = [
         event("xpu_runtime", "urEnqueueKernelLaunch", "12", "1", correlation=5),
