@@ -10,6 +10,8 @@ import atexit
 import multiprocessing
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -68,6 +70,10 @@ def _wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
     setattr(owner, name, called)
 
 
+class _Kept:
+    """Ends with the thread that keeps it."""
+
+
 class _Recording:
     """Counts steps, and records those that are wanted."""
 
@@ -81,6 +87,7 @@ class _Recording:
         self._range: ranges.OpenRange | None = None
         self._profile: profile | None = None
         self._is_free = True
+        self._thread, self._of_thread = 0, threading.local()
 
     def stop_for_own_profiler(self) -> None:
         """The program starts a torch.profiler of its own, beside which there can be no other."""
@@ -136,7 +143,10 @@ class _Recording:
             self._is_free = False
             self._profile = make_profile(on_gpu=torch.cuda.is_available())
             self._profile.start()
-            self._is_free = True
+            self._is_free, self._thread = True, threading.get_ident()
+            if threading.current_thread() is not threading.main_thread():  # its end comes before that of the program
+                self._of_thread.kept = kept = _Kept()
+                weakref.finalize(kept, self.stop).atexit = False
         elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
 
@@ -145,6 +155,9 @@ class _Recording:
         recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, as a loader's worker is
             return
+        if recorded is not None and self._thread != threading.get_ident():  # torch ends by a segmentation fault
+            sys.stderr.write("ddp-prof: the thread that trains did not end: nothing is written of this rank\n")
+            recorded = None
         if self._range is not None:  # no step of the optimizer ends this one any more
             with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self._step, unfinished=1)):
                 pass
