@@ -222,7 +222,7 @@ def _format_ranks(ranks: Collection[int]) -> str:
 def _program_name(program: Sequence[str]) -> str:
     """The script's or module's name, else the program's."""
     words = list(program)
-    script = next((Path(word).stem for word in words if word.endswith(".py")), None)
+    script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), None)
     if script is None and "-m" in words[:-1]:
         modules = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"]
         script = modules[-1].rpartition(".")[2]

@@ -355,6 +355,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("srun -J test --qos sh python t.py", {}, ["srun", "-J", "test", "--qos", "sh"], "t.rank%q{SLURM_PROCID}"),
         ("mpirun -np 2 -H a,b python t.py", {}, ["mpirun", "-np", "2", "-H", "a,b"], "t.rank%q{OMPI_COMM_WORLD_RANK}"),
         ("python -m pkg.main --lr 1", {}, [], "main"),
+        ("bash jobs/pretrain.sh --lr 1", {}, [], "pretrain"),
     ],
 )
 def test_nsys_stands_where_it_sees_the_ranks_and_names_its_report(
