@@ -34,10 +34,10 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
             yield f"{missing:,} of {len(rows):,} {table} have no start and are left out"
 
 
-def warn_missing_ends(without: int, rows: int) -> Iterator[str]:
+def warn_missing_ends(without: int) -> Iterator[str]:
     """A warning about activities without an end, or with one before their start."""
     if without:
-        yield f"{without:,} of {rows:,} activities have no end, or one before they start: they count as taking no time"
+        yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
 
 
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:

@@ -106,7 +106,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         doubt = "which rank each device is of is not known; give the file of each rank"
         warnings = (f"{taken}: steps and phases may be wrong, and {doubt}",)
     without_end = sum(event.dur < 0 for event in _events_of_categories(by_category, _OF_DEVICE))
-    warnings = (*warnings, *enrich.warn_missing_ends(without_end, len(activities)))
+    warnings = (*warnings, *enrich.warn_missing_ends(without_end))
     call_details = None
     if options.with_launches:
         call_details = CallDetails(call_end_ns, _intern_names(launches, names, enrich.UNNAMED_CALL))

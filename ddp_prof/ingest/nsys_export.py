@@ -106,7 +106,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         call_details=call_details and select(call_details, has_start["calls"]),
         warnings=(
             *enrich.warn_missing_starts(file.path, has_start),
-            *enrich.warn_missing_ends(int(has_no_end.sum()), len(has_no_end)),
+            *enrich.warn_missing_ends(int(has_no_end.sum())),
         ),
         threads=_thread_names(file, strings),
         ranks={},
