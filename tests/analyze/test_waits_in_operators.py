@@ -42,3 +42,21 @@ def test_an_operator_that_waits_for_its_collective_hides_none_of_it(tmp_path: Pa
     (run,) = dp.load_runs(write(tmp_path / "bare.json", bare))
     (rank,) = run.overlap().ranks
     assert rank.backward_overlapped_ns == 1 * US, "what autograd's engine calls is backward's"
+
+
+def test_what_no_range_tells_beside_collectives_of_ours_is_said_to_be_left_out(tmp_path: Path) -> None:
+    """As tensor parallelism's all-reduces beside FSDP2, whose gathers are marked: they were left out in silence."""
+    events = [
+        event("user_annotation", "step|index=1", "0", "100"),
+        event("user_annotation", "backward", "0", "90"),
+        event("cpu_op", "aten::mm", "0", "10"),
+        event("user_annotation", "all_gather|bucket=0|bytes=8|params=1", "10", "20"),
+        event("user_annotation", "gloo:all_gather", "12", "16", tid=2),
+    ]
+    all_reduces = [event("user_annotation", "gloo:all_reduce", start, "9", tid=2) for start in ("40", "60", "120")]
+    notes = []
+    for number, of_trace in enumerate(([*events, *all_reduces], events)):
+        (run,) = dp.load_runs(write(tmp_path / f"{number}.json", of_trace))
+        notes.append(" ".join(run.overlap().warnings))
+    assert "no range tells is left out: 2 'gloo:' events" in notes[0], "one is in no step"
+    assert "left out" not in notes[1]

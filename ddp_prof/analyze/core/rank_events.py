@@ -10,6 +10,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
+    GLOO,
     NOTIFY,
     OPERATIONS,
     OPTIMIZER_PHASE,
@@ -42,6 +43,7 @@ from ddp_prof.analyze.core.steps import (
     describe_ranges,
     find_phases,
     find_steps,
+    rows_named,
 )
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
@@ -456,6 +458,11 @@ class _Builder:
                 self.step_notes += (f"communication is {told}",)
         else:
             events = empty(Events)
+        spans, gloos = self.trace.spans, [index for index, name in enumerate(self.trace.names) if name.startswith(GLOO)]
+        start_ns = spans.start_ns[rows_named(spans, spans.process == self.process, gloos)]
+        left_out = ~union(self.ranges.start_ns, self.ranges.end_ns).holds(start_ns)
+        if count := int(np.count_nonzero(left_out & (self.steps.index_at(start_ns) != UNKNOWN))):
+            self.step_notes += (f"communication in steps that no range tells is left out: {count:,} 'gloo:' events",)
         return self._rank(None, events, backward)
 
     def _describe_gloo(self) -> str:
