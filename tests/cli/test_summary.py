@@ -86,6 +86,24 @@ def test_where_few_steps_communicate_figures_are_said_to_be_of_those(tmp_path: P
     assert "that communicate" not in run("summary", write_capture(tmp_path / "all.sqlite", all_steps)).stdout
 
 
+@pytest.mark.parametrize(("exposed_ms", "told"), [((9, 9, 9), False), ((0, 9, 15), True)])
+def test_that_figures_of_communication_are_medians_is_said_where_they_do_not_sum(
+    exposed_ms: tuple[int, ...], told: bool, tmp_path: Path
+) -> None:
+    capture, lengths_ms = known_truth(3), [15, 20, 15, 20, 15, 20]
+    sent = [kernel for kernel in capture.kernels if "nccl" in kernel.name]
+    assert [(kernel.end - kernel.start) // MS for kernel in sent] == lengths_ms
+    for last, first, exposed in zip(sent[1::2], sent[::2], exposed_ms, strict=True):
+        last.end += (exposed - 9) * MS
+        first.start += (12 if exposed == 9 else 0) * MS * told
+    text = run("summary", write_capture(tmp_path / "x.sqlite", capture)).stdout
+    figures = re.search(r"communication +([\d.]+) ms per step: ([\d.]+) ms overlapped, ([\d.]+) ms exposed, (.*)", text)
+    assert figures
+    comm, overlapped, exposed = map(float, figures.groups()[:3])
+    assert (comm == overlapped + exposed) is not told
+    assert figures[4].endswith("; medians, which need not sum") is told
+
+
 def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -> None:
     (found,) = summary(write_capture(tmp_path / "x.sqlite", known_truth(4)))["runs"]
     assert found["blocking_ns"] is None
