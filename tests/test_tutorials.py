@@ -34,26 +34,6 @@ for _ in range(24):
 dist.destroy_process_group()
 """
 
-# A torchrun that forks its ranks from a process that has imported what each would take seconds to import. The real one
-# is captured in tests/capture/test_job.py.
-TORCHRUN = f"""#!{sys.executable}
-import os, runpy, socket, sys
-import torch._dynamo
-import torch.multiprocessing
-
-def run_rank(rank, world, port, script):
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=world, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
-    runpy.run_path(script, run_name="__main__")
-
-if __name__ == "__main__":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    option, world, script = sys.argv[1:]
-    assert option == "--nproc-per-node"
-    torch.multiprocessing.start_processes(run_rank, (world, port, script), int(world), start_method="fork")
-"""
-
 
 def commands_of(page: str) -> list[str]:
     """Those that a reader types; shown ones stand behind a ``$``."""
@@ -70,10 +50,7 @@ def test_a_tutorial_is_short(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_tutorial_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB)
-    (tmp_path / "bin").mkdir()
-    (tmp_path / "bin/torchrun").write_text(TORCHRUN)
-    (tmp_path / "bin/torchrun").chmod(0o755)
-    path = f"{tmp_path / 'bin'}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     environment = {**os.environ, "PATH": path, "NSYS": "none"}
     said = {}
     for command in commands_of(page):

@@ -16,7 +16,7 @@ from tests.nsys_factory import write_capture
 
 TIMELINES = ("naive.html", "known.html")
 PAGES = (
-    "index.html", "naive-why.html", "known-why.html", "naive-kernels.html", "known-kernels.html",
+    "index.html", *TIMELINES, "naive-why.html", "known-why.html", "naive-kernels.html", "known-kernels.html",
     "waterfall-page.html", "collectives-page.html", "skew-page.html", "variants.html", "buckets.html", "model.html",
 )  # fmt: skip
 
@@ -48,23 +48,15 @@ def _results(folder: Path) -> Path:
     return database
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_axe_finds_nothing_serious(tab: Any, pages: Path, page: str) -> None:
-    """Of charts it is the same function that draws them, whether a page opens or the reader's look changes."""
-    with visit_in(tab, "dark") as visit:
-        visit.page.goto((pages / page).as_uri())
-        visit.page.wait_for_load_state()
-        assert serious_violations(visit.page) == []
-        visit.page.emulate_media(color_scheme="light")
-        visit.page.evaluate("new Promise(requestAnimationFrame)")  # what listens to the look is called before
-        assert serious_violations(visit.page) == []
-
-
 @pytest.mark.parametrize("palette", ["light", "dark"])
-@pytest.mark.parametrize("page", TIMELINES)
-def test_axe_finds_nothing_serious_in_timelines(tab: Any, pages: Path, page: str, palette: str) -> None:
+@pytest.mark.parametrize("page", PAGES)
+def test_axe_finds_nothing_serious(tab: Any, pages: Path, page: str, palette: str) -> None:
     with visit_in(tab, palette) as visit:
-        visit.open_timeline(pages / page)
+        if page in TIMELINES:
+            visit.open_timeline(pages / page)
+        else:
+            visit.page.goto((pages / page).as_uri())
+            visit.page.wait_for_load_state()
         assert serious_violations(visit.page) == []
 
 
