@@ -57,7 +57,7 @@ class Event(msgspec.Struct, gc=False):
     pid: Any = 0
     tid: Any = 0
     ts: int | float = 0
-    dur: int | float = -1
+    dur: int | float = -1  # where there is none
     args: EventArguments | None = None
 
 

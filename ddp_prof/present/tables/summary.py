@@ -163,6 +163,7 @@ def _communication(summary: VariantSummary) -> str | None:
         return None
     known = None if summary.blocking_ns is None else f"{milliseconds(summary.blocking_ns)} blocking"
     some = " that communicates" if communicating_steps_text(summary) else ""
+    # By more than three digits hide.
     differ = 200 * abs(summary.comm_ns - summary.overlapped_ns - summary.exposed_ns) > summary.comm_ns
     return (
         f"{milliseconds(summary.comm_ns)} per step{some}: {milliseconds(summary.overlapped_ns)} overlapped, "
