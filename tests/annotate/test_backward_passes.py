@@ -145,11 +145,10 @@ def test_a_rank_that_joins_others_is_marked_without_waits(ranges: list[dict[str,
     assert [len(named(of_rank["uneven"], "synchronize")) for of_rank in ranges] == [3, 2]
 
 
-def test_a_pass_that_compiled_autograd_takes_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_compiled_autograd_takes_is_left_alone() -> None:
     """It refuses calls before the end of a pass, and the program ended with that."""
     from torch._dynamo import config  # takes a second
 
-    monkeypatch.setattr(config, "compiled_autograd", True)
     passes, model = BackwardPasses(), torch.nn.Linear(2, 2)
     release = passes.acquire()
 
@@ -159,7 +158,8 @@ def test_a_pass_that_compiled_autograd_takes_is_left_alone(monkeypatch: pytest.M
 
     try:
         passes.expect_wait(marks_buckets=False)
-        train(torch.ones(2, 2))
+        with config.patch(compiled_autograd=True):
+            train(torch.ones(2, 2))
     finally:
         release()
     assert model.bias.grad is not None
