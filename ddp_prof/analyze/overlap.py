@@ -1,7 +1,7 @@
 """How much communication hides behind compute, for each rank and each step.
 
-For one rank, C is the union of its compute and N the union of its communication; a step's N is what was launched in
-the step, measured against all of C::
+For one rank, C is the union of its compute and N the union of its communication. For one step, N is the communication
+launched in the step; C is still all compute of the rank::
 
     C           ######....####
     N           ...########...
@@ -52,18 +52,18 @@ from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of, label
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 LEAST_IN_STEPS = 0.95
-"""Share of a rank's communication that must belong to its steps, for these to stand for it."""
+"""Share of a rank's communication that must belong to steps, so that steps represent the rank."""
 
 MOST_LOST = 0.2
-"""Share of a rank's communication whose launch may be missing where steps stand for all of it."""
+"""Largest share of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepLength:
     """How long a step took, and what filled that time; see :mod:`.step_breakdown`.
 
-    Where all is known, parts sum to ``ns``. Parts are ``None`` for the reasons of :class:`StepOverlap`; all of it is
-    where the length is not known.
+    If all parts are known they sum to ``ns``. Parts are ``None`` for the same reasons as in :class:`StepOverlap`; every
+    attribute is ``None`` if the length is not known.
     """
 
     start_ns: int | None = None
@@ -79,17 +79,17 @@ class StepLength:
 class StepOverlap:
     """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
 
-    Times are ``None`` where it is not known what the rank computed and communicated, or which step launched it.
+    Times are ``None`` if the rank's compute and communication, or the steps that launched them, are not known.
 
     Attributes:
-        step: The step's own number, ``None`` where it carries none.
-        step_key: A number that no other step of the rank has, see ``Steps.keys``; ``None`` for a capture without steps.
-        host_ns: Length of the host's range; ``None`` where the trace tells no steps and this is all of it.
-        compute_only_ns, idle_ns: ``None`` where CUDA graphs were recorded whole, which hide what ran in them, or where
-            kernels have no name.
-        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` where none is known, and
-            in a step that does not communicate, which has no share that overlaps either.
-        comm_end_ns: When the last of its communication ended; ``None`` where it has none.
+        step: The step's own number, ``None`` if it has none.
+        step_key: Unique number of the step within its rank, see ``Steps.keys``; ``None`` in a capture without steps.
+        host_ns: Length of the host's range; ``None`` in a capture without steps, which counts as a single step.
+        compute_only_ns, idle_ns: ``None`` if kernels have no name, or if CUDA graphs were recorded as a whole, which
+            hides what ran in them.
+        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` if no compute of
+            backward is known, or if the step does not communicate.
+        comm_end_ns: End of the step's last communication; ``None`` if it has none.
     """
 
     step: int | None
@@ -114,19 +114,22 @@ class StepOverlap:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Share of its communication that compute hides, 0 to 1."""
+        """Share of the step's communication that compute hides, 0 to 1."""
         return _ratio(self.overlapped_ns, self.comm_ns)
 
 
 @dataclass(frozen=True, slots=True)
 class RankOverlap(RankResult):
-    """One rank over the whole capture, warm-up left out. Times are ``None`` where the trace cannot tell them.
+    """One rank over the whole capture, without warm-up. Times are ``None`` if the trace does not contain them.
 
     Attributes:
-        process: Operating-system process id; 0 for a Kineto file, which holds a single process.
-        clock: Whose clock tells the length of steps, ``HOST`` or ``DEVICE``; ``None`` where the trace tells no steps.
+        process: Operating-system process id; 0 for a Kineto file, which contains a single process.
+        clock: The clock that measures the length of steps, ``HOST`` or ``DEVICE``; ``None`` without steps.
         reason: Why ``overlap_ratio`` is ``None``.
-        blocking_ns: How long something stood still for communication; ``dependencies`` says what that rests on.
+        blocking_ns: How long something stood still for communication.
+        dependencies: How completely the dependencies behind ``blocking_ns`` are known.
+        node: Name of the machine, if known.
+        gpu: Name of the GPU, if known.
     """
 
     process: int
@@ -145,61 +148,59 @@ class RankOverlap(RankResult):
     qualifier: str = ""
     of_several: bool = False
     node: str | None = None
-    """Name of the machine, where the trace tells it."""
     gpu: str | None = None
-    """Name of the GPU, likewise."""
     blocking_ns: int | None = None
     dependencies: DependencyCoverage | None = None
     clock: str | None = None
 
     @property
     def step_names(self) -> dict[int | None, str]:
-        """What each step that the trace tells is called, by its key; see ``Steps.names``."""
+        """The name of each marked step by its key; see ``Steps.names``."""
         keys = [step.step_key for step in self.marked_steps]
         numbers = [key if step.step is None else step.step for key, step in zip(keys, self.marked_steps, strict=True)]
         return dict(zip(keys, Steps.from_numbers(np.array(numbers, np.int64)).names, strict=True))
 
     @property
     def marked_steps(self) -> tuple[StepOverlap, ...]:
-        """The steps that the trace tells; none where the whole capture stands for one."""
+        """The steps that the trace marks; none if the whole capture counts as one step."""
         return tuple(step for step in self.steps if step.host_ns is not None)
 
     @property
     def communicating_steps(self) -> tuple[StepOverlap, ...]:
-        """Those of them that communicate."""
+        """The marked steps that communicate."""
         return tuple(step for step in self.marked_steps if step.comm_ns)
 
     @property
     def timed_steps(self) -> tuple[StepOverlap, ...]:
-        """Those of which it is known how long they took."""
+        """The marked steps whose length is known."""
         return tuple(step for step in self.marked_steps if step.length.ns is not None)
 
     @property
     def lengths_ns(self) -> list[int]:
-        """How long they took."""
+        """The lengths of the timed steps."""
         return [step.length.ns for step in self.timed_steps if step.length.ns is not None]
 
     @property
     def overlapping_windows_ns(self) -> int:
-        """How much time the windows of its steps count more than once, when they are summed."""
+        """The time that is counted more than once in the sum of the steps' windows."""
         windows = [(step.start_ns, step.start_ns + step.window_ns) for step in self.steps if step.window_ns is not None]
         start, end = np.array(windows, np.int64).reshape(len(windows), 2).T
         return int((end - start).sum()) - union(start, end).length_ns
 
     @property
     def outside_of_steps_ns(self) -> int:
-        """How much of its communication belongs to no step, where some of it belongs to one."""
+        """Communication that belongs to no step; 0 if no communication belongs to a step."""
         in_steps_ns = sum(step.comm_ns or 0 for step in self.communicating_steps)
         return max(0, (self.comm_ns or 0) - in_steps_ns) if in_steps_ns else 0
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Share of communication that compute hides, 0 to 1."""
+        """Share of the rank's communication that compute hides, 0 to 1."""
         return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)
 
     @property
     def backward_overlap_ratio(self) -> float | None:
-        """Share of communication that compute of backward hides, 0 to 1."""
+        """Share of the rank's communication that compute of backward hides, 0 to 1."""
         return None if self.reason else _ratio(self.backward_overlapped_ns, self.comm_ns)
 
 
@@ -208,8 +209,10 @@ class TraceOverlap(FrameResult):
     """The overlap of every rank in one trace, or in the traces of one run.
 
     Attributes:
-        trace: The file, of several the first.
-        world_size: Ranks in the job, ``None`` where unknown; ``ranks`` may be some of them.
+        trace: The file; the first one if there are several.
+        ranks: The ranks in these files, which may be some of the job's only.
+        world_size: Number of ranks in the job, ``None`` if unknown.
+        caveats: Why the run is not representative; also in ``warnings``.
     """
 
     trace: Path
@@ -222,12 +225,11 @@ class TraceOverlap(FrameResult):
     warnings: tuple[str, ...]
     world_size: int | None = None
     caveats: tuple[Caveat, ...] = ()
-    """Why the run is not representative; warnings say so, too."""
     files: int = 1
 
     @property
     def outliers(self) -> Outliers | None:
-        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        """The few steps that hold a large part of the exposed time; ``None`` if there are none."""
         return find_outliers(
             (step.step_key, step.step, step.comm_ns or 0, step.exposed_ns or 0)
             for rank in self.ranks
@@ -237,11 +239,11 @@ class TraceOverlap(FrameResult):
 
     @property
     def job_ranks(self) -> tuple[RankOverlap, ...]:
-        """Those of the job: a device that does not communicate beside another one of its process is no rank of it."""
+        """The ranks of the job, without silent devices of a process that communicates on another device."""
         of_process = [(rank.file, rank.node, rank.process, rank.rank) for rank in self.ranks]
         both = list(zip(self.ranks, of_process, strict=True))
-        talking = {process for rank, process in both if rank.collectives}
-        return tuple(rank for rank, process in both if rank.collectives or process not in talking)
+        communicating = {process for rank, process in both if rank.collectives}
+        return tuple(rank for rank, process in both if rank.collectives or process not in communicating)
 
     @property
     def step_notes(self) -> tuple[str, ...]:
@@ -290,16 +292,17 @@ class TraceOverlap(FrameResult):
 
 
 def keys_of(steps: Sequence[StepOverlap]) -> list[int]:
-    """The keys of steps that a trace marks, each of which has one."""
+    """The keys of marked steps, each of which has one."""
     return [step.step_key for step in steps if step.step_key is not None]
 
 
 def measure_overlap(
     trace: Trace, ranks: Sequence[RankEvents] | None = None, warnings: tuple[str, ...] | None = None
 ) -> TraceOverlap:
-    """Measure the overlap of every rank and step in a trace, by default with the usual names of ranges.
+    """Measure the overlap of every rank and step in a trace.
 
-    ``warnings`` are those about its figures, where :func:`diagnose` was asked already.
+    If ``ranks`` are not passed, steps and phases are found by the usual names of ranges. ``warnings`` is the result of
+    :func:`diagnose`, if the caller has it already.
     """
     ranks = find_rank_events(trace) if ranks is None else ranks
     return TraceOverlap(
@@ -317,17 +320,17 @@ def measure_overlap(
 
 
 def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
-    """How much of one rank's communication compute hides, in all and for each step.
+    """Measure how much of one rank's communication compute hides, in total and for each step.
 
-    Of a span the time in it counts, and the events and the steps that start in it; whether too much of communication is
-    :func:`lost <lost_ns>` is asked of a whole capture only.
+    With a span, only the time within it counts, and only events and steps that start within it. Steps lose their
+    figures because of :func:`missing launches <lost_ns>` only if the whole capture is measured.
     """
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
     counts = span.holds(rank.events.start_ns)
     overlapped = (communication & compute).length_ns
     is_backward = rank.is_backward
     backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    # That nothing happened in a part of a capture is known; of a whole one it means that nothing was recorded.
+    # A part of a capture may have no events. If a whole capture has none, nothing was recorded.
     blind = has_no_usable_events(rank) and (span is EVER or len(rank.events) > 0)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
     steps = _measure_steps(rank, backward, span, blind=blind)
@@ -356,7 +359,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
-    """The results of several files that hold the ranks of one run, as one result.
+    """Merge the results of several files with ranks of one run.
 
     Raises:
         ValueError: There is no result.
@@ -387,7 +390,7 @@ def _last_ends(file: Path, rank: RankOverlap) -> RankSteps:
 
 
 def _raise_keys(rank: RankOverlap, by: int) -> RankOverlap:
-    """The rank with other keys of its steps, so that they are those of other ranks."""
+    """The rank with step keys that agree with those of the other ranks."""
     if not by:
         return rank
     steps = [(step, step.step_key) for step in rank.steps]
@@ -395,7 +398,7 @@ def _raise_keys(rank: RankOverlap, by: int) -> RankOverlap:
 
 
 def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, blind: bool) -> tuple[StepOverlap, ...]:
-    """The steps that start in a span; of a rank of which it is not known what it did, how long they took."""
+    """The steps that start in a span; only their lengths if ``blind``, when the rank's events are not known."""
     if blind and not rank.has_steps:
         return ()
     events, steps, parts = rank.events, len(rank.steps), rank.breakdown
@@ -408,7 +411,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
     has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
     tail_from = np.minimum(np.maximum(start, rank.backward_end_ns[step]), end)
     tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
-    # Of time in which a graph recorded whole or an unnamed kernel ran it is not known what it was.
+    # While a kernel without a name or a graph recorded as a whole runs, it is not known what the device does.
     nothing = [None] * steps
     is_hidden = hides_work(rank)
     columns = {
@@ -440,13 +443,13 @@ _FIGURES = (*_AS_THEY_ARE, "compute_only_ns", "idle_ns", "backward_overlapped_ns
 
 
 def without_figures(step: StepOverlap) -> StepOverlap:
-    """A step of which it is known how long it took, but not what was done."""
+    """The step with its length only."""
     nothing: dict[str, Any] = dict.fromkeys(_FIGURES)
     return replace(step, **nothing)
 
 
 def lost_ns(rank: RankEvents, span: Intervals = EVER) -> int:
-    """How long communication ran during steps of which the trace does not tell when it was launched."""
+    """How long communication without a recorded launch ran during steps."""
     events = rank.events
     rows = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
     steps = union(rank.steps.start_ns, rank.steps.end_ns)

@@ -1,66 +1,67 @@
 """When and why communication is exposed: each nanosecond of a step's ``exposed_ns`` gets one collective and one pair.
 
-*The collective.* Where several are in flight, the one that ends last: the step waits for it, and had another ended
-sooner, the instant would be exposed all the same. So the collectives' parts sum to the step's figures::
+*The collective.* If several run at once, the instant belongs to the one that ends last: the step waits for it, and if
+another one had ended earlier, the instant would still be exposed. So the collectives' parts sum to the step's figures::
 
     A            #########
     B              ######
     C                 ########
     belongs to   aaaaacccccccc      B ends under A and C, so nothing waits for it
 
-*When*, by what the device computes before and after the instant, in the step that launched the collective:
+*When* depends on what the device computes before and after the instant, in the step that launched the collective:
 
 =========  ==========================================================================================================
-tail       After the last compute of the step's backward; only where backward is known.
-forward    Between compute of forward, or before it where forward launched the collective: compute waits for it.
-backward   The same of backward.
-optimizer  The same of the optimizer.
+tail       After the last compute of the step's backward; only if backward is known.
+forward    Between compute of forward; or before compute of forward, if forward launched the collective.
+backward   The same for backward.
+optimizer  The same for the optimizer.
 outside    Between two phases, before the first or after the last.
-unknown    The trace names no phases there, or does not tell what launched the collective.
+unknown    The trace has no phases there, or does not contain the launch of the collective.
 =========  ==========================================================================================================
 
-*Why*, the first that holds, from the top. ``E`` exposed instants in question, ``#`` compute, ``r`` ready, ``L`` launch,
-``C`` the collective:
+*Why* is the first reason in this table that applies. ``E`` are the exposed instants that it explains, ``#`` compute,
+``r`` ready, ``L`` launch, ``C`` the collective:
 
 =============  ======================================================================================================
-blocking_call  The program waits for it: launched after backward, or on the stream of compute, where nothing that
-               comes later in the stream can run beside it.
+blocking_call  The program waits for it: it was launched after backward, or on the compute stream, where no later
+               operation can run beside it.
 
                compute ####|      LCCCCC
                              ->    EEEEE
 
-peer_wait      A peer had not arrived: the collective's own duration minus the shortest of all ranks, at its start.
-               Until the peer comes, an earlier launch would change nothing.
+peer_wait      A peer had not arrived. This is the first part of the collective: its duration minus the shortest
+               duration over all ranks. An earlier launch would not change it.
 
                compute ####....####
                here      LCCCCCCC     peer      LCCC
                            EEEE
 
-launched_late  The host was behind the device: launched when ready, it would have ended as much sooner, so as much of
-               its end counts.
+launched_late  The host was late. If launched when ready, the collective would have ended earlier by this delay; the
+               last part of the collective, as long as the delay, counts.
 
                compute ###r.....
                here        ..LCCCCC       late by 2
                                 EE
 
-queued         Behind another collective on its stream: as much of its end as it stood in the queue. A queue is the busy
-               stretch of the stream that ends where the collective starts.
+queued         It waited behind another collective on its stream; a part as long as that wait counts. The queue is the
+               busy stretch of the stream that ends where the collective starts.
 
                stream  BBBBBCCCCC        ready and launched at the second B: queued for 4
                here     L    ~EEEE
 
-late_input     Behind what feeds it: as much of its end as the stream stood idle, after its launch, until that ended.
+late_input     It waited for its input: a part counts that is as long as its stream was idle, after the launch, until
+               the input was there.
 
                input   ######|           launched at L, the stream free from the second dot on: late by 3
                stream  BBB...CCCCC
                here     L      EEE
 
-transfer       All else: bytes are on the wire.
+transfer       Everything else: data is on the wire.
 =============  ======================================================================================================
 
-Whether a peer was missing is asked of every exposed instant, blocking calls included: ``exposed_wait_ns``. Where no
-peer is known nothing is ``peer_wait``; where readiness is not known nothing is ``launched_late``, and a queue or late
-input count from the launch. Where it is known they count from it: that a gradient comes late delays no collective.
+``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls. If no peer is
+known, nothing is ``peer_wait``. If the ready time is not known, nothing is ``launched_late``, and ``queued`` and
+``late_input`` count from the launch. Otherwise they count from the launch or the ready time, whichever is later.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER)
 """Why communication is exposed."""
 
 BACK_TO_BACK_NS = 20_000
-"""Usual gap of a device between two operations of a stream that nothing holds up."""
+"""Usual gap between two operations of a stream if the second one waits for nothing else."""
 
 _LATEST = 2**62
 _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}
@@ -98,8 +99,9 @@ class Exposure(Table):
     """One row per collective, in the order of its timings; a step's rows sum to the figures of its ``StepOverlap``.
 
     Attributes:
-        overlapped_ns: Of the instants that belong to the collective, those under compute; ``exposed_ns`` the others.
-        exposed_wait_ns: Of the exposed instants, those in which a peer had not arrived, whatever their pair.
+        overlapped_ns: The instants that belong to the collective and have compute beside them.
+        exposed_ns: The other instants that belong to it.
+        exposed_wait_ns: The exposed instants at which a peer had not arrived, whatever their pair.
         pairs_ns: Exposed time by :data:`WHENS` and :data:`WHYS`; shape (collectives, whens, whys).
     """
 
@@ -116,7 +118,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True)
 class PhaseParts(Table):
-    """Parts of collectives, by row, each in one stretch of the device's phases; ``when`` indexes :data:`WHENS`."""
+    """Parts of collectives (``row`` of the timings), each at one ``when``, an index into :data:`WHENS`."""
 
     row: Ints
     when: Ints
@@ -125,17 +127,17 @@ class PhaseParts(Table):
 
 
 def divide_by_why_and_when(rank: RankCollectives, wait_ns: Ints) -> dict[str, PhaseParts]:
-    """What belongs to each collective of a rank, by reason and phase.
+    """The instants that belong to each collective of a rank, by reason and phase.
 
-    ``wait_ns`` is how long each waited for peers, at its start; ``UNKNOWN`` where no peer is known.
+    ``wait_ns`` is how long each waited for peers, at its start; ``UNKNOWN`` if no peer is known.
     """
     return {why: divide_by_when(rank, part) for why, part in divide_by_why(rank.timings, wait_ns).items()}
 
 
 def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, PhaseParts]) -> Exposure:
-    """Divide the exposed time of one rank among its collectives, and say when and why it is exposed.
+    """Divide the exposed time of one rank among its collectives, by when and why.
 
-    ``parts`` are those of :func:`divide_by_why_and_when`.
+    ``parts`` is the result of :func:`divide_by_why_and_when`.
     """
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
@@ -156,7 +158,7 @@ def _exposed_ns(rank: RankCollectives, part: Part | PhaseParts) -> Ints:
 
 
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
-    """The part of each collective that belongs to each reason; parts may be empty."""
+    """The part of each collective that each reason explains; parts may be empty."""
     first, last = assign_instants(timings)
     begin = np.where(timings.blocking > 0, last, first)
     wait_end = np.maximum(wait_end_ns(timings, wait_ns), begin)
@@ -192,14 +194,14 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
 
 
 def _overlapping_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
-    """Pairs of a collective and a stretch of its step that overlaps its part."""
+    """Pairs of a collective (row) and a stretch of its step's phases that overlap in the collective's part."""
     phases = rank.device_phases
     rows = np.flatnonzero(part.end_ns > part.start_ns)
     if not len(rows):
         return rows, rows
     step, start, end = rank.timings.step[rows], part.start_ns[rows], part.end_ns[rows]
     step = np.where(step == UNKNOWN, phases.step[-1], step)
-    # Steps laid end to end on one axis: on it stretches are in order, so that one search serves all of them.
+    # On an axis with all steps end to end, stretches are in order, so one search is enough.
     low, high = int(start.min()), int(end.max()) + 1
     axis = phases.step * (high - low) + np.clip(phases.start_ns, low, high - 1) - low
     first = np.searchsorted(axis, step * (high - low) + start - low, side="right") - 1
@@ -210,7 +212,7 @@ def _overlapping_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Int
 
 
 def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
-    """Index into :data:`WHENS` of instants between compute of two phases, but for the tail."""
+    """Index into :data:`WHENS` of instants between compute of two phases; the tail is found elsewhere."""
     found = np.full(len(before), WHENS.index(OUTSIDE), np.int64)
     nothing = (before < 0) & (after < 0) & (before != BETWEEN_STEPS)
     found[nothing] = WHENS.index(UNKNOWN_WHEN)
@@ -221,7 +223,7 @@ def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 
 
 def backward_end_ns(rank: RankCollectives) -> Ints:
-    """The end of backward's compute in each collective's step; later than any event where it is not known."""
+    """The end of backward's compute in each collective's step; if not known, a time later than any event."""
     end = take_or_unknown(rank.backward_end_ns, rank.timings.step, NO_TIME)
     return np.where(end == NO_TIME, _LATEST, end)
 
@@ -233,14 +235,15 @@ def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
 
 
 def assign_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
-    """Start and end of the instants that belong to each collective: from its start to that of any that ends later.
+    """Start and end of the instants that belong to each collective.
 
-    Of collectives of a step that end together, the one launched last counts as the last.
+    They go from its start to its end, or to the start of a collective of the step that ends later. If two collectives
+    of a step end together, the one launched last counts as the later one.
     """
     if not len(timings):
         return timings.start_ns, timings.end_ns
     order = np.lexsort((np.arange(len(timings)), timings.end_ns, timings.step))
-    # Steps laid end to end on one axis cannot reach into each other, so one pass serves all of them.
+    # On an axis with all steps end to end, steps cannot overlap, so one pass is enough.
     origin = int(timings.start_ns.min())
     shift = ((timings.step + 1) * (int(timings.end_ns.max()) - origin + 1) - origin)[order]
     start, end = timings.start_ns[order] + shift, timings.end_ns[order] + shift
@@ -251,7 +254,7 @@ def assign_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
 
 
 def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
-    """Per collective: how late the host launched it, how long it then queued, how long it waited for its input."""
+    """For each collective: how late it was launched, how long it queued, and how long it waited for its input."""
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
@@ -271,7 +274,7 @@ def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
 
 
 def _last_before(intervals: Intervals, time_ns: Ints) -> tuple[Ints, Ints]:
-    """Start and end of the last interval that starts before each time, cut there; ``NO_TIME`` where none does."""
+    """Start and end of the last interval that starts before each time, cut at that time; ``NO_TIME`` if none does."""
     row = np.searchsorted(intervals.start_ns, time_ns) - 1
     return take_or_unknown(intervals.start_ns, row, NO_TIME), np.minimum(
         take_or_unknown(intervals.end_ns, row, NO_TIME), time_ns

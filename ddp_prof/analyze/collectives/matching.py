@@ -1,14 +1,14 @@
 """Which collectives of several ranks are one and the same.
 
-Ranks issue the collectives of a communicator in one order (otherwise they would hang). So of each communicator the
-n-th of its kind in a step on one rank is the n-th of that step on the others; where the profiler noted the number
-within the communicator, that one counts. What does not fit is left unmatched: another size, another count in a step.
-Sends and receives are no collectives and have no match.
+All ranks issue the collectives of a communicator in the same order (otherwise they would hang). So the n-th collective
+of a kind in a step of one communicator is the same on all its ranks. If the profiler recorded the sequence number
+within the communicator, that number is used instead. Collectives that do not fit are left unmatched: if sizes differ,
+or their number in a step. Sends and receives are not collectives and have no match.
 
-Communicators without a name have no common order: two ranks may launch two of them in either. They use streams of
-their own, so the n-th of a stream is paired with the n-th of the other rank's stream of the same number; of another one
-where the ends fit that clearly better, for a collective ends on all ranks at nearly the same time. Nor is a pair what
-one rank ends before another one begins on the same clock.
+If communicators have no names, their common order is not known: each rank may launch them in another order. Each
+communicator uses streams of its own, so the n-th collective of a stream is matched with the n-th one of the other
+rank's stream with the same number, or of another stream if the ends fit clearly better with that one: a collective
+ends on all ranks at nearly the same time. Collectives on the same clock that do not overlap in time never match.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 _LATEST = 2**62
 
 MOST_STREAMS = 4
-"""Up to this number of streams all pairings with another rank's streams are tried."""
+"""With more streams, only pairings by stream number are tried."""
 
 LOOKED_AT = 1_000
-"""Number of collectives that are compared to tell communicators apart."""
+"""Only this number of collectives is compared to distinguish communicators."""
 
 _NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
 NEEDS_ALL = {OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")}
-"""Operations that no rank can end before all ranks have begun."""
+"""Operations that cannot end on any rank before all ranks have begun."""
 _OF_ONE_SIZE = {OPERATIONS.index(name) for name in ("all_reduce", "broadcast", "reduce")}
 """Operations with the same size on each rank."""
 
@@ -47,13 +47,13 @@ Streams = Mapping[int, int]
 
 @dataclass(frozen=True)
 class Matches:
-    """Collectives that at least two ranks took part in.
+    """Collectives in which at least two ranks took part.
 
     Attributes:
         rows: One row per collective, one column per rank: its row in the rank's timings, ``UNKNOWN`` if it has none.
-        unmatched: Collectives of all ranks that found no match though other ranks are there.
-        by_stream: Whether streams told communicators without a name apart.
-        doubt: Why what only order tells was left unmatched, if it was.
+        unmatched: Number of collectives without a match, over all ranks.
+        by_stream: Whether communicators without a name were distinguished by their streams.
+        doubt: Why collectives that are identified by order alone were left unmatched; ``None`` if they were not.
     """
 
     rows: Ints
@@ -65,7 +65,7 @@ class Matches:
         return len(self.rows)
 
     def column(self, ranks: Sequence[RankCollectives], name: str, missing: int = NO_TIME) -> Ints:
-        """A column of the ranks' timings, laid out as :attr:`rows`; ``missing`` where a rank has no part."""
+        """A column of the ranks' timings, shaped as :attr:`rows`; ``missing`` if a rank took no part."""
         columns = [
             take_or_unknown(getattr(rank.timings, name), self.rows[:, index], missing)
             for index, rank in enumerate(ranks)
@@ -73,7 +73,7 @@ class Matches:
         return np.stack(columns, axis=1) if columns else np.empty((0, 0), np.int64)
 
     def drop_parts(self, parts: Mask, doubt: str | None = None) -> Matches:
-        """The matches without some ranks' parts; a collective left with one part is unmatched."""
+        """The matches without these parts; a collective with a single remaining part is unmatched."""
         rows = np.where(parts, UNKNOWN, self.rows)
         rows = rows[(rows != UNKNOWN).sum(axis=1) > 1]
         lost = int((self.rows != UNKNOWN).sum() - (rows != UNKNOWN).sum())
@@ -100,7 +100,7 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
     """Groups of the ranks' rows with the same key."""
     found: dict[Hashable, list[int]] = {}
     numbered = all(np.any(rank.timings.bucket != UNKNOWN) for rank in ranks if len(rank.timings))
-    # Operations whose size is known on every rank that takes part, and is equal on all.
+    # Operations with one size on all ranks, if the trace contains the size of all of them.
     sized = {
         operation
         for operation in _OF_ONE_SIZE
@@ -164,7 +164,7 @@ def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
 def _best_streams(
     first: RankCollectives, other: RankCollectives, lanes: Sequence[int], others: Sequence[int]
 ) -> Streams:
-    """Pair streams by number, or by ends where these clearly fit better; empty if one order holds for all streams."""
+    """Pair streams by number, or by ends if these clearly fit better; empty if one order holds for all streams."""
     by_number: Streams = {}
     if {*others} <= {*lanes}:
         by_number = {lane: lane for lane in others}
@@ -187,7 +187,7 @@ def _best_streams(
 
 
 def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, Fraction]:
-    """Number of pairs that this pairing of streams gives, and the mean scatter of the differences of their ends."""
+    """Number of matches with this pairing of streams, and the mean deviation of the differences of their ends."""
     ranks = (first, other)
     rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _parts_agree(ranks, rows)]
     if not rows:
@@ -195,7 +195,7 @@ def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, o
     at = np.array(rows)
     difference = first.timings.end_ns[at[:, 0]] - other.timings.end_ns[at[:, 1]]
     constant = 0 if first.clock == other.clock else np.median(difference)
-    return len(rows), Fraction(float(np.sum(np.abs(difference - constant)))) / len(rows)  # a mean would be rounded
+    return len(rows), Fraction(float(np.sum(np.abs(difference - constant)))) / len(rows)  # np.mean would round
 
 
 def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
@@ -209,7 +209,7 @@ def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
             return False
     if not operations <= NEEDS_ALL:
         return True
-    # On each clock the parts share an instant.
+    # Parts on the same clock must overlap in time.
     times: dict[Path, tuple[int, int]] = {}
     for rank, row in zip(ranks, rows, strict=True):
         if row != UNKNOWN:

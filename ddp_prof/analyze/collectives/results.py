@@ -1,4 +1,4 @@
-"""One result a collective: what it was, its life, what of it was exposed, and why."""
+"""One result per collective: its operation, its times, its exposed time, and when and why that was exposed."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ class RunBlocking:
     """How long streams (on a CPU: the host) stood still for communication.
 
     Attributes:
-        typical_ns: In a step: the median over the steps of all ranks that communicate.
-        steps: Steps that communicate, of all ranks; ``blocked_steps`` those of them in which something stood still.
-        needed: Of how many of the collectives it is known what needs them.
-        least_slack_ns: The least time that one of those could have ended later without delaying anything, where none
-            blocked; ``None`` where one did, or where none is needed.
+        typical_ns: Median over all ranks' steps that communicate.
+        steps: Number of these steps.
+        blocked_steps: Number of these steps in which something stood still.
+        needed: Number of collectives with a known consumer.
+        least_slack_ns: The smallest slack of these, if nothing stood still; ``None`` if something did, or if no
+            collective has a known consumer.
     """
 
     typical_ns: int
@@ -51,7 +52,7 @@ class RunBlocking:
 
 
 FASTEST_LINK_BYTES_PER_S = 4e12
-"""Above any link: NVLink 6, the fastest of 2026, carries 3.6 TB/s in both directions together."""
+"""More than any link: NVLink 6, the fastest in 2026, has 3.6 TB/s in both directions together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class ExposedPart:
 
 @dataclass(frozen=True, slots=True)
 class Consumer:
-    """The operation that needed a collective: the one that it delayed most, or left the least time.
+    """The operation that needed a collective; of several, the one with the least slack.
 
     ``held_by`` is what it waited for last, one of ``core.blocking.HELD_BY``.
     """
@@ -78,21 +79,24 @@ class Consumer:
 
 @dataclass(frozen=True, slots=True)
 class Collective(RankResult):
-    """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what the trace does not tell.
+    """One collective on one rank, in nanoseconds of its file's clock; ``None`` for what is not in the trace.
 
     Attributes:
-        step_key: A number that no other step of the rank has; see ``Steps.keys``.
+        step_key: Unique number of the step within its rank; see ``Steps.keys``.
         index: Position in the step, by launch.
-        ready_source: ``kernel`` (the last gradient's) or ``hook``.
+        ranks: Number of ranks in the communicator, or in the job if there is one communicator only; never the number
+            of files.
+        ready_source: ``kernel`` (the end of the last gradient kernel) or ``hook``.
         blocking: Why the program waits for it, one of ``timing.BLOCKING``.
-        exposed_by: When and why it is exposed, without what is zero; sums to ``exposed_ns``.
-        overlapped_ns, exposed_ns: Of the instants that belong to it; the collectives of a step sum to the step's.
-        exposed_wait_ns: Exposed while a peer had not arrived.
-        transfer_ns: Shortest duration over the ranks; ``wait_ns`` the rest of this one's.
+        exposed_by: The parts of ``exposed_ns``, by when and why; parts of 0 are left out.
+        overlapped_ns, exposed_ns: The time that belongs to it; the collectives of a step sum to the step's.
+        exposed_wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
+        transfer_ns: Its shortest duration over all ranks.
+        wait_ns: The rest of its duration on this rank.
+        before_backward_end_ns: How long it started before the end of backward's compute; negative if after.
         blocking_ns: How long something stood still for it; the collectives of a step sum to the step's.
-        slack_ns: How much later it could have ended without delaying its consumer; where that stood still for it, how
-            long, negative.
-        ranks: Ranks in the communicator, those of the job where it is the only one; never the number of files.
+        slack_ns: How much later it could have ended without delaying its consumer. If the consumer stood still for it,
+            minus that time.
     """
 
     rank: int | None
@@ -118,7 +122,6 @@ class Collective(RankResult):
     wait_ns: int | None
     exposed_wait_ns: int | None
     before_backward_end_ns: int | None
-    """How long before the end of backward's compute it started; negative after it."""
     step_key: int | None
     qualifier: str = ""
     of_several: bool = False
@@ -129,7 +132,7 @@ class Collective(RankResult):
 
     @property
     def step_identity(self) -> tuple[int | None, int, int | None, int | None, str]:
-        """What the collectives of one step of one rank have in common; every Kineto file calls its process 0."""
+        """A key for the step of this rank; it contains the qualifier because every Kineto file has process 0."""
         return self.rank, self.process, self.device, self.step_key, self.qualifier
 
     def when_ns(self, when: str) -> int:
@@ -152,14 +155,14 @@ class Collective(RankResult):
 
     @property
     def exposed_transfer_ns(self) -> int | None:
-        """Exposed while bytes moved."""
+        """The part of ``exposed_ns`` in which all peers had arrived."""
         return None if self.exposed_wait_ns is None else self.exposed_ns - self.exposed_wait_ns
 
     @property
     def algbw_bytes_per_s(self) -> float | None:
-        """Bytes over the time of transfer, which is the duration where peers are not known.
+        """Bytes divided by the transfer time, or by the duration if peers are not known.
 
-        ``None`` where that is more than any link carries: the size is not what this collective moved.
+        ``None`` if that is more than any link can carry: the size then is not what this collective moved.
         """
         time_ns = self.duration_ns if self.transfer_ns is None else self.transfer_ns
         if self.bytes is None or time_ns <= 0:
@@ -174,7 +177,7 @@ class Collective(RankResult):
         return None if factor is None or bandwidth is None else factor * bandwidth
 
 
-_OF_WHAT_HIDES = ("overlapped_", "exposed_", "blocking_", "slack_", "when_", "why_", "cause")
+_EXPOSURE_COLUMNS = ("overlapped_", "exposed_", "blocking_", "slack_", "when_", "why_", "cause")
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +185,10 @@ class RunCollectives(FrameResult):
     """The collectives of all ranks of a run.
 
     Attributes:
-        unmatched: Collectives of a rank that found no match on others, though there are others.
-        reason: Why it is not known what is exposed; ``None`` where it is.
+        matched: Number of collectives that were found on at least two ranks.
+        unmatched: Number of collectives without a match, over all ranks; 0 if there is a single rank.
+        reason: Why exposed time is not known; ``None`` if it is.
+        host_waits: How often a host waited until a collective ended, over all ranks.
     """
 
     run: RunAnalysis
@@ -196,12 +201,12 @@ class RunCollectives(FrameResult):
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:
-        """A result for each: rank by rank, in the order of steps and launches."""
+        """All collectives, ordered by rank, step and launch."""
         return tuple(one for index in range(len(self.run.ranks)) for one in _collectives_of_rank(self.run, index))
 
     @cached_property
     def exposed_by_step(self) -> dict[int, int]:
-        """Exposed time of all ranks in each step that communicates, by its key."""
+        """Exposed time of all ranks together in each step that communicates, by its key."""
         exposed: dict[int, int] = {}
         for rank, exposure in zip(self.run.ranks, self.run.exposures, strict=True):
             keys, of_steps = rank.sum_by_step(exposure.exposed_ns)
@@ -211,16 +216,16 @@ class RunCollectives(FrameResult):
 
     @property
     def typical_step(self) -> int | None:
-        """The key of the step with the median exposed time of all ranks; ``None`` without steps that communicate."""
+        """The key of the step with the median exposed time; ``None`` without steps that communicate."""
         keys = sorted(self.exposed_by_step, key=self.exposed_by_step.__getitem__)
         return keys[len(keys) // 2] if keys else None
 
     def rows_of_step(self, key: int | None) -> list[Ints]:
-        """For each rank the rows of its timings that are of a step; with ``None`` those outside of any."""
+        """For each rank, the rows of its timings in a step; with ``None``, those outside of all steps."""
         return [np.flatnonzero(rank.keys == (UNKNOWN if key is None else key)) for rank in self.run.ranks]
 
     def of_step(self, key: int | None) -> list[Collective]:
-        """The collectives of all ranks in a step; with ``None`` those outside of any."""
+        """The collectives of all ranks in a step; with ``None``, those outside of all steps."""
         found = enumerate(self.rows_of_step(key))
         return [one for index, rows in found for one in _collectives_of_rank(self.run, index, rows)]
 
@@ -229,14 +234,14 @@ class RunCollectives(FrameResult):
         return frozenset(rank.name for rank in self.run.ranks if rank.reason)
 
     def only_known(self, row: dict[str, Any], rank: str) -> dict[str, Any]:
-        """A row about a rank's collectives; where it is not known what hides, nothing that follows from it."""
+        """The row of a rank, with ``None`` in columns about exposed time if that rank's is not known."""
         if rank not in self._unknown_ranks:
             return row
-        return {name: None if name.startswith(_OF_WHAT_HIDES) else value for name, value in row.items()}
+        return {name: None if name.startswith(_EXPOSURE_COLUMNS) else value for name, value in row.items()}
 
     @property
     def outliers(self) -> Outliers | None:
-        """The steps that alone hold a large part of the exposed time; ``None`` where none does."""
+        """The few steps that hold a large part of the exposed time; ``None`` if there are none."""
         return find_outliers(
             (one.step_key, one.step, one.overlapped_ns + one.exposed_ns, one.exposed_ns)
             for one in self.collectives
@@ -245,10 +250,10 @@ class RunCollectives(FrameResult):
 
     @property
     def blocking(self) -> RunBlocking | None:
-        """What stood still for them; ``None`` where that is not known, or not all they cost: a host waited, too."""
+        """Time in which something stood still; ``None`` if not known, or not the whole cost because a host waited."""
         if self.reason or self.host_waits:
             return None
-        # Only where no step has a collective, those outside of steps count as one.
+        # If no collective is in a step, those outside of steps count as one step.
         timings = [rank.timings for rank in self.run.ranks if len(rank.timings)]
         if not timings or any(np.any(of_rank.blocking_ns == UNKNOWN) for of_rank in timings):
             return None
@@ -267,7 +272,7 @@ class RunCollectives(FrameResult):
         )
 
     def to_frame(self) -> DataFrame:
-        """One row per collective; exposed time by when and by why in columns of their own, all in nanoseconds."""
+        """One row per collective, with a column for each when and each why of exposed time; all in nanoseconds."""
         columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
         columns += [f"consumer_{field.name}" for field in fields(Consumer)]
         columns += [*(f"when_{when}_ns" for when in WHENS), *(f"why_{why}_ns" for why in WHYS)]
@@ -307,11 +312,12 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
 
 
 def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None) -> list[Collective]:
-    """Results for some rows of a rank's timings, by default for all."""
+    """Results for these rows of a rank's timings, by default for all."""
     rank, exposure = run.ranks[index], run.exposures[index]
     rows = np.arange(len(rank.timings)) if rows is None else rows
     timings, wait_ns = select(rank.timings, rows), run.waits_ns[index][rows]
-    # Of several communicators some hold a part of the ranks. Streams tell them apart where nothing names them.
+    # If there are several communicators, some may contain a part of the ranks only. Those without a name are counted by
+    # their streams.
     communicators = len(rank.groups) + len(np.unique(rank.timings.lane[rank.timings.group == UNKNOWN]))
     all_ranks = rank.world_size if communicators < 2 else None
     backward_end = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME)

@@ -1,15 +1,15 @@
-"""A run's ranks compared: which collectives are one and the same, on one clock, and what of each was exposed.
+"""The ranks of a run compared: which collectives are the same on all ranks, on a common clock, and their exposed time.
 
-Each file has a clock of its own. One time for all comes first from UTC, if the files give it for their time 0. Then
-from the collectives that ranks share, whose ends nearly coincide on all ranks (as HTA's straggler analysis and NVIDIA's
-recipes assume, too): the median of the differences is the file's offset, and where the run is long and the differences
-grow, a drift. What remains of the differences is the residual; differences of time between ranks below it mean nothing.
-A single collective in common is met exactly by any offset, so it fits nothing: then UTC counts alone, and what the ends
-differ by on it is the residual.
+Each file has its own clock. The clocks are aligned first by UTC, if the files contain the UTC of their time 0, and then
+by matched collectives, which end on all ranks at nearly the same time (HTA's straggler analysis and NVIDIA's recipes
+assume this, too): the median of the differences is the file's offset. In a long run whose differences grow, a drift is
+fitted, too. The remaining differences are the residual: differences of time between ranks below it mean nothing. If two
+files have a single collective in common, some offset fits it exactly. UTC alone is used then, and the difference of the
+ends is the residual; without UTC, the residual is not known.
 
-A pair that only the order of collectives tells is one no more where its ends lie further apart on the common clock than
-a tenth of the time it lasts; by gloo, whose threads wait for a core, than all of it. Where that is so of most of them,
-and no UTC says the same as their ends, order tells nothing, and all of them are given up.
+A match found by order alone is dropped if its ends on the common clock differ by more than a tenth of its duration;
+with gloo, whose threads wait for a core, by more than its duration. If most of these matches are dropped, and UTC does
+not confirm the others, matching by order has failed, and all of them are dropped.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ MATCHED_ENDS = "ends of matched collectives"
 NONE = "none"
 
 LEAST_PAIRS = 2
-"""Matched ends of two files below which nothing tells how well the clocks agree: a single one is met exactly."""
+"""Two files must share this number of matched ends to measure how well their clocks agree; one always fits exactly."""
 
 APART_NS = 1_000_000
-"""Plausible difference between the ends of one collective on two ranks, for a short one."""
+"""Largest plausible difference between the ends of a short collective on two ranks."""
 
 _APART, _APART_ON_HOST = 0.1, 1.0
-"""The same for a long one, as a share of its shortest duration: for kernels, and for threads of a host."""
+"""The same for a long collective, as a share of its shortest duration: of kernels, and of a host's threads."""
 
 _APART_IN_GROUPS_NS = 50_000
-"""Scatter of the ends on two ranks above which these may be of two communicators."""
+"""If the ends on two ranks scatter by more, the ranks may belong to different communicators."""
 
 _LEAST_OF_GROUPS, _COMPARED_RANKS = 4, 16
 
@@ -70,9 +70,9 @@ class ClockOffset:
     """Converts a file's times to those of the first file: ``t + offset + drift * (t - origin)``.
 
     Attributes:
-        offset_ns: Difference of the clocks at ``origin_ns``, UTC of their time 0 included.
-        beyond_epoch_ns: The part of it that the files' UTC times do not explain.
-        drift: Growth of the difference, a ratio; 0 where none was found.
+        offset_ns: Difference of the clocks at ``origin_ns``, including the difference of their UTC at time 0.
+        beyond_epoch_ns: The part of ``offset_ns`` that the files' UTC does not explain.
+        drift: Growth of the difference per time, a ratio; 0 if none was found.
     """
 
     clock: Path
@@ -93,9 +93,9 @@ class Alignment:
     """How the ranks' clocks were brought together.
 
     Attributes:
-        method: ``none`` if the clocks could not be aligned and times of ranks cannot be compared.
-        residual_p50_ns: Median of what is left of the differences; ``None`` where nothing tells.
-        residual_p95_ns: Their 95th percentile: no difference below it is claimed. 0 for a single clock.
+        method: How the clocks were aligned; ``none`` if they could not be, and times of ranks cannot be compared.
+        residual_p50_ns: Median of the remaining differences; ``None`` if they could not be measured.
+        residual_p95_ns: Their 95th percentile: smaller differences are not reported. 0 for a single clock.
     """
 
     method: str
@@ -109,12 +109,12 @@ class Alignment:
 
 
 def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]:
-    """The collectives that ranks have in common, on one clock."""
+    """Match the collectives of ranks, and align the ranks' clocks."""
     matches = match_collectives(ranks)
     alignment = align_clocks(ranks, matches)
     if not len(matches) or alignment.residual_p95_ns is None:
         return matches, alignment
-    # What neither the name of a communicator nor a bucket identifies on all its ranks is told by order alone.
+    # A match is by order alone if not all its parts have the name of a communicator, nor all of them a bucket.
     absent = matches.rows == UNKNOWN
     named, numbered = (matches.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
     by_order = ~((named | absent).all(axis=1) | (numbered | absent).all(axis=1))[:, np.newaxis]
@@ -134,9 +134,10 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
 
 
 def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
-    """Mask of the parts that end too far from the median of their row on the common clock (of two: from each other).
+    """Mask of the parts whose end is too far from the median of their row on the common clock.
 
-    Only operations that no rank can end before all have begun, and unknown ones, are examined.
+    If a row has two parts, their distance from each other counts. Only operations that cannot end before all ranks have
+    begun, and unknown operations, are checked.
     """
     present = matches.rows != UNKNOWN
     start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
@@ -195,10 +196,10 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
 
 
 def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
-    """Offset and drift by medians, which a few stragglers do not move.
+    """Offset and drift, by medians, which a few outliers do not change.
 
-    The drift is the median slope of pairs half the run apart (after Theil and Sen), and only counts where it amounts
-    to more than the scatter.
+    The drift is the median slope of pairs that are half the run apart (after Theil and Sen). It is 0 unless it exceeds
+    the scatter.
     """
     offset = round(float(np.median(difference_ns)))
     half = len(time_ns) // 2
@@ -215,16 +216,17 @@ def _fit(time_ns: Ints, difference_ns: Ints) -> tuple[int, float]:
 
 
 _CLOCKS_APART_NS = 10_000_000_000
-"""Usual difference between clocks of machines; a step is seldom longer."""
+"""Clocks of machines seldom differ by more, and steps are seldom longer."""
 
 
 @dataclass(frozen=True)
 class RunAnalysis(Brief):
-    """The collectives of a run's ranks, and what follows from comparing them: computed when first asked for, and once.
+    """The collectives of a run's ranks, and the results of comparing them, each computed once at its first use.
 
     Attributes:
-        trace: The file, of several the first; ``files`` their number.
-        ranks: By rank, then process and device.
+        trace: The file; the first one if there are several.
+        ranks: Ordered by rank, process and device.
+        files: Number of files.
     """
 
     trace: Path
@@ -238,7 +240,7 @@ class RunAnalysis(Brief):
 
     @property
     def has_steps(self) -> bool:
-        """Whether the traces mark steps; else the whole capture stands for one."""
+        """Whether the traces mark steps; else the whole capture counts as one step."""
         return any(len(rank.times) for rank in self.ranks)
 
     @property
@@ -259,14 +261,13 @@ class RunAnalysis(Brief):
 
     @cached_property
     def transfers_ns(self) -> tuple[Ints, ...]:
-        """For each rank's collectives the shortest duration over the ranks, which needs no common clock.
+        """For each collective of each rank: its shortest duration over all ranks, which needs no common clock.
 
         ``UNKNOWN`` for a collective without a match.
         """
         duration = self.matches.column(self.ranks, "end_ns") - self.matches.column(self.ranks, "start_ns")
         present = self.matches.rows != UNKNOWN
-        longest = np.iinfo(np.int64).max
-        shortest = np.where(present, duration, longest).min(axis=1, initial=longest)
+        shortest = np.where(present, duration, _LONGEST).min(axis=1, initial=_LONGEST)
         transfers = []
         for column, rank in enumerate(self.ranks):
             transfer = np.full(len(rank.timings), UNKNOWN, np.int64)
@@ -276,7 +277,7 @@ class RunAnalysis(Brief):
 
     @cached_property
     def waits_ns(self) -> tuple[Ints, ...]:
-        """What of each rank's durations is not transfer; ``UNKNOWN`` where transfer is."""
+        """For each collective of each rank: its duration without the transfer; ``UNKNOWN`` without a match."""
         return tuple(
             np.where(transfer == UNKNOWN, UNKNOWN, rank.timings.end_ns - rank.timings.start_ns - transfer)
             for rank, transfer in zip(self.ranks, self.transfers_ns, strict=True)
@@ -284,7 +285,7 @@ class RunAnalysis(Brief):
 
     @cached_property
     def parts(self) -> tuple[dict[str, PhaseParts], ...]:
-        """What belongs to each collective of each rank, under compute or not, by reason and phase."""
+        """The instants, overlapped ones included, that belong to each collective of each rank, by reason and phase."""
         return tuple(map(divide_by_why_and_when, self.ranks, self.waits_ns))
 
     @cached_property
@@ -293,11 +294,11 @@ class RunAnalysis(Brief):
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """What the traces, and comparing them, do not let one say."""
+        """What is uncertain about the figures: warnings of the traces, and of comparing them."""
         return (*self.trace_warnings, *_find_warnings(self))
 
     def has_same_workload(self, other: RunAnalysis) -> bool:
-        """Whether another run, by its run.json, has ranks that compute the same: same model, same share of a batch."""
+        """Whether ranks of another run compute the same (same model, same share of a batch), by both run.json."""
         if self is other or self.manifest is None or other.manifest is None:
             return False
         own, others = (
@@ -310,9 +311,9 @@ class RunAnalysis(Brief):
 def analyze_trace(
     trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True, warnings: tuple[str, ...] | None = None
 ) -> RunAnalysis:
-    """Analyze a single trace; keeps only the compute that exposed time needs, and pictures with ``to_draw``.
+    """Analyze a single trace. Only compute that is needed for exposed time (``to_draw``: for pictures, too) is kept.
 
-    ``warnings`` are those about its figures, where :func:`diagnose` was asked already.
+    ``warnings`` is the result of :func:`diagnose`, if the caller has it already.
     """
     return RunAnalysis(
         trace=trace.path,
@@ -326,15 +327,15 @@ def analyze_trace(
 
 
 def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
-    """The traces of one run as one.
+    """Merge the analyses of several files with ranks of one run.
 
     Raises:
-        ValueError: There is none.
+        ValueError: There is no analysis.
     """
     if not parts:
         raise ValueError("no traces to merge")
     every = [rank for part in parts for rank in part.ranks]
-    if any(len(rank.times) for rank in every):  # then one without steps is no step of the others
+    if any(len(rank.times) for rank in every):  # then a capture without steps is none of these steps
         every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]
     raised, notes = align_unnumbered_steps(list(map(_last_ends, every)))
     moved = [
@@ -409,7 +410,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
         yield f"{where} marks no steps, so no tail is known: see --step-range"
-    # Of the step of each collective: one that does not communicate has no tail.
+    # Only steps with collectives count: others have no tail.
     ends = [rank.backward_end_ns[rank.timings.step[rank.timings.step != UNKNOWN]] for rank in ranks if rank.marks_steps]
     untold = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
     if len(untold) and untold.all():
@@ -419,7 +420,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
 
 
 def _clock_disagreement_ns(run: RunAnalysis) -> int:
-    """Disagreement between the files' UTC clocks and the ends that were matched without any number; else 0."""
+    """Difference between the files' UTC and the ends of matches that were made without step numbers; else 0."""
     ranks = [rank for rank in run.ranks if len(rank.timings)]
     by_order = any(np.all(rank.step_numbers == UNKNOWN) and UNKNOWN in rank.timings.sequence for rank in ranks)
     if not by_order or SESSION_START not in run.alignment.method:
@@ -429,10 +430,10 @@ def _clock_disagreement_ns(run: RunAnalysis) -> int:
 
 
 def _ends_agree_in_groups(run: RunAnalysis) -> bool:
-    """Whether unnamed collectives end together on some ranks, and apart on others: ranks of several communicators.
+    """Whether unnamed collectives end together on some ranks, but not on others: ranks of several communicators.
 
-    As of FSDP within nodes, where all shard groups have the same collectives. Ends on a host, of few ranks, or of what
-    some ranks may end before others begin, do not tell; some ranks of hundreds do.
+    An example is FSDP within nodes, where all shard groups have the same collectives. Ends on a host, captures of few
+    ranks, and operations that some ranks can end before others begin are not used. Of many ranks, some are enough.
     """
     ranks, matches = run.ranks[:_COMPARED_RANKS], run.matches
     starts, ends, groups, lanes = (matches.column(run.ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
@@ -450,9 +451,10 @@ def _ends_agree_in_groups(run: RunAnalysis) -> bool:
 
 
 def _may_mix_communicators(run: RunAnalysis) -> bool:
-    """Whether collectives of unknown communicators are on several streams of a rank.
+    """Whether collectives of unknown communicators ran on several streams of a rank.
 
-    NCCL's streams are those of communicators in most frameworks, so they tell which is which of two ranks that are all.
+    In most frameworks each communicator of NCCL has its own stream. In a job of two ranks, streams are therefore enough
+    to distinguish communicators.
     """
     if run.matches.by_stream and {rank.world_size for rank in run.ranks} == {2}:
         return False

@@ -1,17 +1,17 @@
-"""Who arrives last at the collectives, how often, by how much, and what that costs the step; and one step to look at.
+"""Which rank arrives last at collectives, how often, by how much, and what that costs; and one step for a picture.
 
 A rank *arrives* at a collective when its own part begins. Its *lag* is how much later that is than the median of the
-other ranks, on the common clock; in a step the largest one counts, since a late rank is late for one collective and
-the others wait there, or it stays late for all that follow::
+other ranks, on the common clock. The lag of a step is the largest one: a late rank is either late for one collective,
+at which the others wait, or stays late for all collectives that follow::
 
     rank 0   L CCCCCCCCCC       waits for 5
     rank 1        L CCCCC       lag 5, arrives last
     rank 2    LCCCCCCCCCC
 
-A lag below the residual of the clocks is no lag: nobody is said to be last. Where the clocks cannot be compared there
-are no lags. The *cost* of a step is put down to the rank with the largest lag: the longest exposed wait of another rank
-at the collectives of the step where that rank arrived last. A capture without steps is no step: each collective counts
-by itself, and each rank has a cost, which is the longest exposed wait of another rank at those where it arrived last.
+If the largest lag is not above the residual of the clocks, no rank is last. If clocks cannot be compared, there are no
+lags. The *cost* of a step is attributed to the rank with the largest lag: it is the longest exposed wait of another
+rank at the step's collectives at which that rank arrived last. In a capture without steps, each collective counts by
+itself; the cost of a rank is then the longest exposed wait of another rank at the collectives where it arrived last.
 """
 
 from __future__ import annotations
@@ -43,16 +43,17 @@ CHANCE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class RankSkew(RankResult):
-    """One rank; ``None`` where nothing was matched.
+    """The skew of one rank; ``None`` if nothing was matched.
 
     Attributes:
-        last_collectives: Those at which it arrived last, by more than the residual.
-        last_steps: Steps in which it had the largest lag, by more than the residual; 0 without steps.
-        lag_ns: Median over the steps, without steps over the collectives; negative where it is early.
-        lag_when_last_ns: Median over those in which it had the largest lag; ``None`` where there are none.
-        exposed_wait_ns: Its own wait for others that no compute hid, summed.
-        cost_ns: Summed cost of the steps in which it had the largest lag; without steps its cost in the capture. This
-            and the wait are ``None`` where it is not known of some rank what hides.
+        collectives: Number of its matched collectives.
+        last_collectives: Number of collectives at which it arrived last, with a lag above the residual.
+        last_steps: Number of steps in which it had the largest lag, above the residual; 0 without steps.
+        lag_ns: Median over steps, or over collectives if there are no steps; negative if the rank is early.
+        lag_when_last_ns: Median over those in which it had the largest lag; ``None`` if there are none.
+        exposed_wait_ns: Sum of its own exposed waits for other ranks.
+        cost_ns: Sum of the costs of the steps in which it had the largest lag; without steps, its cost in the capture.
+            This and ``exposed_wait_ns`` are ``None`` if the exposed time of some rank is not known.
     """
 
     rank: int | None
@@ -72,13 +73,12 @@ class RankSkew(RankResult):
 
 @dataclass(frozen=True, slots=True)
 class StepSkew:
-    """One step, by its key; figures of each rank are in the order of :attr:`RunSkew.ranks`.
+    """The skew of one step; ``step`` is its key. Figures per rank are in the order of :attr:`RunSkew.ranks`.
 
     Attributes:
-        last: Index of the rank that arrived last; ``None`` where no lag is above the residual.
-        cost_ns: Longest exposed wait of another rank where that one arrived last; 0 where nobody did. ``None`` as of
-            :class:`RankSkew`.
-        waits_ns: The exposed wait of each rank; ``None`` where it has no matched collective in the step, likewise.
+        last: Index of the rank that arrived last; ``None`` if no lag is above the residual.
+        cost_ns: The step's cost, 0 if no rank was last; ``None`` if the exposed time of some rank is not known.
+        waits_ns: The exposed wait of each rank; ``None`` as ``cost_ns``, or without a matched collective in the step.
     """
 
     step: int
@@ -93,8 +93,9 @@ class RunSkew(FrameResult):
     """The skew of a run.
 
     Attributes:
-        steps: Those with matched collectives; empty where the traces tell no steps.
-        straggler: Index of the rank that arrives last in more steps than chance would have it; ``None`` if none does.
+        steps: The steps with matched collectives; empty if the traces mark no steps.
+        straggler: Index of the rank that is last in more steps than chance explains; ``None`` if there is none.
+        reason: Why lags are not known; ``None`` if they are.
     """
 
     ranks: tuple[RankSkew, ...]
@@ -113,7 +114,7 @@ class RunSkew(FrameResult):
 def measure_skew(run: RunAnalysis) -> RunSkew:
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
     takes_part = matches.rows != UNKNOWN
-    step = np.full(len(matches), UNKNOWN, np.int64)  # of the ranks that differ the first one's
+    step = np.full(len(matches), UNKNOWN, np.int64)  # if ranks have different keys, that of the first rank
     waits = np.zeros(matches.rows.shape, np.int64)  # exposed ones, 0 where a rank took no part
     for index in reversed(range(len(ranks))):
         own = matches.rows[:, index]
@@ -123,12 +124,12 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
     knows_exposed = not any(rank.reason for rank in ranks if len(rank.timings))
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
-        lags[:] = np.nan  # the clocks tell nothing about who came first
+        lags[:] = np.nan  # unaligned clocks do not tell who came first
     least = alignment.residual_p95_ns or 0
     compared, late = lags, last = lags, _last_to_arrive(lags, least)
     by_step = np.argsort(step, kind="stable")
     by_step = by_step[step[by_step] != UNKNOWN]
-    of_steps: list[Ints] = []  # rows of the matches of each
+    of_steps: list[Ints] = []  # for each step, rows of the matches
     if run.has_steps and len(by_step):
         of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
@@ -200,10 +201,10 @@ def _why_unknown(run: RunAnalysis) -> str | None:
 
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
-    """For each matched collective and rank, the lag; NaN where the rank took no part."""
+    """The lag of each rank (column) at each matched collective (row); NaN if the rank took no part."""
     start = matches.column(ranks, "start_ns")
     common = [alignment.offset_for(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
-    # Floats hold whole nanoseconds only up to some months, so times count from the first one.
+    # Floats represent whole nanoseconds only up to some months, so times are relative to the first one.
     columns = np.stack(common, axis=1) if common else start
     present = matches.rows != UNKNOWN
     origin = columns.min(initial=np.iinfo(np.int64).max, where=present)
@@ -218,7 +219,7 @@ def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignme
 
 
 def _last_to_arrive(lags: Floats, least: int) -> Ints:
-    """The column of each row's largest lag, ``UNKNOWN`` where it is not above ``least``."""
+    """The column of each row's largest lag, ``UNKNOWN`` if it is not above ``least``."""
     known = np.where(np.isnan(lags), -np.inf, lags)
     if not known.size:
         return np.full(len(known), UNKNOWN, np.int64)
@@ -226,21 +227,21 @@ def _last_to_arrive(lags: Floats, least: int) -> Ints:
 
 
 def _largest_lags(lags: Floats) -> Floats:
-    """The largest lag of each rank in the rows of a step, NaN where it has none."""
+    """The largest lag of each rank in the rows of a step, NaN if it has none."""
     known = np.where(np.isnan(lags), -np.inf, lags).max(axis=0, initial=-np.inf)
     result: Floats = np.where(np.isinf(known), np.nan, known)
     return result
 
 
 def _step_cost(waits_ns: Ints, late: int) -> int:
-    """The longest wait of any rank but the late one, over the collectives at which that one arrived last."""
+    """The longest wait of any rank but the late one, summed over the collectives at which that one arrived last."""
     return 0 if late == UNKNOWN else int(np.delete(waits_ns.sum(axis=0), late).max(initial=0))
 
 
 def _straggler(times_last: Sequence[int]) -> int | None:
-    """The rank that is last most often, if chance explains that in at most one run of twenty.
+    """The rank that is last most often, if equal ranks give such a result in less than one of twenty runs.
 
-    Steps without a late rank are no trials. Any rank could be the one, so their number multiplies the probability.
+    Steps without a late rank do not count. Since it could be any rank, the probability is multiplied by their number.
     """
     ranks = len(times_last)
     if ranks < 2 or not any(times_last):
@@ -251,7 +252,7 @@ def _straggler(times_last: Sequence[int]) -> int | None:
 
 
 def _binomial_tail(times: int, trials: int, chance: float) -> float:
-    """The upper tail of the binomial distribution: ``times`` or more hits in so many trials."""
+    """The probability of ``times`` or more hits in ``trials`` trials."""
     whole = math.lgamma(trials + 1)
     return math.fsum(
         math.exp(
@@ -272,7 +273,7 @@ def _int_or_none(value: float) -> int | None:
 
 
 class ExposedStretch(NamedTuple):
-    """An exposed stretch of a collective: when and why, and whether a peer had not arrived."""
+    """An exposed stretch of a collective: when and why, and whether a peer had not arrived yet."""
 
     when: str
     why: str
@@ -283,7 +284,7 @@ class ExposedStretch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CollectiveView:
-    """One collective, in nanoseconds from the step's first time on any rank; ``None`` for what is not known."""
+    """One collective, in nanoseconds from the step's first time on any rank; ``None`` if not known."""
 
     index: int
     bucket: int | None
@@ -297,7 +298,7 @@ class CollectiveView:
 
 @dataclass(frozen=True, slots=True)
 class RankStepView:
-    """The collectives of one rank in the step; its compute, starts and ends, from the step's first time to its last."""
+    """The collectives of one rank in the step, and the starts and ends of its compute in that time."""
 
     name: str
     compute: tuple[tuple[int, int], ...]
@@ -306,7 +307,7 @@ class RankStepView:
 
 
 def view_step(run: RunAnalysis, step: int, ranks: Collection[int] | None = None) -> tuple[RankStepView, ...]:
-    """The collectives of each rank, or some by their indices, in a step, by its key; ranks without any are left out."""
+    """The step with this key on each rank, or on these ranks (indices); ranks without collectives are left out."""
     drawn = []
     for index, (rank, wait_ns, parts) in enumerate(zip(run.ranks, run.waits_ns, run.parts, strict=True)):
         if ranks is not None and index not in ranks:
@@ -357,13 +358,13 @@ def _exposed(
     compute: Intervals,
     since: Callable[[Ints], list[int]],
 ) -> dict[int, list[ExposedStretch]]:
-    """The exposed stretches of some collectives, in the time that ``since`` makes of the rank's own."""
+    """The exposed stretches of the collectives in ``rows``; ``since`` converts the rank's times to the picture's."""
     found: dict[int, list[ExposedStretch]] = {row: [] for row in rows.tolist()}
     wait_end = wait_end_ns(rank.timings, wait_ns)
     for why, every in parts.items():
         cells = select(every, np.isin(every.row, rows) & (every.start_ns < every.end_ns))
         cells = select(cells, np.argsort(cells.start_ns))
-        bare = Intervals(cells.start_ns, cells.end_ns) - compute  # of disjoint cells: an instant belongs to one
+        bare = Intervals(cells.start_ns, cells.end_ns) - compute  # cells are disjoint: each instant belongs to one
         cell = np.searchsorted(cells.start_ns, bare.start_ns, side="right") - 1
         cut = np.clip(wait_end[cells.row[cell]], bare.start_ns, bare.end_ns)
         for is_wait, start, end in ((True, bare.start_ns, cut), (False, cut, bare.end_ns)):

@@ -1,19 +1,21 @@
-"""The life of each collective on one rank: ready, launch, start, end; and which of them reduce gradients.
+"""The times of each collective on one rank (ready, launch, start, end), and which collectives reduce gradients.
 
     gradient kernels  ###ggg|                        the last gradient of the bucket is ready
     host                 .      L                    the host launches the collective
     stream                          |CCCCCCCC|       the device (or gloo) works on it
                             ready   start    end
 
-*Ready* is the end of the last kernel of backward that was launched before the collective was, by the same thread
-(autograd's, whose hook launches the collective). On a CPU it is the hook's own time, the start of our range. It is
-known of what backward launched, and of what follows it before the optimizer: what forward launches waits for no
-gradient. Nor does an all-gather or a broadcast, as those of parameters. It is not known within a CUDA graph, whose
-kernels are launched by one call, nor of what began earlier: there the gradient belongs to another collective.
+*Ready* is the end of backward's last kernel that the same thread launched before the collective (autograd's thread: its
+hook launches the collective). On a CPU it is the time of the hook itself, the start of our range. It is known only for
+collectives launched in backward, or after it and before the optimizer: those of forward do not wait for gradients. Nor
+do all-gathers and broadcasts, which carry parameters. It is not known in these two cases:
 
-*Input* is whatever feeds a collective, such as the copy of gradients into a bucket, or the compute before an all-gather
-in forward. It is inferred: a collective waits for the stream that is current where it is launched, and the last
-operation there is the one that the same thread launched last.
+- In a CUDA graph, because a single call launches all its kernels.
+- If the collective began before that kernel ended: the gradient then belongs to another collective.
+
+*Input* is what feeds a collective, such as the copy of gradients into a bucket, or the compute before an all-gather in
+forward. It is inferred: a collective waits for the stream that is current at its launch, and the last operation on that
+stream is the one that the same thread launched last.
 """
 
 from __future__ import annotations
@@ -58,32 +60,33 @@ from ddp_prof.trace import (
 )
 
 BLOCKING = (None, "after_backward", "compute_stream")
-"""Why the program waits for a collective, ``None`` where it does not: launched after backward, on compute's stream."""
+"""Why the program waits for a collective: launched after backward, or on the compute stream; ``None``: it does not."""
 
 READY_SOURCES = ("kernel", "hook")
-"""Where the time of readiness is from: the last gradient kernel's end, or the hook that launched the collective."""
+"""The source of the ready time: the end of the last gradient kernel, or the hook that launched the collective."""
 
-_OF_NONE = [OPERATIONS.index(operation) for operation in ("all_gather", "broadcast", POINT_TO_POINT)]
-"""Operations that wait for no gradient."""
+_WITHOUT_GRADIENTS = [OPERATIONS.index(operation) for operation in ("all_gather", "broadcast", POINT_TO_POINT)]
+"""Operations that do not wait for gradients."""
 
 
 @dataclass(frozen=True)
 class CollectiveTimings(Table):
-    """One row per collective, by step and then by launch. What the trace does not tell is ``UNKNOWN``, or ``NO_TIME``.
+    """One row per collective, ordered by step and launch. Unknown values are ``UNKNOWN``, unknown times ``NO_TIME``.
 
     Attributes:
         step: Index into the rank's steps.
         lane: CUDA stream; ``UNKNOWN`` on a CPU.
         ready_source: Index into :data:`READY_SOURCES`.
-        phase: Phase that launched it, an index into ``range_names.PHASES``; ``UNKNOWN`` outside of any.
-        blocking: Index into :data:`BLOCKING`: whether the program waits for it before it goes on, so that by design it
-            hides under nothing that comes later.
+        phase: Phase that launched it, an index into ``range_names.PHASES``; ``UNKNOWN`` outside of all phases.
+        blocking: Index into :data:`BLOCKING`: whether the program waits for it before it goes on; no later compute can
+            then hide it.
         operation: Index into ``attribution.OPERATIONS``.
-        bucket, bytes: From our range; bytes else from the arguments that the profiler noted.
-        group: Index into :attr:`RankCollectives.groups`; ``sequence`` is the number within it that the profiler noted.
-        input_ns: When what feeds it ended; not after its start.
-        slack_ns, held_by: As of ``blocking.Consumers``.
-        consumer: Index into :attr:`RankCollectives.consumers` of the consumer's name.
+        bucket, bytes: From our range. Without our range, bytes are from the arguments that the profiler recorded.
+        group: Index into :attr:`RankCollectives.groups`.
+        sequence: Its number within the group, if the profiler recorded it.
+        input_ns: End of its input, not after its start.
+        slack_ns, held_by: See ``blocking.Consumers``.
+        consumer: Index into :attr:`RankCollectives.consumers`.
     """
 
     step: Ints
@@ -116,18 +119,20 @@ class CollectiveTimings(Table):
 
 @dataclass(frozen=True)
 class RankCollectives(RankResult):
-    """The collectives of one rank with what they are measured against; all that comparing ranks needs of a trace.
+    """The collectives of one rank, and everything else that is needed to compare ranks.
 
     Attributes:
-        clock: The file; ranks read from one file share a clock.
-        epoch_ns: UTC nanoseconds of the clock's 0, ``None`` where unknown.
-        groups: Names of communicators; ``consumers`` those of operations that need collectives.
-        step_numbers: The steps' own numbers, ``UNKNOWN`` where they carry none.
-        step_keys: As of ``Steps.keys``; a capture without steps counts as step 0, beside ranks with steps as none.
-        backward_end_ns: As of ``RankEvents``; ``host_waits`` as of ``DependencyCoverage``.
-        compute: Compute of the rank, at least all that runs while its collectives do.
-        reason: Why it is not known how much of its communication hides; ``None`` where it is.
-        unknown_work: Why it is not known what it did; ``None`` where it is, even if that is nothing.
+        clock: The file; ranks read from the same file share a clock.
+        epoch_ns: UTC nanoseconds of the clock's 0, ``None`` if unknown.
+        groups: Names of communicators.
+        step_numbers: The steps' own numbers, ``UNKNOWN`` if they have none.
+        step_keys: See ``Steps.keys``. A capture without steps is step 0, or no step if other ranks have steps.
+        backward_end_ns: See ``RankEvents``.
+        compute: Compute of the rank, at least all that overlaps its collectives.
+        reason: Why its overlapped communication is not known; ``None`` if it is.
+        unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
+        consumers: Names of the operations that need collectives.
+        host_waits: See ``DependencyCoverage``.
     """
 
     process: int
@@ -153,7 +158,7 @@ class RankCollectives(RankResult):
 
     @property
     def marks_steps(self) -> bool:
-        """Whether the trace tells steps, of which those of warm-up are not measured."""
+        """Whether the trace marks steps."""
         return len(self.times) == len(self.step_keys)
 
     @property
@@ -163,18 +168,18 @@ class RankCollectives(RankResult):
 
     @property
     def keys(self) -> Ints:
-        """The key of each collective's step, ``UNKNOWN`` outside of any."""
+        """The key of each collective's step, ``UNKNOWN`` outside of all steps."""
         return take_or_unknown(self.step_keys, self.timings.step)
 
     def sum_by_step(self, values: Ints) -> tuple[Ints, Ints]:
-        """The keys of the steps that have collectives, and the sum of their values in each."""
+        """The keys of the steps with collectives, and the sum of the collectives' values in each of these steps."""
         is_in_step = self.keys != UNKNOWN
         key, which = np.unique(self.keys[is_in_step], return_inverse=True)
         return key, sum_by_group(values[is_in_step], which, len(key))
 
 
 def collective_rows(rank: RankEvents) -> Ints:
-    """Rows of a rank's events that are collectives, by step and then by launch."""
+    """Rows of a rank's events that are collectives, ordered by step and launch."""
     events = rank.events
     rows = np.flatnonzero(events.category == Category.COMMUNICATION)
     return rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
@@ -190,18 +195,18 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     rows = collective_rows(rank)
     events = select(rank.events, rows)
     names, needs = _consumer_columns(rank, rows)
-    told = take_or_unknown(positions(trace.collective_metadata.activity, len(trace.activities)), events.activity)
-    noted = CollectiveMetadata(
-        *(take_or_unknown(getattr(trace.collective_metadata, one.name), told) for one in fields(CollectiveMetadata))
+    at = take_or_unknown(positions(trace.collective_metadata.activity, len(trace.activities)), events.activity)
+    recorded = CollectiveMetadata(
+        *(take_or_unknown(getattr(trace.collective_metadata, one.name), at) for one in fields(CollectiveMetadata))
     )
-    groups = np.unique(noted.group_id[noted.group_id != UNKNOWN])
+    groups = np.unique(recorded.group_id[recorded.group_id != UNKNOWN])
     blocking = _find_blocking_reason(rank, events)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
     row = ranges.launched_in(np.where(events.activity == UNKNOWN, events.start_ns, events.launch_ns))
-    operation = _find_operations(trace, events, noted, take_or_unknown(ranges.operation, row))
+    operation = _find_operations(trace, events, recorded, take_or_unknown(ranges.operation, row))
     of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
-    of_gradients &= ~np.isin(operation, _OF_NONE)
+    of_gradients &= ~np.isin(operation, _WITHOUT_GRADIENTS)
     ready, source = _find_ready_times(rank, events, of_gradients)
     own_bytes = take_or_unknown(ranges.bytes, row)
     timings = CollectiveTimings(
@@ -216,10 +221,10 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         blocking=blocking,
         operation=operation,
         bucket=take_or_unknown(ranges.bucket, row),
-        bytes=np.where(own_bytes != UNKNOWN, own_bytes, noted.bytes),
-        group=np.where(noted.group_id == UNKNOWN, UNKNOWN, np.searchsorted(groups, noted.group_id)),
-        group_size=noted.group_size,
-        sequence=noted.sequence,
+        bytes=np.where(own_bytes != UNKNOWN, own_bytes, recorded.bytes),
+        group=np.where(recorded.group_id == UNKNOWN, UNKNOWN, np.searchsorted(groups, recorded.group_id)),
+        group_size=recorded.group_size,
+        sequence=recorded.sequence,
         input_ns=_input_ends(rank, events),
         **needs,
     )
@@ -246,9 +251,9 @@ def find_timings(rank: RankEvents) -> RankCollectives:
 
 
 def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
-    """Drop compute that does not run beside collectives; exposed time does not change.
+    """Drop compute that does not overlap collectives; exposed time does not change.
 
-    With ``to_draw`` what runs between the collectives of a step stays, too, from the first time known of any of them.
+    With ``to_draw``, all compute is kept from the first known time of a step's collectives to their last end.
     """
     timings = found.timings
     kept = union(timings.start_ns, timings.end_ns)
@@ -279,7 +284,7 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
 
 
 def _find_ready_times(rank: RankEvents, events: Events, of_gradients: Mask) -> tuple[Ints, Ints]:
-    """When the gradients of each collective were ready, and the source of this in :data:`READY_SOURCES`."""
+    """When the gradients of each collective were ready, and the source of that time (:data:`READY_SOURCES`)."""
     ready, source = np.full(len(events), NO_TIME), np.full(len(events), UNKNOWN)
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
@@ -294,7 +299,7 @@ def _find_ready_times(rank: RankEvents, events: Events, of_gradients: Mask) -> t
 
 
 def _input_ends(rank: RankEvents, events: Events) -> Ints:
-    """When what feeds each collective ended: what its thread launched last before it, of the same step."""
+    """End of each collective's input: the last operation of the step that its thread launched before it."""
     ends = np.full(len(events), NO_TIME)
     is_input = (rank.events.category != Category.COMMUNICATION) & (rank.events.launch_ns != NO_TIME)
     asked = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
@@ -306,9 +311,9 @@ def _input_ends(rank: RankEvents, events: Events) -> Ints:
 
 
 def _end_of_last_before(events: Events, is_work: Mask, collectives: Events) -> Ints:
-    """The end of the work that was launched last before each collective, in its step.
+    """The end of the last work that was launched before each collective in its step.
 
-    ``NO_TIME`` where that is not done when the collective starts, or where one call launched both, as a graph's does.
+    ``NO_TIME`` if the work ended after the collective's start, or if the same call launched both (a CUDA graph).
     """
     work = np.flatnonzero(is_work)
     work = work[np.lexsort((events.end_ns[work], events.launch_ns[work]))]
@@ -319,40 +324,45 @@ def _end_of_last_before(events: Events, is_work: Mask, collectives: Events) -> I
 
 
 def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
-    """Launched while the host synchronizes, or, where no range tells that, after all of backward was launched."""
+    """Index into :data:`BLOCKING` for each collective.
+
+    "After backward" is: launched in ``synchronize``, or after the step's last launch of backward's compute.
+    """
     launches, steps = rank.events.launch_ns[rank.is_backward], rank.events.step[rank.is_backward]
     last = take_or_unknown(last_by_step(launches, steps, len(rank.steps)), events.step, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
-    # One of gloo's whose launch is not known may have been launched in backward, and begun here.
+    # If the launch of one of gloo's collectives is not known, it may have been in backward.
     after |= (events.phase == SYNCHRONIZE_PHASE) & (events.launch_ns != NO_TIME)
     codes = np.select([after, on_compute_stream], [1, 2], 0)
     return codes.astype(np.int64)
 
 
-def _find_operations(trace: Trace, events: Events, noted: CollectiveMetadata, by_range: Ints) -> Ints:
-    """The operation as recorded, else by the kernel's name; by our range's name if that is unknown or send and receive.
+def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata, by_range: Ints) -> Ints:
+    """The operation that the profiler recorded, else that of the kernel's name.
 
-    NCCL carries out several operations by its kernel ``SendRecv``.
+    If the kernel is unknown or ``SendRecv``, which NCCL uses for several operations, the name of our range counts.
     """
     by_kernel = find_operations(trace, take_or_unknown(trace.activities.name_id, events.activity))
-    says_little = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
-    told = np.where(says_little & (by_range != UNKNOWN), by_range, by_kernel)
-    by_note = find_operations(trace, noted.op_id)
-    return np.where(by_note == UNKNOWN, told, by_note)
+    is_vague = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
+    by_name = np.where(is_vague & (by_range != UNKNOWN), by_range, by_kernel)
+    by_profiler = find_operations(trace, recorded.op_id)
+    return np.where(by_profiler == UNKNOWN, by_name, by_profiler)
 
 
 _REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
-"""Operations that gradients may be reduced by; ``UNKNOWN`` where the trace does not tell the operation."""
+"""Operations that may reduce gradients; a collective of unknown operation may, too."""
 
 
 def carry_gradients(rank: RankCollectives) -> Mask:
-    """Which collectives of a rank may be taken for reductions of gradients.
+    """Mask of the collectives of a rank that seem to reduce gradients.
 
-    A bucket of ours is one. Of others, a reduction that backward launched; or one that was launched after it, where
-    backward launched none in the step: else it is that of a norm or a loss. Where forward, or what no range names
-    before backward's first collective, launches half as many of the same, it is of tensors; fewer may be of a loss.
-    Where no phase is known, as in a trace of inference, nothing says that it is of gradients.
+    These are collectives with a bucket of ours, and reductions launched in backward. Reductions launched after backward
+    count only if backward launched none in the step; otherwise they reduce a norm or a loss. Exceptions:
+
+    - If forward (or, without ranges, the time before backward's first collective) launches at least half as many of the
+      same kind, these reduce activations (tensor parallelism). Fewer may reduce a loss.
+    - If no phase is known, as in a trace of inference, nothing is assumed to reduce gradients.
     """
     timings = rank.timings
     is_reduction = np.isin(timings.operation, _REDUCTIONS)
@@ -367,13 +377,13 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])
     is_early = (is_early & _are_with_any(step, in_backward)) | (timings.phase == PHASES.index(FORWARD))
     early, late = (np.bincount(alike[rows], minlength=len(alike))[alike] for rows in (is_early, in_backward))
-    of_tensors = (early > 0) & (2 * early >= late)
-    is_launched_so = (in_backward | is_late) & ~of_tensors & _are_with_any(step, knows_backward | tells_phase)
-    found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | is_launched_so)
+    of_activations = (early > 0) & (2 * early >= late)
+    may_be_gradients = (in_backward | is_late) & ~of_activations & _are_with_any(step, knows_backward | tells_phase)
+    found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | may_be_gradients)
     return found
 
 
 def _are_with_any(group: Ints, chosen: Mask) -> Mask:
-    """Which rows have a chosen one in their group."""
+    """Mask of the rows whose group contains a chosen row."""
     found: Mask = (np.bincount(group[chosen], minlength=int(group.max(initial=-1)) + 1) > 0)[group]
     return found

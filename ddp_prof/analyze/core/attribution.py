@@ -1,12 +1,13 @@
-"""The events of a rank, each with its step and phase: the one form in which GPU and CPU captures are measured.
+"""The events of a rank, each with its step and phase: GPU and CPU captures are both measured in this form.
 
-On a GPU an event is an activity. It belongs to the step and the phase whose host range holds the start of its launch
+On a GPU an event is an activity. It belongs to the step and the phase whose host range contains the start of its launch
 call, in the same process, *on any thread*: autograd launches the kernels of backward from threads of its own.
 
-On a CPU (gloo) there are no activities: communication is our ranges round collectives, and compute is the time in
-``forward``, ``backward`` and ``optimizer``, not in ``synchronize``, where the rank waits. Of phases within each other,
-as where an optimizer steps on one bucket in backward, the innermost counts. Without our ranges torch.profiler's events
-tell: gloo's of the collectives, from when a thread takes one up, and operators of what computes.
+On a CPU (gloo) there are no activities. Communication is our ranges around collectives. Compute is the time in
+``forward``, ``backward`` and ``optimizer``, but not in ``synchronize``, where the rank waits. If phases are nested, for
+example when an optimizer updates one bucket during backward, the innermost phase counts. Without our ranges, the events
+of torch.profiler are used: communication is gloo's events, each from when a thread takes it up, and compute is torch's
+operators.
 """
 
 from __future__ import annotations
@@ -49,14 +50,14 @@ from ddp_prof.trace import (
 
 ALL_REDUCE = "all_reduce"
 NOTIFY = "notify"
-"""Of DeepEP: tells peers how much a dispatch or combine will bring them. A part of that one, not another collective."""
+"""DeepEP's kernel that tells peers the sizes of the next dispatch or combine: a part of that one collective."""
 
 POINT_TO_POINT = "send_recv"
 
 _SIGNS = (
     ("notifydispatch", NOTIFY),
     ("notifycombine", NOTIFY),
-    ("onecclreducebase", None),  # so it is called for an all-reduce, too
+    ("onecclreducebase", None),  # oneCCL uses this name for an all-reduce, too
     ("allreduce", ALL_REDUCE),
     ("onerankreduce", ALL_REDUCE),
     ("allgather", "all_gather"),
@@ -76,14 +77,14 @@ _SIGNS = (
     *((library, "all_to_all") for library in ("deepep", "hybridep", "uccl", "epdispatch", "epcombine")),
     ("reduce", "reduce"),
 )
-"""Substrings of names (lower-case letters only) and their operations; the first match counts."""
+"""Substrings of names (lower-case letters only) and their operations; the first match counts. ``None``: unknown."""
 
 OPERATIONS = tuple(dict.fromkeys(operation for _, operation in _SIGNS if operation))
-"""All that are told apart; a table holds an index into it."""
+"""All known operations; tables store an index into this tuple."""
 
 
 def operation_of(name: str) -> str | None:
-    """The operation, ``None`` where the name does not tell: ``ncclDevKernel_Generic`` may be any.
+    """The operation that a name stands for; ``None`` if unknown, as for ``ncclDevKernel_Generic``.
 
     >>> operation_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
     'all_reduce'
@@ -95,7 +96,7 @@ def operation_of(name: str) -> str | None:
 
 
 def find_operations(trace: Trace, name_ids: Ints) -> Ints:
-    """Index into :data:`OPERATIONS` for each of these names, ``UNKNOWN`` where it does not tell the operation."""
+    """Index into :data:`OPERATIONS` for each name, ``UNKNOWN`` if the name does not tell the operation."""
     code = {UNKNOWN: UNKNOWN}
     for name_id in set(distinct(name_ids)) - {UNKNOWN}:
         operation = operation_of(trace.names[name_id])
@@ -104,10 +105,10 @@ def find_operations(trace: Trace, name_ids: Ints) -> Ints:
 
 
 def bus_factor(operation: str | None, ranks: int | None) -> float | None:
-    """Bus bandwidth over algorithm bandwidth; ``None`` where unknown.
+    """The ratio of bus bandwidth to algorithm bandwidth; ``None`` if unknown.
 
-    As nccl-tests define it (doc/PERFORMANCE.md), with the larger of input and output as the size: what an ideal link
-    carries, whatever the number of ranks.
+    As defined by nccl-tests (doc/PERFORMANCE.md), where the size is the larger of input and output. Bus bandwidth can
+    be compared with the speed of a link, whatever the number of ranks.
     """
     if ranks is None or ranks < 1:
         return None
@@ -119,15 +120,16 @@ def bus_factor(operation: str | None, ranks: int | None) -> float | None:
 
 
 GLOO = "gloo:"
-"""How torch.profiler's names of gloo's collectives begin."""
+"""The prefix of gloo's collectives in torch.profiler."""
 
 
 @dataclass(frozen=True)
 class CollectiveRanges(Table):
-    """The ranges round collectives, by rows of the spans, from the launch to the completion that the host saw.
+    """The ranges around collectives, from the launch to the completion as seen by the host.
 
-    Gloo's own begin later than ``launch_ns``, which is ``NO_TIME`` where the trace does not tell it. ``operation`` is
-    an index into :data:`OPERATIONS`; what a name does not tell is ``UNKNOWN``.
+    Gloo's own events start later than their launch: their ``launch_ns`` is ``NO_TIME`` if it was not recorded.
+    ``span`` is a row of the trace's spans, ``operation`` an index into :data:`OPERATIONS`. Fields that the name of a
+    range does not contain are ``UNKNOWN``.
     """
 
     span: Ints
@@ -139,12 +141,17 @@ class CollectiveRanges(Table):
     bucket: Ints
     bytes: Ints
 
+    @property
+    def launch_or_start_ns(self) -> Ints:
+        """The launch, or the start if the launch was not recorded."""
+        return np.where(self.launch_ns == NO_TIME, self.start_ns, self.launch_ns)
+
     def launched_in(self, launch_ns: Ints) -> Ints:
-        """Row of the range that was opened last before, or at, each launch and is open still; ``UNKNOWN`` if none."""
+        """Row of the innermost range that is open at each launch; ``UNKNOWN`` if there is none."""
         return innermost(self.start_ns, self.end_ns, launch_ns)
 
     def ranges_of_activities(self, trace: Trace, chosen: Mask | Ints) -> Ints:
-        """Row of the range that each of some activities was launched in; ``UNKNOWN`` of what is no collective."""
+        """Row of the range in which each chosen activity was launched; ``UNKNOWN`` if it is not communication."""
         row = self.launched_in(take_or_unknown(trace.calls.start_ns, trace.launching_calls[chosen], NO_TIME))
         return np.where(trace.activities.category[chosen] == Category.COMMUNICATION, row, UNKNOWN)
 
@@ -152,7 +159,7 @@ class CollectiveRanges(Table):
 def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
     names, mine = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process
     is_marked = np.any(mine & np.isin(trace.spans.name_id, list(names)))
-    if is_gloos := not is_marked and not np.any(trace.activities.process == process):
+    if is_gloo := not is_marked and not np.any(trace.activities.process == process):
         gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
         names = {index: Range(operation, {}) for index, operation in gloo.items() if operation is not None}
     span = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(names)))
@@ -174,49 +181,49 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         bucket=number("bucket"),
         bytes=number("bytes"),
     )
-    if is_gloos and not np.isin(trace.spans.lane[span], phases.lane).any():  # threads of gloo take them up
+    if is_gloo and not np.isin(trace.spans.lane[span], phases.lane).any():  # threads of gloo take them up
         ranges = replace(ranges, launch_ns=_find_launches(trace, ranges))
-    told = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
-    return _number_buckets(trace, told, phases, ranges) if len(told) else ranges
+    sizes = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
+    return _number_buckets(trace, sizes, phases, ranges) if len(sizes) else ranges
 
 
 def _find_launches(trace: Trace, ranges: CollectiveRanges) -> Ints:
-    """When each was asked for; threads of gloo take them up in that order.
+    """Launch time of each collective: the start of its torch operator.
 
-    Not known where the operators that ask are not of the same operations in the same order, as where the recording
-    began in between.
+    Gloo's threads take collectives up in the order of the operators. All times are ``NO_TIME`` if the two are not the
+    same operations in the same order, for example because the recording began between an operator and its collective.
     """
     calls, launch_ns = trace.collective_calls, np.full(len(ranges), NO_TIME, np.int64)
     operation = find_operations(trace, calls.name_id)
     rows = np.argsort(calls.start_ns, kind="stable")
     rows = rows[operation[rows] != UNKNOWN]
     order = np.argsort(ranges.start_ns, kind="stable")
-    is_alike = np.array_equal(operation[rows], ranges.operation[order])
-    if is_alike and np.all(calls.start_ns[rows] <= ranges.start_ns[order]):
+    is_same_order = np.array_equal(operation[rows], ranges.operation[order])
+    if is_same_order and np.all(calls.start_ns[rows] <= ranges.start_ns[order]):
         launch_ns[order] = calls.start_ns[rows]
     return launch_ns
 
 
-def are_gloos(trace: Trace, ranges: CollectiveRanges) -> bool:
-    """Whether they are gloo's own events, not ranges of ours."""
+def are_gloo_events(trace: Trace, ranges: CollectiveRanges) -> bool:
+    """Whether these are gloo's own events as recorded by torch.profiler, not ranges of ours."""
     return any(trace.names[name_id].startswith(GLOO) for name_id in distinct(ranges.name_id))
 
 
-def _number_buckets(trace: Trace, told: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
-    """Number the all-reduces of DDP's own in each backward pass, where ranges before it tell sizes, and all the same.
+def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:
+    """Give DDP's all-reduces of each backward pass their bucket and size, from the range of sizes before the pass.
 
-    DDP launches its buckets in order, and threads of gloo take them up in that order. ``told`` are the rows of those
-    ranges in the spans.
+    DDP launches its buckets in order, and threads of gloo take them up in that order. ``size_spans`` are the spans
+    whose names list the sizes of the buckets. A pass is left as it is if the ranges before it list different sizes.
     """
     bucket, size = ranges.bucket.copy(), ranges.bytes.copy()
     reduces = np.flatnonzero(ranges.operation == OPERATIONS.index(ALL_REDUCE))
     reduces = reduces[np.argsort(ranges.start_ns[reduces], kind="stable")]
     passes = phases.union_of(BACKWARD_PHASE)
     first, end = (np.searchsorted(ranges.start_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
-    following = np.searchsorted(passes.start_ns, trace.spans.start_ns[told])
+    following = np.searchsorted(passes.start_ns, trace.spans.start_ns[size_spans])
     for number in range(len(passes)):
         latest = following[following <= number].max(initial=UNKNOWN)
-        names = {trace.names[name_id] for name_id in trace.spans.name_id[told[following == latest]]}
+        names = {trace.names[name_id] for name_id in trace.spans.name_id[size_spans[following == latest]]}
         if len(names) != 1:  # models with different buckets
             continue
         (fields,) = map(parse_range, names)
@@ -233,11 +240,14 @@ SYNCHRONIZE_PHASE = PHASES.index(SYNCHRONIZE)
 
 @dataclass(frozen=True)
 class Events(Table):
-    """Events of one rank. On a CPU, where the host itself works, streams, activities and threads are ``UNKNOWN``.
+    """Events of one rank. On a CPU, ``lane`` (the stream), ``activity`` and ``launcher`` are ``UNKNOWN``.
 
     Attributes:
-        step: Index into the rank's steps, ``UNKNOWN`` outside of any; ``phase`` into ``range_names.PHASES``.
-        launch_ns: When the host asked for it, ``NO_TIME`` where the trace does not tell; ``launcher`` is the thread.
+        step: Index into the rank's steps, ``UNKNOWN`` outside of all steps.
+        phase: Index into ``range_names.PHASES``, ``UNKNOWN`` outside of all phases.
+        activity: Row of the trace's activities.
+        launch_ns: When the host launched it, ``NO_TIME`` if not recorded.
+        launcher: The thread that launched it.
     """
 
     start_ns: Ints
@@ -254,12 +264,13 @@ class Events(Table):
 def device_events(
     trace: Trace, process: int, steps: Steps, phases: Phases, launchers: Collection[int]
 ) -> tuple[Events, str]:
-    """All that the devices of a process did, and how backward was told: ``ranges``, ``inferred`` or ``none``.
+    """All events of a process's devices, and how backward was found: ``ranges``, ``inferred`` or ``none``.
 
-    Where no range names backward, it is what autograd's threads launched, but for what they launched in an optimizer's
-    range of their own: it steps in a gradient's hook. The optimizer's range of another thread may hold all of backward,
-    as where it is given a closure that computes the gradients. ``launchers`` are the threads that launch collectives,
-    and compute, too.
+    If no range marks backward, it is what autograd's threads launched, except inside an optimizer's range on the same
+    thread: such an optimizer steps in a gradient hook. An optimizer's range on another thread does not count, because
+    it may contain all of backward: ``optimizer.step(closure)`` computes the gradients in the closure.
+
+    ``launchers`` are the threads that launch both collectives and compute.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
@@ -289,21 +300,22 @@ def device_events(
 def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operators: Operators | None = None) -> Events:
     """Compute and communication of a CPU run.
 
-    Where operators are given, what computes is those, not the phases that they are in. One of autograd's engine is
-    backward's also where no range says so.
+    Compute is the operators if they are passed, else the phases. Operators that autograd's engine runs belong to
+    backward even outside of its range.
     """
     within = {kind: phases.innermost_of(kind) for kind in range(len(PHASES))}
     if operators is None:
         del within[SYNCHRONIZE_PHASE]
     else:
         backward, waiting = select(operators, operators.is_backward == 1), phases.union_of(SYNCHRONIZE_PHASE)
-        # One that began before the wait only holds it, as the backward pass of a checkpoint does.
+        # While the host waits, only operators that began during the wait compute. One that began earlier, such as the
+        # backward pass of a checkpoint, merely contains the wait.
         own = select(operators, waiting.holds(operators.start_ns))
         computing = union(operators.start_ns, operators.end_ns) - waiting | union(own.start_ns, own.end_ns) & waiting
-        told = union(phases.start_ns, phases.end_ns)
+        in_phases = union(phases.start_ns, phases.end_ns)
         within = {kind: instants & computing for kind, instants in within.items()}
-        within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - told
-        within[UNKNOWN] = computing - told - within[BACKWARD_PHASE]
+        within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - in_phases
+        within[UNKNOWN] = computing - in_phases - within[BACKWARD_PHASE]
     parts = [host_communication(ranges, steps, phases)]
     for kind, busy in within.items():
         parts.append(_make_host_events(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
@@ -311,9 +323,10 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    asked_ns = np.where(ranges.launch_ns == NO_TIME, ranges.start_ns, ranges.launch_ns)
-    events = _make_host_events(ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(asked_ns), steps)
-    return replace(events, launch_ns=ranges.launch_ns, step=steps.index_at(asked_ns))
+    events = _make_host_events(
+        ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(ranges.launch_or_start_ns), steps
+    )
+    return replace(events, launch_ns=ranges.launch_ns, step=steps.index_at(ranges.launch_or_start_ns))
 
 
 def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:
@@ -331,21 +344,21 @@ def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: I
 
 
 def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
-    """The latest time of each step, ``NO_TIME`` where it has none."""
-    last = np.full(steps + 1, NO_TIME, np.int64)  # UNKNOWN, which is -1, finds the last one
+    """The latest time of each step, ``NO_TIME`` if it has none."""
+    last = np.full(steps + 1, NO_TIME, np.int64)  # events of no step (UNKNOWN is -1) go to the additional last element
     np.maximum.at(last, step, time_ns)
     return last[:-1]
 
 
 def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:
-    """Autograd's threads: by name, else the threads beside the main one that launch collectives and compute.
+    """Autograd's threads by their names; if none has such a name, the launchers other than the main threads.
 
-    One that launches collectives alone is a communication library's, as Horovod's.
+    A thread that launches collectives but no compute belongs to a communication library, such as Horovod.
     """
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
     if named:
         return named
-    # The main ones open the ranges of steps; without steps, it is the one that opens most ranges.
+    # Main threads open the ranges of steps. Without steps, the main thread is the one that opens most ranges.
     mine = trace.spans.process == process
     step = steps.index_at(trace.spans.start_ns)
     opens_one = (step != UNKNOWN) & (take_or_unknown(steps.start_ns, step) == trace.spans.start_ns)

@@ -1,22 +1,22 @@
 """Which collectives something waited for, and for how long: from recorded dependency edges alone.
 
-An operation that needs a collective could begin at the latest of the end of the operation before it on its stream, the
-start of its launch call, and the ends of everything else it waits for. From there to the end of the last collective
-that it waits for, its stream *stands still for communication*::
+An operation that needs a collective could otherwise begin at the latest of: the end of the operation before it on its
+stream, the start of its launch call, and the ends of everything else it waits for. From there to the end of the last
+collective that it waits for, its stream *stands still for communication*::
 
     stream 20   ....CCCCCCCC...      the collective
     stream 7    kkkkkk......ccc      its consumer, a copy
     stands still      ^^^^^^
 
-A collective that ended before had *slack*::
+A collective that ended earlier had *slack*::
 
     stream 20   ..CCC..........
     stream 7    kkkkkkkkkkkkccc
     slack            ^^^^^^^
 
-Where a collective runs on a stream that computes, its consumer is the next operation there that is no collective, and
-the operation before that is the last one that is none either. Where the host itself communicates, as on a CPU, it
-stands still in ``synchronize``.
+If a collective runs on a stream that computes, its consumer is the next operation on that stream that is not a
+collective; the operation before the consumer is the last one that is not a collective either. If the host itself
+communicates, as on a CPU, it stands still in ``synchronize``.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _LONG_AGO = -(2**62)
 
 @dataclass(frozen=True)
 class Consumers(Table):
-    """For each collective that is needed: the consumer that it delayed most, or left the least time, as activities.
+    """For each collective that something needs: the consumer with the least slack (both rows of activities).
 
     Attributes:
-        slack_ns: How much later the collective could have ended without delaying the consumer; where the consumer's
-            stream stood still for it, how long it did, negative.
+        slack_ns: How much later the collective could have ended without delaying the consumer. If the consumer's
+            stream stood still for the collective, minus that time.
         held_by: What the consumer waited for last, an index into :data:`HELD_BY`.
     """
 
@@ -57,7 +57,7 @@ class Consumers(Table):
 
 @dataclass(frozen=True)
 class Stretches(Table):
-    """When a stream stood still for communication; disjoint, each part of the collective that ended last."""
+    """When streams stood still for communication: disjoint, each belonging to the collective that ended last."""
 
     start_ns: Ints
     end_ns: Ints
@@ -70,8 +70,8 @@ class Blocking:
     """What the streams of one device waited for.
 
     Attributes:
-        unknown: Rows of collectives of which a consumer is known, but not when it was launched.
-        unneeded: Rows of collectives that nothing is known to need.
+        unknown: Rows of collectives with a consumer whose launch is not known.
+        unneeded: Rows of collectives without a known consumer.
     """
 
     stretches: Stretches
@@ -81,7 +81,7 @@ class Blocking:
 
 
 def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Blocking:
-    """When the streams of a device that compute stood still for its collectives."""
+    """Find when the computing streams of a device stood still for its collectives."""
     activities, edges, stream = trace.activities, dependencies.edges, dependencies.stream
     end_ns, is_collective = activities.end_ns, activities.category == Category.COMMUNICATION
     computes = np.zeros(int(stream.max(initial=0)) + 1, np.bool_)
@@ -89,36 +89,37 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     rows = dependencies.in_order[is_mine[dependencies.in_order]]
     rows = rows[computes[stream[rows]]]
 
-    # Of each operation the first one from it on that is no collective: it needs what the others of its stream wait for.
-    is_needer = ~is_collective[rows]
-    needers = rows[is_needer]
-    at = np.cumsum(is_needer) - is_needer
-    needer = np.full(len(activities), UNKNOWN, np.int64)
-    has_one = at < len(needers)
-    has_one[has_one] = stream[needers[at[has_one]]] == stream[rows[has_one]]
-    needer[rows[has_one]] = at[has_one]
+    # The consumer of each operation's waits: the operation itself or, if it is a collective, the next one on its stream
+    # that is not. `nth` holds indices into `consumers`.
+    can_consume = ~is_collective[rows]
+    consumers = rows[can_consume]
+    at = np.cumsum(can_consume) - can_consume
+    consumer_of = np.full(len(activities), UNKNOWN, np.int64)
+    has_one = at < len(consumers)
+    has_one[has_one] = stream[consumers[at[has_one]]] == stream[rows[has_one]]
+    consumer_of[rows[has_one]] = at[has_one]
 
-    own = rows[has_one & ~is_needer]
-    asked = np.concatenate([needer[edges.consumer], needer[own]])
+    own = rows[has_one & ~can_consume]
+    nth = np.concatenate([consumer_of[edges.consumer], consumer_of[own]])
     needed = np.concatenate([edges.producer, own])
-    asked, needed = asked[asked != UNKNOWN], needed[asked != UNKNOWN]
+    nth, needed = nth[nth != UNKNOWN], needed[nth != UNKNOWN]
     collective = is_collective[needed]
-    other_ns = np.full(len(needers), _LONG_AGO)
-    np.maximum.at(other_ns, asked[~collective], end_ns[needed[~collective]])
-    asked, needed = asked[collective], needed[collective]
-    last_ns = np.full(len(needers), _LONG_AGO)
-    np.maximum.at(last_ns, asked, end_ns[needed])
+    other_ns = np.full(len(consumers), _LONG_AGO)
+    np.maximum.at(other_ns, nth[~collective], end_ns[needed[~collective]])
+    nth, needed = nth[collective], needed[collective]
+    last_ns = np.full(len(consumers), _LONG_AGO)
+    np.maximum.at(last_ns, nth, end_ns[needed])
 
-    consumer = needers[asked]
-    before, call = needers[asked - 1], trace.launching_calls[consumer]
-    follows = (asked > 0) & (stream[before] == stream[consumer])
+    consumer = consumers[nth]
+    before, call = consumers[nth - 1], trace.launching_calls[consumer]
+    follows = (nth > 0) & (stream[before] == stream[consumer])
     launch_ns = np.where(call == UNKNOWN, _LONG_AGO, take_or_unknown(trace.calls.start_ns, call))
-    last_ns, other_ns = last_ns[asked], other_ns[asked]
+    last_ns, other_ns = last_ns[nth], other_ns[nth]
     reasons_ns = np.stack([np.where(follows, end_ns[before], _LONG_AGO), launch_ns, other_ns])
     could_ns = reasons_ns.max(axis=0)
     is_last = end_ns[needed] == last_ns
     slack_ns = np.where(is_last, could_ns, np.maximum(could_ns, last_ns)) - end_ns[needed]
-    # What holds a consumer is what ended last; of several that end together the collective is not it.
+    # What ended last held the consumer. If a collective ends together with another reason, the other reason counts.
     held_by = np.where(last_ns > could_ns, 0, 1 + reasons_ns.argmax(axis=0))
     is_known = call != UNKNOWN
     found = Consumers(needed, consumer, slack_ns, held_by)
@@ -135,9 +136,9 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
 
 
 def _disjoint(stretches: Stretches) -> Stretches:
-    """Each instant to the stretch that ends last; of those that end together to the one that begins first.
+    """Cut stretches so that none overlap: each instant goes to the one that ends last, or else begins first.
 
-    Taken from the last end backwards, what earlier ones cover goes from the earliest start so far on, up to that end.
+    In descending order of ends, the stretches so far cover all from their earliest start on.
     """
     found = select(stretches, np.lexsort((stretches.collective, stretches.start_ns, -stretches.end_ns)))
     covered_from = np.minimum.accumulate(found.start_ns)
@@ -160,11 +161,12 @@ class DependencyCoverage:
 
     Attributes:
         source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``host`` (a CPU) or ``none``.
-        waits: Of the rank's streams; on a CPU, of the host.
-        resolved: Of how many the trace tells what they waited for; ``violations`` how many the times contradict.
-        reason: Why blocking is not known, or not of all steps; ``None`` where it is.
-        host_waits: How often the host of a device waited until a collective ended. What it launches afterwards comes
-            later for it, which is no time in which a stream stands still: blocking does not bound what that costs.
+        waits: How many waits the rank's streams made; on a CPU, its host.
+        resolved: How many of them have a known producer.
+        violations: How many of them the times contradict.
+        reason: Why blocking is not known for all steps; ``None`` if it is.
+        host_waits: How often the host of a device waited until a collective ended. This delays what the host launches
+            afterwards, but no stream stands still meanwhile: the cost is not part of blocking, and may exceed it.
     """
 
     source: str
@@ -180,9 +182,9 @@ class RankBlocking:
     """What a rank waited for; collectives are rows of its events.
 
     Attributes:
-        total_ns: ``None`` where not all of it is known.
-        by_step_ns: In each step, for its collectives; ``UNKNOWN`` where that is not known.
-        is_known: For each of the rank's events whether it is known what waited for it.
+        total_ns: ``None`` if not all of it is known.
+        by_step_ns: For the collectives of each step; ``UNKNOWN`` if not known.
+        is_known: For each of the rank's events, whether its consumers are known.
     """
 
     coverage: DependencyCoverage
@@ -194,7 +196,7 @@ class RankBlocking:
 
     @property
     def by_event_ns(self) -> Ints:
-        """How long something stood still for each of the rank's events, ``UNKNOWN`` where that is not known."""
+        """How long something stood still for each of the rank's events, ``UNKNOWN`` if not known."""
         lengths = self.stretches.end_ns - self.stretches.start_ns
         return np.where(self.is_known, sum_by_group(lengths, self.stretches.collective, len(self.is_known)), UNKNOWN)
 
@@ -203,21 +205,21 @@ class RankBlocking:
         return select(self.stretches, self.is_known[self.stretches.collective])
 
     def unknown_times(self, events: Events) -> Intervals:
-        """When those of the rank's collectives ran of which it is not known; beside the known stretches."""
+        """When collectives with unknown blocking ran, without the known stretches."""
         known = self.known_stretches
         doubtful = (events.category == Category.COMMUNICATION) & ~self.is_known
         return union(events.start_ns[doubtful], events.end_ns[doubtful]) - union(known.start_ns, known.end_ns)
 
     @property
     def consumer_of_event(self) -> Ints:
-        """Row in :attr:`consumers` of each of the rank's events, ``UNKNOWN`` where nothing is known to need it."""
+        """Row in :attr:`consumers` for each of the rank's events, ``UNKNOWN`` if it has no known consumer."""
         return np.where(self.is_known, positions(self.consumers.collective, len(self.is_known)), UNKNOWN)
 
 
 def device_blocking(
     trace: Trace, dependencies: Dependencies, host_calls: HostCalls, is_mine: Mask, events: Events, steps: Steps
 ) -> RankBlocking:
-    """Of a rank with a device; collectives that are none of its events, as those of warm-up steps, are left out."""
+    """Blocking of a rank with a device, without collectives that are not among its events (warm-up steps)."""
     found = find_blocking(trace, dependencies, is_mine)
     row_of = positions(events.activity, len(trace.activities))
     collectives = np.flatnonzero(events.category == Category.COMMUNICATION)
@@ -231,25 +233,25 @@ def device_blocking(
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
     awaited = host_calls.work[host_calls.latest[host_calls.waited]]
     host_waits = int(np.isin(row_of[awaited], collectives).sum())
-    # A job needs its gradients: where nothing is known to need any collective, what does is not in the trace.
+    # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
     tells_needs = waits.any() and (len(found.consumers) or host_waits)
     unknown = found.unknown if tells_needs else np.append(found.unknown, found.unneeded)
     unknown = row_of[unknown][row_of[unknown] != UNKNOWN]
 
     is_known = np.ones(len(events), np.bool_)
     is_known[unknown] = False
-    # What a doubtful wait holds up is launched after it: in its step, or in the next one.
-    asked_ns = calls.start_ns[is_doubtful]
-    within = steps.index_at(asked_ns)
-    following = np.minimum(np.searchsorted(steps.start_ns, asked_ns), len(steps) - 1)
+    # The consumer of a doubtful wait is launched after the wait: in the same step, or in the next one.
+    wait_ns = calls.start_ns[is_doubtful]
+    within = steps.index_at(wait_ns)
+    following = np.minimum(np.searchsorted(steps.start_ns, wait_ns), len(steps) - 1)
     is_known[np.isin(events.step, np.concatenate([within, following]))] = False
-    is_told = is_known[collectives].all() and not is_doubtful.any()
-    # What has no place in the order of calls may need, or be, a collective of its step, or need one of the step before.
+    is_complete = is_known[collectives].all() and not is_doubtful.any()
+    # An operation without a place in the order of calls may be, or need, a collective of its step or the step before.
     unplaced = row_of[np.flatnonzero(is_mine & (dependencies.place == UNKNOWN))]
     step = events.step[unplaced[unplaced != UNKNOWN]]
     is_known[np.isin(events.step, np.concatenate([step, step - 1])) | np.any(step == UNKNOWN)] = False
     reason = None
-    if not is_told:
+    if not is_complete:
         reason = _reason(trace, waits, dependencies, is_doubtful, len(step), tells_needs=bool(tells_needs))
     elif not is_known[collectives].all():
         reason = NO_LAUNCH.format(len(step))
@@ -299,12 +301,12 @@ def unknown_blocking(events: Events, steps: int, reason: str) -> RankBlocking:
 
 
 def host_blocking(waiting: Intervals, waits: int, events: Events, steps: int) -> RankBlocking:
-    """Of a rank whose host communicates; each wait belongs to the collective that ends last in it."""
+    """Blocking of a rank whose host communicates; each wait belongs to the collective that ends last in it."""
     rows = np.flatnonzero(events.category == Category.COMMUNICATION)
     rows = rows[np.argsort(events.start_ns[rows], kind="stable")]
     end_ns = events.end_ns[rows]
     still = union(events.start_ns[rows], end_ns) & waiting
-    # Of the collectives that began before the end of a stretch, the one that ends last is in flight at that end.
+    # Among the collectives that began before a stretch's end, the one that ends last still runs at that end.
     is_latest = end_ns == np.maximum.accumulate(end_ns) if len(rows) else np.empty(0, np.bool_)
     latest = np.maximum.accumulate(np.where(is_latest, np.arange(len(rows)), 0))
     collective = rows[latest[np.searchsorted(events.start_ns[rows], still.end_ns) - 1]]

@@ -1,16 +1,16 @@
-"""Recorded dependencies between what devices did: which operation could not begin before which other one had ended.
+"""Recorded dependencies between device operations: which one could not begin before which other one had ended.
 
 ::
 
     stream 20   ......CCCCCCCCR             C: a collective, R: an event is recorded on its stream
-    stream 7    kkkkk..........Wccc         W: the stream is told to wait for the event, c: a copy
+    stream 7    kkkkk..........Wccc         W: the stream must wait for the event, c: a copy
 
 A wait makes an edge from its *producer*, the last operation launched on the event's stream before the record, to its
-*consumer*, the first operation launched on the waiting stream after the wait. A record also stands for what its stream
-had been told to wait for since its last operation, so that a stream without work passes waits on. Within a stream
-operations run in the order of their launch; no edge is made for that. "Before" and "after" are by the numbers of the
-API calls (correlation ids), which a process gives in order. An edge is never guessed: a wait whose record was not
-recorded is counted as unresolved, and an edge whose consumer began before its producer ended is counted and left out.
+*consumer*, the first operation launched on the waiting stream after the wait. A record also includes the waits of its
+stream since the stream's last operation: a stream without work passes waits on. Within a stream, operations run in the
+order of their launch; no edge is made for that. "Before" and "after" are by the numbers of the API calls (correlation
+ids), which a process gives in order. An edge is never guessed: a wait whose record is not in the trace is counted as
+unresolved, and an edge whose consumer began before its producer ended is counted and left out.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _LARGEST_NUMBER = 1 << 40
 
 @dataclass(frozen=True)
 class Edges(Table):
-    """Edges between two streams: rows of activities, and of the synchronization that is the wait."""
+    """Edges between two streams: ``producer`` and ``consumer`` are activities, ``wait`` is a synchronization (rows)."""
 
     producer: Ints
     consumer: Ints
@@ -50,11 +50,14 @@ class Dependencies:
     """The edges of a trace and the order of its streams.
 
     Attributes:
-        is_wait: Which of the trace's synchronizations are waits of streams.
-        is_resolved: Which of them have a record; ``is_violated`` which made an edge that the times contradict.
-        call_stream: Number of each synchronization's stream; ``call_place`` its place in the order of calls.
+        is_wait: Mask of the trace's synchronizations that are waits of streams.
+        is_resolved: Mask of the waits whose record is known.
+        is_violated: Mask of the waits that made an edge which the times contradict.
+        call_stream: Number of each synchronization's stream.
+        call_place: Place of each synchronization in the order of its process's calls.
+        place: The same for the launch of each activity.
         in_order: The activities stream by stream in the order of their launch.
-        stream: Number of each activity's stream, over all processes and devices; ``place`` where it was launched.
+        stream: Number of each activity's stream, unique over all processes and devices.
     """
 
     edges: Edges
@@ -114,11 +117,11 @@ def find_dependencies(trace: Trace) -> Dependencies:
 def _may_pass_on(
     trace: Trace, is_resolved: Mask, record: Ints, of_activity: Ints, of_call: Ints, call_place: Ints
 ) -> Mask:
-    """Waits whose record may have been made on a stream without work that passes on what others wait for.
+    """Mask of the waits whose record may belong to another stream than assumed.
 
-    Where no events were recorded, the stream of a record is taken to be that of its thread's last launch. Had the
-    thread told a stream without work to wait before, the record may be of that one. It makes no difference where what
-    is passed on is on the stream that waits, or on the one taken.
+    If the capture holds no event records, a record is assumed to be on the stream of its thread's last launch. But if
+    the thread has made a stream without work wait before, the record may be on that stream, which then passes its wait
+    on. This makes no difference if what it passes on runs on the waiting stream, or on the assumed one.
     """
     calls = trace.synchronizations
     found = np.zeros(len(calls), np.bool_)
@@ -128,18 +131,18 @@ def _may_pass_on(
     first, which = distinct_rows(calls.process[silent], calls.thread[silent], of_call[record[silent]])
     since = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(since, which, call_place[silent])
-    for told, place in zip(silent[first].tolist(), since.tolist(), strict=True):
-        passed_on = of_call[record[told]]
-        same_thread = (calls.thread[records] == calls.thread[told]) & (calls.process[records] == calls.process[told])
+    for wait, place in zip(silent[first].tolist(), since.tolist(), strict=True):
+        passed_on = of_call[record[wait]]
+        same_thread = (calls.thread[records] == calls.thread[wait]) & (calls.process[records] == calls.process[wait])
         matters = (of_call[waits] != passed_on) & (of_call[records] != passed_on)
         found[waits[same_thread & matters & (call_place[records] > place)]] = True
     return found
 
 
 def _streams(trace: Trace) -> Ints:
-    """A number for the stream of each activity, then of each synchronization.
+    """A number for the stream of each activity, followed by those of the synchronizations.
 
-    Synchronizations may give another device than activities do (nsys 2026.2), so that the device counts only where
+    Synchronizations may have another device number than activities (nsys 2026.2). Therefore the device is used only if
     streams of two devices of one process have the same id.
     """
     activities, calls = trace.activities, trace.synchronizations
@@ -153,10 +156,10 @@ def _streams(trace: Trace) -> Ints:
 
 
 def _call_order(trace: Trace) -> tuple[Ints, Ints]:
-    """Where activities and synchronizations stand in the order of their process's calls; ``UNKNOWN`` where unknown.
+    """The place of activities and of synchronizations in the order of their process's calls, or ``UNKNOWN``.
 
-    By the numbers of the calls, from 1 on. Where a thread's numbers do not grow with time they were given more than
-    once, and calls are ordered by the time at which they began.
+    Places are the numbers of the calls, from 1 on. If a thread's numbers do not grow with time, they were used more
+    than once; places are then the start times of the calls.
     """
     calls, activities, own = trace.calls, trace.activities, trace.synchronizations
     if _numbers_grow(calls):
@@ -180,6 +183,8 @@ def _numbers_grow(calls: Calls) -> bool:
 
 
 class _StreamCalls:
+    """Calls on streams, each with the last operation launched on its stream before."""
+
     def __init__(self, stream: Ints, place: Ints, launches: Sequences) -> None:
         self.stream = stream
         self.place = place
@@ -187,21 +192,21 @@ class _StreamCalls:
 
 
 def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tuple[Ints, Ints]:
-    """What each wait waits for: pairs of a wait and an operation, ``UNKNOWN`` where its stream had no work.
+    """Pairs of a wait and an operation that it waits for, ``UNKNOWN`` if the record's stream had no work.
 
-    The waits come in the order of their calls, each with its record; ``stream`` is that of each operation.
+    Waits are in the order of their calls, each with its record; ``stream`` is the stream of each operation.
     """
     own = np.arange(len(waits.stream)), records.work
     last_wait = Sequences(waits.stream, waits.place).last_before(records.stream, records.place)
     passes = (last_wait != UNKNOWN) & (take_or_unknown(waits.work, last_wait) == records.work)
     if not passes.any():
         return own
-    # Of the operations of one stream the one launched last ends last, so one per stream is enough to pass on.
+    # Within a stream, the operation launched last ends last: passing on one operation per stream is enough.
     relays = np.isin(waits.stream, np.unique(records.stream[passes]))
     rows = np.concatenate([np.flatnonzero(passes), np.flatnonzero(relays)])
     is_record = np.arange(len(rows)) < passes.sum()
     order = np.argsort(np.where(is_record, records.place[rows], waits.place[rows]), kind="stable")
-    pending: dict[int, tuple[int, dict[int, int]]] = {}  # by stream: its last operation, and what it waits for since
+    pending: dict[int, tuple[int, dict[int, int]]] = {}  # by stream: its last operation, and its waits since
     passed: dict[int, dict[int, int]] = {}
     for row, records_it in zip(rows[order].tolist(), is_record[order].tolist(), strict=True):
         if records_it:
@@ -219,16 +224,16 @@ def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tupl
 
 
 class HostCalls:
-    """The calls by which a device's host could wait for it, and the operations that each waits for.
-
-    Made for ``work``, rows of the device's activities, stream by stream in the order of their launch.
+    """The calls in which the host could wait for a device, and the operations that each call waits for.
 
     Attributes:
-        rows: In the trace's synchronizations, by their ends.
-        awaited: Indices into ``work``; ``awaits`` the call of each.
-        latest: Of each call the one of these that ends last, ``UNKNOWN`` where it waits for none.
-        waited: Those calls in which the host waited: what they waited for was still running when they began.
-        lag_ns: How long after the last of these, and after its own start, each call ended.
+        work: Rows of the device's activities, stream by stream in the order of their launch.
+        rows: Rows of the calls in the trace's synchronizations, ordered by end.
+        awaited: Indices into ``work``: operations that calls wait for.
+        awaits: Index of the call that waits for each of ``awaited``.
+        latest: For each call, the awaited operation that ends last; ``UNKNOWN`` if there is none.
+        waited: Indices of the calls in which the host really waited: what they awaited was running when they began.
+        lag_ns: For each call, the time from its start or the end of its ``latest``, whichever is later, to its end.
     """
 
     def __init__(self, trace: Trace, dependencies: Dependencies, work: Ints) -> None:
@@ -255,7 +260,7 @@ class HostCalls:
         copy = take_or_unknown(copies, np.where(is_found, at, UNKNOWN))
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
-        for one in distinct(stream):  # of each stream what was launched last before
+        for one in distinct(stream):
             last = launches.last_before(np.full(len(rows), one), self.place)
             awaited.append(np.where(is_device, last, UNKNOWN))
         self.awaits, self.awaited = np.tile(each, len(awaited)), np.concatenate(awaited)
@@ -265,7 +270,7 @@ class HostCalls:
         self.awaits, self.awaited = self.awaits[known], self.awaited[known]
         by_end = np.argsort(ends[known], kind="stable")
         self.latest = np.full(len(rows), UNKNOWN, np.int64)
-        self.latest[self.awaits[by_end]] = self.awaited[by_end]  # of several the last one written stays
+        self.latest[self.awaits[by_end]] = self.awaited[by_end]  # the last value written stays
         until_ns = take_or_unknown(end_ns, self.latest, NO_TIME)
         self.waited = np.flatnonzero(until_ns > self.start_ns)
         self.lag_ns = self.end_ns - np.maximum(self.start_ns, until_ns)
@@ -273,7 +278,10 @@ class HostCalls:
     def last_before(
         self, thread: Ints, main_thread: int, time_ns: Ints, place: Ints, among: Ints | slice = slice(None)
     ) -> Ints:
-        """The last call of the thread, or of the main one, that ended by a time and came before a place."""
+        """The last call of the thread, or of the main one, that ended not after the time and before the place.
+
+        ``among`` selects the calls that count; ``UNKNOWN`` if there is none.
+        """
         found = np.full(len(thread), UNKNOWN, np.int64)
         for one in set(distinct(thread)) - {UNKNOWN}:
             asked = thread == one

@@ -1,4 +1,4 @@
-"""What one rank did: its events with their steps and phases, from which all figures are measured."""
+"""The events of each rank with their steps and phases; all figures are measured from these."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ddp_prof.analyze.core.attribution import (
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
     Events,
-    are_gloos,
+    are_gloo_events,
     device_events,
     find_collective_ranges,
     host_communication,
@@ -72,17 +72,18 @@ class RankEvents(Brief):
     """One rank: a process and, on GPUs, one of its devices.
 
     Attributes:
-        device: CUDA ordinal as the process counts, ``None`` on a CPU.
-        events: What it did; what belongs to warm-up steps is left out.
-        steps: The measured steps; where the trace tells none, the whole capture as a single one without a number.
-        is_followed: Of each step whether the one after it is the next of ``steps``, and not one of warm-up.
-        phases: The host's ranges of phases, those of warm-up steps included; ``collective_ranges`` likewise.
+        device: CUDA ordinal within the process, ``None`` on a CPU.
+        events: Its events, without those of warm-up steps.
+        steps: The measured steps. If no steps were found, one step without a number: the whole capture.
+        is_followed: For each step, whether the next row of ``steps`` is the step that followed it.
+        phases: The host's ranges of phases, including those of warm-up steps.
+        collective_ranges: The ranges around collectives, including those of warm-up steps.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
-        step_notes: Which ranges that could be steps were left out or cut, a line each.
+        step_notes: What was left out or cut when steps and communication were found, a line each.
         other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
-        assumed_ahead: Whether the host runs ahead in the whole capture; ``None`` where this is not a part of one.
-        with_warmup: The same rank with what belongs to warm-up steps, where there are any.
-        raised: By how much the keys of its steps are raised, since another rank's recording began earlier.
+        assumed_ahead: Whether the host runs ahead in the whole capture; ``None`` if the trace is the whole capture.
+        with_warmup: The same rank including its warm-up steps, if it has any.
+        raised: How much is added to its step keys, because another rank's recording began earlier.
     """
 
     trace: Trace
@@ -106,18 +107,18 @@ class RankEvents(Brief):
 
     @property
     def including_warmup(self) -> RankEvents:
-        """The rank including its warm-up steps, as it is drawn; this one is what is measured."""
+        """The rank including its warm-up steps, as it is drawn; without them it is measured."""
         return self.with_warmup or self
 
     def rekey_steps(self, keys: Ints) -> RankEvents:
-        """The rank with these keys of its measured steps: other ranks may have begun earlier.
+        """The rank with these keys for its measured steps; see :func:`.align_unnumbered_steps`.
 
-        They become the numbers of steps without any. See :func:`.align_unnumbered_steps`.
+        Steps without numbers get their keys as numbers.
         """
         if not self.has_steps or np.array_equal(self.step_keys, keys):
             return self
         raised, whole = int(keys[0]), self.with_warmup
-        if np.any(self.steps.number != UNKNOWN):  # which come again, so that keys are positions
+        if np.any(self.steps.number != UNKNOWN):  # numbers repeat, so keys are positions
             return replace(self, raised=raised, with_warmup=whole and replace(whole, raised=raised))
         numbered = replace(self, steps=replace(self.steps, number=keys))
         if whole is None:
@@ -139,7 +140,7 @@ class RankEvents(Brief):
         return measure_breakdown(self.events, self.steps, self.union_of, on_host=self.device is None)
 
     def time_by_part(self, window: Intervals) -> dict[str, Intervals]:
-        """A window by what the rank did in it, each instant in one part, whatever step it belongs to."""
+        """Divide a window by what the rank did in it, whichever step launched it; each instant is in one part."""
         compute, communication, memory = (
             self.union_of(category) & window for category in (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY)
         )
@@ -154,7 +155,7 @@ class RankEvents(Brief):
 
     @cached_property
     def lead_ns(self) -> tuple[Ints, Ints]:
-        """For each step: its work on the device, and how much of it is outside the host's range of the step."""
+        """For each step: the time of its work on the device, and how much of that is outside the step's host range."""
         events, steps = self.events, self.steps
         rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
         start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
@@ -173,7 +174,7 @@ class RankEvents(Brief):
 
     @cached_property
     def step_times(self) -> StepTimes:
-        """How long each step took, and what filled that time; nothing for a capture without steps."""
+        """How long each step took, and what filled that time; no rows in a capture without steps."""
         if not self.has_steps:
             return empty(StepTimes)
         device_follows = self.is_followed if self.runs_ahead else None
@@ -181,7 +182,7 @@ class RankEvents(Brief):
 
     @cached_property
     def blocking(self) -> RankBlocking:
-        """How long its streams, on a CPU its host, stood still for communication."""
+        """How long its streams (on a CPU, its host) stood still for communication."""
         if self.trace.sync_reason == SYNC_IN_PARTS:
             return unknown_blocking(self.events, len(self.steps), SYNC_IN_PARTS)
         is_by_host = np.any((self.events.category == Category.COMMUNICATION) & (self.events.activity == UNKNOWN))
@@ -190,16 +191,16 @@ class RankEvents(Brief):
             if not waits and np.any(self.events.category == Category.COMMUNICATION):
                 return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
             waiting = self.phases.union_of(SYNCHRONIZE_PHASE)
-            if are_gloos(self.trace, self.collective_ranges):
-                # Beside backward, and of what backward itself needs, operators alone tell how long the host waits.
+            if are_gloo_events(self.trace, self.collective_ranges):
+                # Also a wait: collectives launched outside of backward, and those whose result backward needs at once,
+                # while no operator computes.
                 in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
                 others = (self.events.category == Category.COMMUNICATION) & ~in_backward
                 waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
                 ranges = self.collective_ranges
-                sums = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
-                needed = ~np.isin(ranges.operation, sums)
-                asked_ns = np.where(ranges.launch_ns == NO_TIME, ranges.start_ns, ranges.launch_ns)
-                waiting |= union(asked_ns[needed], ranges.end_ns[needed])
+                of_gradients = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
+                needed = ~np.isin(ranges.operation, of_gradients)
+                waiting |= union(ranges.launch_or_start_ns[needed], ranges.end_ns[needed])
                 waiting -= self.union_of(Category.COMPUTE)
             return host_blocking(waiting, waits, self.events, len(self.steps))
         return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
@@ -211,10 +212,10 @@ class RankEvents(Brief):
 
     @property
     def hides_waits(self) -> bool:
-        """Whether phases of a CPU count as compute although it may have waited in them for communication."""
+        """Whether compute on a CPU may include waits for communication, because nothing marks the waits."""
         if self.device is not None or SYNCHRONIZE_PHASE in self.phases.kind:
             return False
-        if self._has_operators:  # these compute, not phases
+        if self._has_operators:  # then operators count as compute, not phases
             return False
         return bool((self.union_of(Category.COMPUTE) & self.union_of(Category.COMMUNICATION)).length_ns)
 
@@ -224,16 +225,16 @@ class RankEvents(Brief):
 
     @property
     def hides_backward(self) -> bool:
-        """Whether nothing tells what backward computed on a CPU that trains, or may.
+        """Whether a rank on a CPU trains, or may train, and its backward is not known.
 
-        One that communicates may, unless operators tell what it computed and which of them asked for each collective.
+        A rank that communicates may train, unless its operators and the launches of all its collectives are known.
         """
         if self.device is not None or self.backward != "none":
             return False
-        asked_ns = self.select_category(Category.COMMUNICATION).launch_ns
-        is_told = self._has_operators and NO_TIME not in asked_ns
+        launch_ns = self.select_category(Category.COMMUNICATION).launch_ns
+        is_told = self._has_operators and NO_TIME not in launch_ns
         trains = np.isin(self.phases.kind, (SYNCHRONIZE_PHASE, OPTIMIZER_PHASE)).any()
-        return bool(trains or (len(asked_ns) and not is_told))
+        return bool(trains or (len(launch_ns) and not is_told))
 
     @cached_property
     def host_calls(self) -> HostCalls:
@@ -253,7 +254,7 @@ class RankEvents(Brief):
 
     @cached_property
     def is_collective(self) -> Mask:
-        """Which events are collectives, each counted once: what only prepares another one is a part of that."""
+        """Mask of the events that are collectives; a kernel that only prepares a collective is not counted."""
         rows: Mask = self.events.category == Category.COMMUNICATION
         parts = [row for row, name in enumerate(self.trace.names) if NOTIFY in name and operation_of(name) == NOTIFY]
         is_part = np.isin(take_or_unknown(self.trace.activities.name_id, self.events.activity), parts)
@@ -265,32 +266,32 @@ class RankEvents(Brief):
 
     @property
     def is_mine(self) -> Mask:
-        """Which of the trace's activities are the rank's, warm-up included."""
+        """Mask of the trace's activities that are the rank's, including warm-up."""
         activities = self.trace.activities
         mine: Mask = (activities.process == self.process) & (activities.device == self.device)
         return mine
 
     @cached_property
     def main_thread(self) -> int:
-        """The thread that opens the ranges of steps; where there are none, the process's first one."""
+        """The thread that opens the ranges of steps; without steps, the process's first thread."""
         spans = self.trace.spans
         lanes = spans.lane[(spans.process == self.process) & np.isin(spans.start_ns, self.steps.start_ns)]
         return int(np.bincount(lanes).argmax()) if len(lanes) and self.has_steps else self.process
 
     @cached_property
     def backward_end_ns(self) -> Ints:
-        """End of the last compute of backward of each step; ``NO_TIME`` where none is known.
+        """End of each step's last compute of backward; ``NO_TIME`` if not known.
 
-        Nor is it in a capture without steps, which may hold many backward passes.
+        It is not known in a capture without steps either, which may contain many backward passes.
         """
         rows = self.is_backward & self.has_steps
         return last_by_step(self.events.end_ns[rows], self.events.step[rows], len(self.steps))
 
     @cached_property
     def inferred_backward(self) -> Phases:
-        """When autograd launched backward, where no range of the host tells it, from the first launch to the last.
+        """The times, from first to last launch, in which autograd launched backward; empty if ranges mark backward.
 
-        Launches of another phase end it. A step may hold several, a capture without steps has none.
+        A launch of another phase ends such a time, so a step may have several. A capture without steps has none.
         """
         events = self.events
         known = (events.launch_ns != NO_TIME) & (events.phase != UNKNOWN) & (events.step != UNKNOWN)
@@ -305,7 +306,7 @@ class RankEvents(Brief):
 
     @cached_property
     def compute_stream(self) -> int:
-        """The stream on which most compute time is spent, ``UNKNOWN`` where there is none, as on a CPU."""
+        """The stream with most compute time; ``UNKNOWN`` if there is none, as on a CPU."""
         rows = np.flatnonzero((self.events.category == Category.COMPUTE) & (self.events.lane != UNKNOWN))
         if not len(rows):
             return UNKNOWN
@@ -316,12 +317,12 @@ class RankEvents(Brief):
 
     @cached_property
     def step_keys(self) -> Ints:
-        """A number for each step that no other step of the rank has; ``UNKNOWN`` for a capture without steps."""
+        """A unique number for each step; ``UNKNOWN`` in a capture without steps."""
         keys = self.steps.keys if self.has_steps else self.steps.number
         return np.where(keys == UNKNOWN, UNKNOWN, keys + self.raised)
 
     def step_at(self, time_ns: Ints) -> Ints:
-        """Key of the measured step whose host range holds each instant, ``UNKNOWN`` outside of any."""
+        """Key of the measured step whose host range contains each instant, ``UNKNOWN`` outside of all steps."""
         return take_or_unknown(self.step_keys, self.steps.index_at(time_ns))
 
     @cached_property
@@ -331,7 +332,14 @@ class RankEvents(Brief):
 
 @dataclass(frozen=True)
 class CaptureFacts:
-    """Facts about a whole capture that is read in parts, by process; by process and device the threads of backward."""
+    """Facts about a whole capture, needed to read a part of it.
+
+    Attributes:
+        devices: The devices of each process.
+        launchers: The threads of each process that launch communication.
+        computing: The threads of each process that launch compute.
+        gradient_threads: The threads that launch compute of backward, by process and device.
+    """
 
     devices: Mapping[int, frozenset[int]] = field(default_factory=dict)
     launchers: Mapping[int, frozenset[int]] = field(default_factory=dict)
@@ -364,12 +372,13 @@ def collect_capture_facts(trace: Trace) -> CaptureFacts:
 def find_rank_events(
     trace: Trace, patterns: RangePatterns = NO_PATTERNS, known: CaptureFacts | None = None
 ) -> tuple[RankEvents, ...]:
-    """What each rank in a trace did, in the order of rank, process and device.
+    """Return the ranks of a trace, ordered by rank, process and device.
 
-    ``known`` is what is known beside a trace that is part of a capture: ranks that did nothing in it are found.
+    If the trace is a part of a capture, ``known`` are facts about the whole capture: the result then includes ranks
+    that have no events in this part.
 
     Raises:
-        TraceError: No range is named as the user says that steps, or backward, are.
+        TraceError: No range matches one of the user's patterns.
     """
     known = known or collect_capture_facts(trace)
     on_devices = set(known.devices)
@@ -411,10 +420,11 @@ class _Builder:
         self._leave_out_unfinished_step()
 
     def _leave_out_unfinished_step(self) -> None:
-        """The last step where it holds no phase and each other one does: the program ended in it.
+        """Leave out the last step if it has no phase and all other steps have one: the program ended in it.
 
-        So end loops in which a step begins where the one before it ends, as torch.profiler's. A phase that only ends in
-        it, by less than half of both, is the one before's: a hook that counts steps runs within the optimizer's range.
+        This happens in loops in which a step begins as soon as the one before ends, as with torch.profiler. The range
+        of an optimizer often reaches into the next step, since the hook that counts steps runs within it. Therefore a
+        phase belongs to the last step only if they share half of the shorter one.
         """
         steps, phases = self.steps, self.phases
         if len(steps) < 2:
@@ -441,11 +451,11 @@ class _Builder:
         return result
 
     def host_rank(self) -> RankEvents:
-        """The rank of a CPU run. Only our ranges separate waiting from computing; without them operators are used."""
+        """The rank of a CPU run. Without our ranges, which separate waiting from computing, operators are used."""
         operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
         is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
-        # Fewer operators than collectives were recorded in part: what else computed is not known.
-        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not are_gloos(self.trace, self.ranges)
+        # If there are fewer operators than collectives, operators were not recorded completely.
+        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not are_gloo_events(self.trace, self.ranges)
         if 0 < len(self.ranges) <= len(operators) and not marks_waits:
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
@@ -466,15 +476,15 @@ class _Builder:
         return self._rank(None, events, backward)
 
     def _describe_gloo(self) -> str:
-        """What tells the communication, where that is gloo's own events."""
-        if not are_gloos(self.trace, self.ranges):
+        """Words for gloo's own events as the source of communication; empty if it is our ranges."""
+        if not are_gloo_events(self.trace, self.ranges):
             return ""
         is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
         begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
         return f"the 'gloo:' events, each from when it {begin}"
 
     def _declared_backends(self) -> set[str]:
-        """The backends that ranges of ours round the process name; a backend not named is empty text."""
+        """The backends in our ranges around the process; an empty text for a range without one."""
         ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
         names = [self.trace.names[name_id] for name_id in ids]
         return {range_.text("backend") or "" for range_ in parse_ranges(names, PROCESS).values()}

@@ -1,4 +1,4 @@
-"""Aligns steps that no number tells apart, of ranks whose recordings began some steps apart."""
+"""Aligns the steps of ranks whose recordings began some steps apart, if the steps have no unique numbers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
 
 LEAST_COMMON_STEPS = 3
-"""Steps that two ranks must share before a shift between them can be found."""
+"""Two ranks must share at least this number of steps before a shift between them is looked for."""
 
 CLEARLY = 3
 """A shift of steps, or another pairing of streams, must reduce the scatter of ends by this factor."""
 
 CHANCE = 0.01
-"""Up to which probability a shift may reduce it so by chance: of few steps it must do so by more."""
+"""Largest accepted probability that a wrong shift does so by chance; with few steps the factor must be larger."""
 
 
 class RankSteps(NamedTuple):
-    """The steps of a rank: their own numbers, and when the last collective of each ended, ``NO_TIME`` without any."""
+    """The steps of a rank: their numbers, and the end of each step's last collective, ``NO_TIME`` if it has none."""
 
     clock: Path
     numbers: Ints
@@ -29,15 +29,16 @@ class RankSteps(NamedTuple):
 
 
 def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple[str, ...]]:
-    """By how much the keys of each rank's steps are to be raised, so that they are the same over ranks; and a note.
+    """How much to add to each rank's step keys, so that a key means the same step on all ranks; and a note on it.
 
-    No number tells steps apart that have none, or where the same ones come again, as in each epoch. Recordings of two
-    files may begin some steps apart. Then the n-th step of one rank is an earlier or later one on the other, which the
-    differences of their collectives' ends tell: of the right shift they are nearly constant, as clocks differ by a
-    constant, and of a wrong one they scatter as steps do. Nor do numbers differ, where there are any.
+    This concerns steps without numbers, or with numbers that repeat, as in each epoch. Two files may begin some steps
+    apart: the n-th step of one rank is then an earlier or later one of the other rank. The right shift is found by the
+    differences between the ends of the two ranks' collectives. With the right shift they are nearly constant, because
+    two clocks differ by a constant; with a wrong one they vary as the steps do. The right shift also gives both ranks
+    the same numbers, if there are any.
     """
     raised = [0] * len(ranks)
-    unnumbered = [at for at, rank in enumerate(ranks) if len(rank.numbers) and not _tell_apart(rank.numbers)]
+    unnumbered = [at for at, rank in enumerate(ranks) if len(rank.numbers) and not _are_unique(rank.numbers)]
     for at in unnumbered[1:]:
         raised[at] = _find_shift(ranks[unnumbered[0]], ranks[at])
     if not (shifted := np.count_nonzero(raised)):
@@ -49,12 +50,12 @@ def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple
 
 
 def _find_shift(first: RankSteps, rank: RankSteps) -> int:
-    """Which step of the first rank is the other one's first; 0 where none is clearly better."""
+    """Index of the first rank's step that is the other rank's first step; 0 if no shift is clearly better."""
     if rank.clock == first.clock:
         return 0
     scatter = {
         shift: _end_scatter(first.ends_ns, rank.ends_ns, shift)
-        if _are_alike(first.numbers, rank.numbers, shift)
+        if _are_equal(first.numbers, rank.numbers, shift)
         else float("inf")
         for shift in range(-len(rank.numbers) // 2, len(first.numbers) // 2 + 1)
     }
@@ -62,22 +63,22 @@ def _find_shift(first: RankSteps, rank: RankSteps) -> int:
     return best if scatter[best] < scatter[0] else 0
 
 
-def _tell_apart(numbers: Ints) -> bool:
+def _are_unique(numbers: Ints) -> bool:
     known = numbers[numbers != UNKNOWN]
     return 0 < len(known) == len(np.unique(known))
 
 
-def _are_alike(first: Ints, other: Ints, shift: int) -> bool:
+def _are_equal(first: Ints, other: Ints, shift: int) -> bool:
     first, other = first[max(0, shift) :], other[max(0, -shift) :]
     common = min(len(first), len(other))
     return np.array_equal(first[:common], other[:common])
 
 
 def _end_scatter(first: Ints, other: Ints, shift: int) -> float:
-    """Median distance of the ends' differences from their median, infinite where too few steps are common.
+    """Median absolute deviation of the differences between two ranks' ends; infinite if they share too few steps.
 
-    The more steps a rank is moved by, the more it must have in common: among many shifts chance makes one look right.
-    For the same reason that of a shift is told larger than it is: chance brings half of the other steps so much closer.
+    Among many wrong shifts, one may look right by chance. Therefore a larger shift needs more common steps, and the
+    result of every shift but 0 is multiplied by a factor, which is larger for fewer common steps.
     """
     first, other = first[max(0, shift) :], other[max(0, -shift) :]
     common = min(len(first), len(other))

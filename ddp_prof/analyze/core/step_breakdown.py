@@ -1,6 +1,6 @@
-"""Where the time of a step went, each nanosecond once, how long it took, and what the device was at in between.
+"""How long a step took, what filled that time (each nanosecond counted once), and the device's phase at each instant.
 
-The window of a step is that of what was launched in it::
+The window of a step contains everything that was launched in it::
 
     window               |----------------------|
     compute              ..######......######....
@@ -12,20 +12,21 @@ The window of a step is that of what was launched in it::
     exposed memory                   (what neither compute nor communication covers)
     idle                 all the rest
 
-Its length is told by one clock. Where the host keeps up with its device a step lasts as long as its range on the host.
-Where the host runs ahead, that range tells when the step's work was asked for, and not when it was done. A step then
-lasts from its first work on the device to that of the next step::
+The length of a step is measured on one clock. If the host keeps up with its device, a step lasts as long as its range
+on the host. If the host runs ahead, that range tells when the step's work was launched, not when it was done. A step
+then lasts from its first work on the device to the first work of the next step::
 
     host      |0||1||2|
     device    .0000000000.1111111111.2222222222
     step 0     |---------|
-    step 1                |---------|            how long step 2 lasts is not known: no step follows
+    step 1                |---------|            the length of step 2 is not known: no step follows
 
-The first work of a step is the first on the stream on which it computes most. Streams work in the order of launches, so
-that no such length is negative; a copy that is fetched ahead, on a stream of its own, begins no step. These windows do
-not meet, and all that fills a length is what lies in its window, whichever step launched it: its parts sum to it.
+The first work of a step is the first on the stream on which the step computes most. Streams work in the order of
+launches, so no such length is negative. A copy that is fetched ahead, on a stream of its own, does not begin a step.
+These windows do not overlap. Everything that lies in a window counts, whichever step launched it, so the parts of a
+length sum to it.
 
-While a rank computes nothing its phase is told by the compute before and after::
+While a rank computes nothing, its phase follows from the compute before and after::
 
     compute      ffff...ff....bbbb..bbb....oo
     inside of         f         b             both neighbours are of that phase
@@ -51,9 +52,9 @@ from ddp_prof.trace import Category
 class StepBreakdown(Table):
     """One row per step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
 
-    Communication is what was launched in the step; compute and memory are all of the device's in the window, which goes
-    from the first event launched in the step to the last such event's end. ``other_comm_ns`` is the part of ``idle_ns``
-    in which communication of another step ran.
+    The window goes from the start of the first event launched in the step to the end of the last one. Communication is
+    what was launched in the step; compute and memory are all of the device's in the window. ``other_comm_ns`` is the
+    part of ``idle_ns`` in which communication of another step ran.
     """
 
     start_ns: Ints
@@ -74,9 +75,9 @@ class StepBreakdown(Table):
 def measure_breakdown(
     events: Events, steps: Steps, union_of: Callable[[Category], Intervals], *, on_host: bool
 ) -> StepBreakdown:
-    """Divide the window of each of a rank's steps. A step that launched nothing has an empty window.
+    """Divide the window of each step of a rank. A step that launched nothing has an empty window.
 
-    With ``on_host`` the host computes, whose range of a step then belongs to the window, too.
+    With ``on_host``, the host itself computes: the window then includes the step's range.
     """
     count = len(steps)
     compute, memory = union_of(Category.COMPUTE), union_of(Category.MEMORY)
@@ -95,13 +96,13 @@ def measure_breakdown(
     rows = (events.category == Category.COMMUNICATION) & (events.step >= 0)
     comm_start, comm_end, comm_step = union_by_group(events.start_ns[rows], events.end_ns[rows], events.step[rows])
 
-    def beside_own_ns(of: Intervals) -> Ints:
+    def beside_own_comm_ns(of: Intervals) -> Ints:
         return sum_by_group(of.covered_ns(comm_start, comm_end), comm_step, count)
 
     comm_ns = sum_by_group(comm_end - comm_start, comm_step, count)
-    overlapped = beside_own_ns(compute)
+    overlapped = beside_own_comm_ns(compute)
     compute_only = compute.covered_ns(start, end) - overlapped
-    exposed_memory = bare_memory.covered_ns(start, end) - beside_own_ns(bare_memory)
+    exposed_memory = bare_memory.covered_ns(start, end) - beside_own_comm_ns(bare_memory)
     return StepBreakdown(
         start_ns=start,
         end_ns=end,
@@ -111,31 +112,31 @@ def measure_breakdown(
         compute_only_ns=compute_only,
         exposed_memory_ns=exposed_memory,
         idle_ns=(end - start) - comm_ns - compute_only - exposed_memory,
-        other_comm_ns=bare_communication.covered_ns(start, end) - beside_own_ns(bare_communication),
+        other_comm_ns=bare_communication.covered_ns(start, end) - beside_own_comm_ns(bare_communication),
     )
 
 
 def sum_by_group(values: Ints, group: Ints, groups: int) -> Ints:
-    """The sums of groups as exact integers."""
+    """The sum of each group, as an exact integer."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, group, values)
     return total
 
 
 HOST, DEVICE = "host", "device"
-"""Whose clock tells how long a step took."""
+"""The clock that measures the length of a step."""
 
 
 @dataclass(frozen=True)
 class StepTimes(Table):
-    """A row a measured step; none where the trace tells no steps. Parts are all of the rank's, whoever launched them.
+    """One row per measured step; no rows in a capture without steps. Parts include what other steps launched.
 
     Attributes:
-        start_ns: Start of the step's window; ``NO_TIME`` where its length is not known.
-        length_ns: ``UNKNOWN`` where it is not known, and then the parts are 0.
-        overlapped_ns: The part of ``compute_ns`` beside which there is communication.
-        exposed_memory_ns: Copies beside which there is neither compute nor communication.
-        calls_ns: In ``synchronize``, what neither fills: the host's work round its calls.
+        start_ns: Start of the step's window; ``NO_TIME`` if its length is not known.
+        length_ns: ``UNKNOWN`` if it is not known; the parts are then 0.
+        overlapped_ns: The part of ``compute_ns`` during which there is communication.
+        exposed_memory_ns: Copies without compute or communication at the same time.
+        calls_ns: Time in ``synchronize`` without compute or communication: the host's work around its calls.
     """
 
     start_ns: Ints
@@ -153,14 +154,17 @@ class StepTimes(Table):
 
 
 def is_ahead(work_ns: int, outside_ns: int) -> bool:
-    """Whether the host runs ahead, by the sums over steps of ``RankEvents.lead_ns``."""
+    """Whether the host runs ahead; the arguments are the sums of ``RankEvents.lead_ns`` over steps."""
     return 2 * outside_ns > work_ns
 
 
 def measure_step_times(
     events: Events, steps: Steps, phases: Phases, union_of: Callable[[Category], Intervals], device_follows: Mask | None
 ) -> StepTimes:
-    """Measure a rank's steps; where the device's clock counts, ``device_follows`` says which the next one followed."""
+    """Measure a rank's steps, on the host's clock if ``device_follows`` is ``None``, else on the device's.
+
+    ``device_follows`` says of each step whether the next row is the step that followed it.
+    """
     if device_follows is None:
         start, end, known = steps.start_ns, steps.end_ns, np.ones(len(steps), np.bool_)
     else:
@@ -183,7 +187,7 @@ def measure_step_times(
 
 
 def first_work(events: Events, steps: int) -> Ints:
-    """When each step begins on the device; ``NO_TIME`` where it does not compute there."""
+    """When each step begins on the device; ``NO_TIME`` if it computes nothing there."""
     begins = np.full(steps, NO_TIME, np.int64)
     rows = np.flatnonzero((events.step != UNKNOWN) & (events.activity != UNKNOWN))
     computes = ~np.isin(events.category[rows], (Category.COMMUNICATION, Category.MEMORY))
@@ -195,31 +199,31 @@ def first_work(events: Events, steps: int) -> Ints:
     start_ns = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(start_ns, which, events.start_ns[rows])
     has_compute = np.isin(np.arange(len(first)), which[computes])
-    # The busiest stream of each step comes last, and counts; of equally busy ones the first.
+    # The busiest stream of each step comes last and is the one that stays; of equally busy ones, the lowest.
     order = np.lexsort((-lane, busy_ns, has_compute, step))
     begins[step[order]] = np.where(has_compute, start_ns, NO_TIME)[order]
     return begins
 
 
 NONE = -2
-"""Stands for the phase before a step's first compute and after its last."""
+"""In place of a phase: before a step's first compute, and after its last."""
 
 BETWEEN_STEPS = -3
-"""Both phases of the one stretch that stands for all time outside of the steps."""
+"""In place of the phase before: the one stretch for all time outside of the steps."""
 
 ALWAYS = -(2**62)
-"""Start of the first stretch of a step: earlier than any event."""
+"""Start of each step's first stretch: earlier than any event."""
 
 
 @dataclass(frozen=True)
 class DevicePhases(Table):
-    """Stretches of time by step and start; a stretch ends where the next one of the step starts, the last one never.
+    """Stretches of time, ordered by step and start. Each ends where the step's next one starts, the last one never.
 
     Attributes:
-        step: Index into the rank's steps; their number for the time outside of them.
-        before: Phase of the compute that starts last before an instant of the stretch, an index into
-            ``range_names.PHASES``; ``UNKNOWN`` where that belongs to no phase, ``NONE`` where there is none.
-        after: The same of the compute that starts next.
+        step: Index into the rank's steps; the number of steps stands for the time outside of them.
+        before: Phase of the last compute that started before, an index into ``range_names.PHASES``; ``UNKNOWN`` if
+            that compute belongs to no phase, ``NONE`` if there is no such compute.
+        after: The same for the compute that starts next.
     """
 
     step: Ints
@@ -229,11 +233,11 @@ class DevicePhases(Table):
 
 
 def find_device_phases(events: Events, steps: int) -> DevicePhases:
-    """The stretches of all steps, each of which has at least one; the last stretch is the time outside of them.
+    """The stretches of all steps, at least one per step; the last stretch is the time outside of steps.
 
-    Compute of no phase counts only in steps without any of forward: beside named phases it is a helper's, as a data
-    loader's, and the rank's own phase goes on. So it does where an optimizer steps on a bucket and backward follows;
-    where forward does, as in a step of two networks, backward was done.
+    In a step with compute of forward, compute without a phase is ignored: it belongs to a helper such as a data loader,
+    and the rank's own phase goes on. So is the compute of an optimizer if backward follows: it updates one bucket
+    during backward. If forward follows, as in a step that trains two networks, backward was over, and it counts.
     """
     rows = np.flatnonzero(
         (events.category == Category.COMPUTE) & (events.step != UNKNOWN) & (events.phase != SYNCHRONIZE_PHASE)
@@ -256,7 +260,7 @@ def find_device_phases(events: Events, steps: int) -> DevicePhases:
 
 
 def _within_backward(step: Ints, start_ns: Ints, phase: Ints) -> Ints:
-    """The rows of an optimizer after which backward's is the next of another phase in the step."""
+    """The optimizer's rows after which the step's next row of another phase is backward's."""
     is_backward = phase == BACKWARD_PHASE
     last_ns = last_by_step(np.where(is_backward, start_ns, NO_TIME), step, int(step.max(initial=-1)) + 1)
     within = np.flatnonzero(phase == PHASES.index(OPTIMIZER))

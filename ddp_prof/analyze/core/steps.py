@@ -1,4 +1,4 @@
-"""The steps and phases of a process as the program's ranges tell them, and the names that other programs use."""
+"""Steps and phases of a process, found by the names of its ranges: ours, and those of other programs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:/\d+)?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
 
 @dataclass(frozen=True)
 class KnownName:
-    """A pattern of names, in any case; ``kind`` is ``step``, whose first group is the number, or a phase."""
+    """A regular expression for names, ignoring case; ``kind`` is a phase or ``step``, whose group 1 is its number."""
 
     kind: str
     writer: str
@@ -82,7 +82,7 @@ KNOWN_NAMES = (
         ("megatron.bridge.training.train.train_step.optimizer_step",),
     ),
 )  # fmt: skip
-"""Of steps the first that occurs is taken, and only where there are no ranges of ours; phases may be of several.
+"""Phases may match any of these. Steps use only the first pattern that occurs, and only if there are no ranges of ours.
 docs/names.md is generated from this table."""
 
 STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == STEP)
@@ -90,9 +90,9 @@ STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == ST
 
 @dataclass(frozen=True, slots=True)
 class RangePatterns:
-    """How the user's own ranges of steps and of backward are named: regular expressions, ``None`` for the usual names.
+    """Regular expressions for the user's own ranges of steps and of backward; ``None`` for the usual names.
 
-    The first group of a step's, if it has one, is the step's number.
+    The first group of ``step``, if it has one, is the step's number.
     """
 
     step: str | None = None
@@ -106,7 +106,7 @@ _STEP_NUMBER = re.compile(r"\d{1,18}$")
 
 @dataclass(frozen=True)
 class Steps(Table):
-    """The steps of one process by the start of their ranges; ``number`` is ``UNKNOWN`` where a name has none."""
+    """The steps of one process, ordered by start; ``number`` is ``UNKNOWN`` if the range's name has none."""
 
     number: Ints
     start_ns: Ints
@@ -115,10 +115,10 @@ class Steps(Table):
 
     @property
     def keys(self) -> Ints:
-        """A number for each measured step that no other one has; ``UNKNOWN`` for those of warm-up.
+        """A unique number for each measured step; ``UNKNOWN`` for warm-up steps.
 
-        It is the step's own, its position where it carries none. Where numbers come again, as when each epoch counts
-        anew, they tell no step apart, and all are positions.
+        It is the step's own number, or its position if it has none. If numbers repeat, for example because each epoch
+        counts from 0, all keys are positions.
         """
         measured = select(self, ~self.warmup)
         keys = measured.display_number
@@ -129,19 +129,22 @@ class Steps(Table):
 
     @property
     def display_number(self) -> Ints:
-        """The number of each step, where it carries none its position among those measured, or those of warm-up."""
+        """The number of each step; if it has none, its position among the measured or the warm-up steps."""
         position = np.where(self.warmup, np.cumsum(self.warmup), np.cumsum(~self.warmup)) - 1
         return np.where(self.number == UNKNOWN, position, self.number)
 
     @property
     def occurrence(self) -> tuple[Ints, Ints]:
-        """Of steps with the same number: which of them each is, from 1 on, and how many; warm-up is counted apart."""
-        _, called = distinct_rows(self.display_number, self.warmup.astype(np.int64))
-        return count_before(called) + 1, np.bincount(called)[called]
+        """For each step: its place, from 1, among steps with the same number, and how many these are.
+
+        Warm-up steps and measured steps are counted apart.
+        """
+        _, same_number = distinct_rows(self.display_number, self.warmup.astype(np.int64))
+        return count_before(same_number) + 1, np.bincount(same_number)[same_number]
 
     @property
     def names(self) -> list[str]:
-        """What each step is called: ``step 3``, ``step 0 (2 of 4)`` where numbers come again, ``warm-up step 1``."""
+        """The name of each step: ``step 3``, ``step 0 (2 of 4)`` if numbers repeat, ``warm-up step 1``."""
         columns = (self.display_number, self.warmup, *self.occurrence)
         return [
             ("warm-up " if is_warmup else "") + f"step {number}" + (f" ({which} of {times})" if times > 1 else "")
@@ -157,12 +160,15 @@ class Steps(Table):
 
 
 def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[Steps, tuple[str, ...]]:
-    """The steps of a process, and what was left out or cut, a line each.
+    """The steps of a process, and a line for each kind of range that was left out or cut.
 
-    Steps do not overlap. Where ranges that match do: of those on several threads the first thread's of the process
-    count, which a data loader's is not, else those of the one with most; of nested ones the inner ones, and of a name
-    of which most hold others none; of others each ends where the next one starts, as its work is what is launched last.
-    Without a pattern our own ranges count, else those of the first of :data:`STEP_PATTERNS` that occurs.
+    Without a pattern, our own ranges are used, or else the first of :data:`STEP_PATTERNS` that occurs. Steps never
+    overlap. If the matching ranges do:
+
+    - On several threads: the ranges of the process's first thread count, which is no data loader's. If it has none,
+      those of the thread with most ranges count.
+    - Nested: the inner ranges count. If most ranges of one name contain others, none of that name counts.
+    - Otherwise each range ends where the next one starts.
     """
     mine = trace.spans.process == process
     if pattern is not None:
@@ -179,7 +185,7 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
 
 
 def describe_ranges(trace: Trace) -> str:
-    """The names of the ranges that occur most often, numbers in them as ``N``, as part of a sentence."""
+    """The names of the most frequent ranges as part of a sentence; numbers in names are replaced by ``N``."""
     count = Counter[str]()
     ids, times = np.unique(trace.spans.name_id, return_counts=True)
     for name_id, often in zip(ids.tolist(), times.tolist(), strict=True):
@@ -201,9 +207,10 @@ def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[i
 def _steps_from_names(
     trace: Trace, mine: Mask, named: dict[int, tuple[int | None, bool]], unfinished: Collection[int] = ()
 ) -> tuple[Steps, tuple[str, ...]]:
-    """The ranges with these names that are steps; of each name the number, if it has one, and whether it is warm-up.
+    """The steps among the ranges with these names, and notes on the other ranges.
 
-    Ranges with the names ``unfinished`` say that the one round them is no whole step.
+    ``named`` holds by index of a name the step's number, if the name has one, and whether the step is warm-up. A step
+    that contains a range named as ``unfinished`` was not finished.
     """
     rows, notes = _select_steps(trace, rows_named(trace.spans, mine, named), unfinished)
     found = [named[name_id] for name_id in trace.spans.name_id[rows].tolist()]
@@ -215,7 +222,7 @@ def _steps_from_names(
 
 
 def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tuple[Ints, tuple[str, ...]]:
-    """Of ranges that match those that are steps, by start; one called ``unfinished`` marks the one that holds it."""
+    """The rows that are steps, and notes on the others; rows are spans ordered by start."""
     spans, notes = trace.spans, []
 
     def leave_out(kept: Ints, why: str) -> Ints:
@@ -248,7 +255,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
 
 
 def _are_outer(trace: Trace, rows: Ints) -> Mask:
-    """Which ranges hold another one, or are called, but for numbers, as others of which most do."""
+    """Which ranges contain another one, or have a name (ignoring numbers) of which most ranges do."""
     holds = _holds_another(trace.spans, rows)
     ids, which = np.unique(trace.spans.name_id[rows], return_inverse=True)
     _, kind = np.unique([re.sub(r"\d+", "", trace.names[name_id]) for name_id in ids.tolist()], return_inverse=True)
@@ -258,10 +265,10 @@ def _are_outer(trace: Trace, rows: Ints) -> Mask:
 
 
 def _holds_another(spans: Spans, rows: Ints) -> Mask:
-    """Whether a range holds the whole of another one; of equal ones the first does."""
+    """Whether each range contains another one completely; of two equal ranges, the first contains the second."""
     order = np.lexsort((-spans.end_ns[rows], spans.start_ns[rows]))
     end = spans.end_ns[rows][order]
-    # From the last start to the first: the earliest end of those that start later lies within, if it is not later.
+    # A range contains another one if the earliest end among the ranges that start later is not after its own end.
     later = np.minimum.accumulate(np.append(end[1:], np.iinfo(np.int64).max)[::-1])[::-1]
     holds = np.zeros(len(rows), np.bool_)
     holds[order] = later <= end
@@ -269,14 +276,14 @@ def _holds_another(spans: Spans, rows: Ints) -> Mask:
 
 
 def rows_named(spans: Spans, mine: Mask, ids: Collection[int]) -> Ints:
-    """The rows of ``mine`` with one of these names, by start."""
+    """The rows of ``mine`` with one of these names, ordered by start."""
     rows = np.flatnonzero(mine & np.isin(spans.name_id, np.fromiter(ids, np.int64, len(ids))))
     return rows[np.argsort(spans.start_ns[rows], kind="stable")]
 
 
 @dataclass(frozen=True)
 class Phases(Table):
-    """The ranges of phases of one process; ``kind`` is an index into ``range_names.PHASES``, ``lane`` the thread."""
+    """The ranges of one process's phases; ``kind`` is an index into ``range_names.PHASES``, ``lane`` the thread."""
 
     start_ns: Ints
     end_ns: Ints
@@ -287,7 +294,7 @@ class Phases(Table):
         return union(self.start_ns[self.kind == kind], self.end_ns[self.kind == kind])
 
     def innermost_of(self, kind: int) -> Intervals:
-        """The time in which the innermost phase is of this kind. The times of two kinds never overlap."""
+        """When the innermost phase is of this kind; the times of two kinds never overlap."""
         edges = np.sort(np.concatenate([self.start_ns, self.end_ns]))
         rows = np.flatnonzero(self.kind_at(edges) == kind)
         return union(edges[rows], edges[rows + 1])
@@ -308,6 +315,6 @@ def find_phases(trace: Trace, process: int, backward_pattern: str | None = None)
     row = np.concatenate(rows)
     spans = trace.spans
     phases = Phases(spans.start_ns[row], spans.end_ns[row], np.concatenate(kinds), spans.lane[row])
-    # What is computed again in backward, as with activation checkpointing, is backward's.
-    is_again = (phases.kind == PHASES.index(FORWARD)) & phases.union_of(PHASES.index(BACKWARD)).holds(phases.start_ns)
-    return select(phases, ~is_again)
+    # A forward inside backward recomputes activations (checkpointing): it counts as backward.
+    in_backward = phases.union_of(PHASES.index(BACKWARD)).holds(phases.start_ns)
+    return select(phases, ~(in_backward & (phases.kind == PHASES.index(FORWARD))))
