@@ -1,4 +1,4 @@
-"""The command line: its commands, loaded when they are asked for; errors become exit codes only here."""
+"""The command-line interface. A command is imported on first use; only here do errors become exit codes."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ COMMANDS = {
     "mcp": "ddp_prof.cli.mcp",
     "completion": "ddp_prof.cli",
 }
-"""The commands in the order of the help, and the module of each."""
+"""The module of each command, in the order of the help."""
 
 
 class NotMet(click.ClickException):
-    """A run does not meet what was required of it."""
+    """A run does not meet its requirements."""
 
     exit_code = 3
 
@@ -50,7 +50,7 @@ ACTIONABLE = (DdpProfError, OSError, MemoryError, RecursionError)
 
 
 def error_line(error: BaseException) -> str:
-    """Format an error as one line; system errors name the file, if it is known."""
+    """Format an error as one line, with the name of the file if the system reports it."""
     words = str(error)
     if isinstance(error, MemoryError):
         words = "there is not enough memory: free some, take a larger machine, or leave steps of the capture out"
@@ -68,21 +68,21 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _is_path(argument: str) -> bool:
-    """Whether it names a file or a folder, though perhaps one that is not there, or stdin."""
+    """Whether an argument is ``-`` (stdin), an existing path, or looks like the path of a trace."""
     if argument.startswith("-"):
         return argument == "-"
-    is_like_one = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
-    return is_like_one or Path(argument).exists()
+    looks_like_path = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
+    return looks_like_path or Path(argument).exists()
 
 
 class Commands(click.Group):
-    """Loads a command's module when it is asked for, so that ``--help`` stays as fast as click itself."""
+    """Imports the module of a command only when the command is used, so that ``--help`` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """The command, with the options of all commands."""
+        """Return the command, with the options that all commands share."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)
@@ -90,7 +90,7 @@ class Commands(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Without arguments show the help; a path in place of a command means ``summary``."""
+        """Show the help if there are no arguments; run ``summary`` if there is a path but no command."""
         if not args and not ctx.resilient_parsing:
             say(ctx.get_help())
             ctx.exit()
@@ -101,7 +101,7 @@ class Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The named command; an unknown name raises an error that suggests similar ones."""
+        """Return the named command; the error for an unknown name suggests similar names."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             alike = get_close_matches(args[0], COMMANDS)
             meant = f"did you mean {' or '.join(map(repr, alike))}?" if alike else f"there are {', '.join(COMMANDS)}"
@@ -109,16 +109,16 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Each command with the whole first sentence of what it does."""
+        """Write each command with the whole first sentence of its help; click would cut it."""
         found = [(name, command) for name in COMMANDS if (command := self.get_command(ctx, name))]
         with formatter.section("Commands"):
             formatter.write_dl([(name, command.get_short_help_str(limit=500)) for name, command in found])
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command; an error that a user can act on is one line on stderr and exit code 1.
+        """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.
 
-        Requirements that are not met are exit code 3; wrong usage is 2, by click itself. SIGTERM ends a command as
-        Ctrl-C does, so that half-written files are removed.
+        Exit code 3 means that a requirement is not met; click itself uses 2 for wrong usage. SIGTERM ends a command
+        as Ctrl-C does, so that half-written files are removed.
         """
         before = signal.signal(signal.SIGTERM, _interrupt)
         try:
@@ -126,9 +126,9 @@ class Commands(click.Group):
         except KeyboardInterrupt as stop:
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             say(f"stopped by {number.name}; what was written before is complete", err=True)
-            raise click.exceptions.Exit(128 + number) from None  # as shells have it
+            raise click.exceptions.Exit(128 + number) from None  # the convention of shells
         except ACTIONABLE as error:
-            if isinstance(error, BrokenPipeError):  # the reader of our output has seen enough: click ends quietly
+            if isinstance(error, BrokenPipeError):  # the reader of our output has closed it: click ends silently
                 raise
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
             raise failure(error_line(error)) from error

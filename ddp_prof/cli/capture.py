@@ -11,7 +11,7 @@ import click
 from ddp_prof.cli.terminal import EXIT_CODE, say
 from ddp_prof.errors import DdpProfError, TraceError, printable
 
-WHY_NO_REPORT = "see what it said above; if that was sem_open, it failed before the program began: capture again"
+WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
 
 
 def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:

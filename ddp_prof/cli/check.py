@@ -23,7 +23,7 @@ NS_PER_MS = 1_000_000
 
 
 def _parse_share(_context: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
-    """``80%`` or ``0.8``; a regression is below 1, as ``1`` would be meant for 1 %."""
+    """Parse ``80%`` or ``0.8``. A regression of ``1`` is refused: most users would mean 1 % by it."""
     if text is None:
         return None
     try:
@@ -32,7 +32,7 @@ def _parse_share(_context: click.Context, parameter: click.Parameter, text: str 
         share = math.nan
     if not 0 <= share <= 1:
         meant = f"{text}% or {share / 100:g}" if 1 < share <= 100 and not text.endswith("%") else "80% or 0.8"
-        raise click.BadParameter(f"{text!r} is no share from 0 to 1: write it like {meant}")
+        raise click.BadParameter(f"{text!r} is not a share from 0 to 1: write it like {meant}")
     if share == 1 and parameter.name == "max_regression":
         raise click.BadParameter(f"{text!r} allows twice the baseline: write one per cent as 1% or 0.01")
     return share
@@ -42,7 +42,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
     if ms is None:
         return None
     if not 0 <= ms < math.inf:
-        raise click.BadParameter(f"{ms:g} is no length of time in milliseconds")
+        raise click.BadParameter(f"{ms:g} is not a length of time in milliseconds")
     return round(ms * NS_PER_MS)
 
 
@@ -115,13 +115,13 @@ def check(
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
     from ddp_prof.present.tables.comparison import change_texts, check_summary, check_view, verdict_line
 
-    load = replace(load, strict=True)  # what was not read must not pass
+    load = replace(load, strict=True)  # a trace that cannot be read must not pass
     compared = None
     if baselines:
         compared, *others = load.runs(baselines, "overlap")
         if others:
             names = ", ".join(run.label for run in (compared, *others))
-            what = f"{1 + len(others)} runs ({names}), where one is to be compared with"
+            what = f"{1 + len(others)} runs ({names}), but a baseline is one run"
             raise click.BadParameter(what, param_hint="--baseline")
     baseline = compared.overlap() if compared else None
     requirements = Requirements(

@@ -1,7 +1,7 @@
-"""``ddp-prof mcp``: a server of the Model Context Protocol, through which an assistant asks about traces.
+"""``ddp-prof mcp``: a server of the Model Context Protocol that answers an assistant's questions about traces.
 
-A tool is called as a command, and answers with what that command prints as JSON, so the figures are those of the
-command line. Traces are only read. Stdout belongs to the protocol: the SDK keeps it from all that prints.
+Each tool is named like a command and answers with the JSON that the command prints, so the figures are the same.
+Traces are only read. Stdout belongs to the protocol: the SDK keeps other output away from it.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ ONE_BY_ONE = Lock()
 """The SDK calls tools in threads; two large traces at once may not fit into the memory."""
 
 INSTRUCTIONS = """\
-Reads traces of data-parallel training (Nsight Systems, torch.profiler): what of the communication is exposed, whether \
-that costs time, why, and what to change. Begin with info and summary. Give the files of all ranks of a run together.
-Times are nanoseconds, ratios 0 to 1. null is not 0: it means not known; say the reason beside it, and compute no \
-figure in its place. Exposed is not blocking: only what something waits for costs time. gain_at_most is an upper \
-bound. device: cpu shows what a variant does, not how fast a GPU would do it. Cite the command and the warnings, notes \
-and not_known that bear on the answer; where they say that a figure is not available, say so."""
+Reads traces of data-parallel training (Nsight Systems, torch.profiler): how much communication is exposed, whether \
+that costs time, why, and what to change. Begin with info and summary. Pass the files of all ranks of a run together.
+Times are nanoseconds, ratios 0 to 1. null is not 0: it means not known; give the reason beside it, and do not compute \
+a figure in its place. Exposed is not blocking: communication costs time only if something waits for it. gain_at_most \
+is an upper bound. device: cpu shows what a variant does, not how fast a GPU would do it. Cite the command, and the \
+warnings, notes and not_known that matter for the answer; if they say that a figure is not available, say so."""
 
 ARGUMENTS = """
-Arguments: traces, a list of files or folders, best absolute; step_range and backward_range, regular expressions for the
-names of ranges that are steps and backward, where info says that none was recognised. A long list in the answer is cut
-and named in 'cut': part=NAME and first=NUMBER give its entries from that one on."""
+Arguments: traces, a list of files or folders, best as absolute paths; step_range and backward_range, regular
+expressions for the names of ranges that are steps and backward, needed if info recognises none. A long list in the
+answer is cut and named in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
 
 LONGEST = 20_000
-"""Characters of an answer: what an assistant can read at once, beside all else."""
+"""Most characters in an answer, so that it fits beside the rest of an assistant's context."""
 MOST_ENTRIES = (1000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
-"""Entries to which lists are cut: the first of these with which the answer is not too long."""
+"""Lengths to which lists are cut; the first one is taken that makes the answer short enough."""
 LEAST_WORDS = 20
-"""Warnings and other lines that are always kept."""
+"""Lists of text, such as warnings, keep at least this many entries."""
 
 
 @click.command("mcp")
@@ -79,7 +79,7 @@ def mcp() -> None:
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
-    """End at once: the thread that reads stdin would wait for its next line. Temporary files are removed."""
+    """End at once, because the thread that reads stdin would wait for another line; remove temporary files."""
     atexit._run_exitfuncs()
     os._exit(128 + number)
 
@@ -108,25 +108,25 @@ def _make_tool(name: str) -> Callable[..., str]:
 
 
 def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any]:
-    """What the command prints as JSON, a document per run, and the notes below its table."""
+    """Return the command's JSON documents, one per run, and the notes below its table."""
     files = find_files(traces)
     for file in files:
         refuse_to_export(file)
     measures, tables_of = QUESTIONS[name]
-    if name == "summary":  # by the size of the traces
+    if name == "summary":  # without the doctor if the traces are large
         measures = summary_measures(files)
     views = tables_of(load_runs(files, options, measures=measures))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
-    said = [f"{option}={value}" for option, value in ranges.items() if value]
+    passed = [f"{option}={value}" for option, value in ranges.items() if value]
     return {
-        "command": shlex.join(["ddp-prof", name, "--format", "json", *said, *traces]),
+        "command": shlex.join(["ddp-prof", name, "--format", "json", *passed, *traces]),
         "documents": [view.document for view in views],
         "notes": list(dict.fromkeys(note for view in views for note in view.notes)),
     }
 
 
 def _shorten_answer(answer: dict[str, Any], part: str | None, first: int) -> str:
-    """The answer, or one list of it from an entry on, as JSON that is short enough: long lists are cut."""
+    """Return the answer, or the list named ``part`` from entry ``first`` on, as JSON whose long lists are cut."""
     whole = json.loads(json.dumps(answer, allow_nan=False))
     if part is not None:
         whole = {"command": whole["command"], part: _find_list(whole, part)[first:]}
@@ -142,7 +142,7 @@ def _shorten_answer(answer: dict[str, Any], part: str | None, first: int) -> str
 
 
 def _find_list(whole: Any, part: str) -> list[Any]:
-    """The list of that name: ``documents/0/collectives``."""
+    """Return the list at a path such as ``documents/0/collectives``."""
     try:
         for key in part.split("/"):
             whole = whole[int(key) if isinstance(whole, list) else key]
@@ -154,13 +154,16 @@ def _find_list(whole: Any, part: str) -> list[Any]:
 
 
 def _shorten_lists(value: Any, name: str, most: int, cut: dict[str, str], first: int = 0) -> Any:
-    """The same with lists of ``most`` entries, numbered from ``first`` on; ``cut`` gets the names of longer ones."""
+    """Cut lists in ``value`` to ``most`` entries; write to ``cut``, for each longer list, which entries are left.
+
+    ``first`` is the number of the first entry of ``value``, if that is a list.
+    """
     if isinstance(value, dict):
         return {key: _shorten_lists(each, f"{name}/{key}", most, cut) for key, each in value.items()}
     if not isinstance(value, list):
         return value
     kept = most if any(isinstance(each, dict | list) for each in value) else max(most, LEAST_WORDS)
     if len(value) > kept:
-        given = f"entries {first} to {first + kept - 1}" if kept else "none"
-        cut[name] = f"{given} of {first + len(value)}"
+        left = f"entries {first} to {first + kept - 1}" if kept else "none"
+        cut[name] = f"{left} of {first + len(value)}"
     return [_shorten_lists(each, f"{name}/{number}", most, cut) for number, each in enumerate(value[:kept], first)]

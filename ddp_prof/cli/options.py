@@ -1,4 +1,4 @@
-"""What commands that read traces share: their help, and the options for reading and for tables."""
+"""What the commands share: the options for reading traces and for tables, and the form of the help."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
 
 INTERRUPTED = 130
-"""Exit code of a program that Ctrl-C ended, as shells report it."""
+"""Exit code of a program that Ctrl-C ended, by the convention of shells."""
 
 _GENERAL = frozenset({"--quiet", "--verbose", "--help"})
 
@@ -29,12 +29,12 @@ _GENERAL = frozenset({"--quiet", "--verbose", "--help"})
 def trace_command(
     name: str, example: str, *, reads_traces: bool = True, prints_tables: bool = True
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """A command whose help ends with an example: what follows ``ddp-prof`` and its name.
+    """Make a function a command; ``example`` is what follows ``ddp-prof NAME`` in the example of the help.
 
-    Its function is called with its own options and
+    The function is called with its own options and
 
-    - where it reads traces: ``traces``, the paths, and ``load``, a :class:`Loader`;
-    - where it prints tables: ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
+    - if it reads traces: ``traces``, the paths, and ``load``, a :class:`Loader`;
+    - if it prints tables: ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
     """
 
     def decorate(function: Callable[..., None]) -> click.Command:
@@ -57,15 +57,15 @@ def trace_command(
 
 
 class TraceCommand(click.Command):
-    """A command whose help has its own options first."""
+    """A command whose help lists its own options before the shared ones."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record and isinstance(parameter, click.Option):
-                of_all = "General" if parameter.opts[-1] in _GENERAL else "Options"
-                groups["How traces are read" if parameter in _READING_OPTIONS else of_all].append(record)
+                title = "General" if parameter.opts[-1] in _GENERAL else "Options"
+                groups["How traces are read" if parameter in _READING_OPTIONS else title].append(record)
         for title, records in groups.items():
             if records:
                 with formatter.section(title):
@@ -74,7 +74,7 @@ class TraceCommand(click.Command):
 
 @dataclass(frozen=True)
 class Loader:
-    """Reads the traces of a command; ``strict`` says whether one that cannot be read ends it."""
+    """Reads the traces of a command. If ``strict``, a trace that cannot be read ends the command."""
 
     options: LoadOptions
     jobs: int | None
@@ -82,7 +82,7 @@ class Loader:
     strict: bool
 
     def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
-        """The runs, measured; ``reading`` are fields of ``LoadOptions`` that the command sets."""
+        """Read and measure the runs; ``reading`` are fields of ``LoadOptions`` that the command sets."""
         from ddp_prof.ingest.load import files_of
         from ddp_prof.runs import find_files, load_runs
         from ddp_prof.runs.workers import Workers
@@ -97,7 +97,7 @@ class Loader:
 
 
 def _take_loader(values: dict[str, Any]) -> Loader:
-    """What the options for reading say; takes them out of the values."""
+    """Make the loader from the options for reading, and remove these from ``values``."""
     if values["one_run"] and values["separate"]:
         raise click.UsageError("--one-run and --separate exclude each other")
     options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
@@ -120,7 +120,7 @@ def _check_regular_expression(_context: click.Context, _parameter: click.Paramet
 
 
 def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tuple[Path, ...]) -> tuple[Path, ...]:
-    """The traces, with what comes from stdin as a file that is there as long as the command runs."""
+    """Replace ``-`` among the traces by a temporary file with the content of stdin."""
     if PIPE not in traces:
         return traces
     file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="ddp_prof."))) / "stdin"
@@ -130,7 +130,7 @@ def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tup
 
 
 def _parse_columns(_context: click.Context, _parameter: click.Parameter, text: str | None) -> tuple[str, ...]:
-    """``rank,step_ms`` as keys; as a person may write them, with spaces for underscores."""
+    """Parse ``rank,step_ms`` as keys; ``step ms``, as in a heading, is ``step_ms``."""
     return tuple("_".join(key.split()) for key in (text or "").split(",") if key.strip())
 
 

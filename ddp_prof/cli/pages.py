@@ -1,4 +1,4 @@
-"""The commands that write files to look at: the pages of a report, a timeline, a trace for Perfetto."""
+"""Commands that write files: the pages of a report, a timeline, a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ddp_prof.cli.options import Loader, trace_command
 from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
 
 SECONDS_TO_TELL = 15
-"""How long the pages must take for a note to say it."""
+"""Remaining time of the pages above which a note says how long they take."""
 
 
 @trace_command("report", "traces/naive.sqlite traces/overlap.sqlite -o report", prints_tables=False)
@@ -64,7 +64,7 @@ class _Progress:
         if not done:
             say(self.folder / "index.html")
         self.show("pages" if done < total else "pictures", done, total)
-        if done < 2:  # until the first ones are there, workers start
+        if done < 2:  # the time before the first pages is mostly the start of the workers
             self.first_at = monotonic()
             return
         left_s = (monotonic() - self.first_at) / (done - 1) * (total - done)
@@ -78,7 +78,7 @@ _MOST_STEPS = 1_000_000
 
 
 def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
-    """``3-5,8`` as numbers."""
+    """Parse ``3-5,8`` as the numbers 3, 4, 5, 8."""
     if value is None:
         return None
     numbers: list[int] = []
@@ -88,7 +88,7 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: st
             raise click.BadParameter(f"{value!r} is neither a number nor a range such as 3-5")
         low, high = int(first), int(last or first)
         if not 0 <= high - low < _MOST_STEPS:
-            raise click.BadParameter(f"{part!r} is no range of at most {_MOST_STEPS} steps in rising order")
+            raise click.BadParameter(f"{part!r} is not a range of at most {_MOST_STEPS} steps in rising order")
         numbers += range(low, high + 1)
     return numbers
 
@@ -132,7 +132,7 @@ def timeline(
     pictures = [path for path in (png, svg) if path]
     figure = draw_timeline(build_excerpt(sources, steps)) if pictures else None
     page = output or default_output(sources[0].title, ".html")
-    del sources  # the events take more memory than all that is drawn
+    del sources  # the events take more memory than the boxes that are drawn
     with open_output(page) as file, progress("writing"):
         write_timeline_page(model, file)
     if figure is not None:

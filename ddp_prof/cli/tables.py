@@ -1,4 +1,4 @@
-"""The commands that answer with tables. Assistants ask them, too, through ``ddp-prof mcp``."""
+"""Commands that print tables. ``ddp-prof mcp`` offers the same tables to assistants."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
-    """What is measured for it: without the doctor, who needs all events at once, where a trace is read in parts."""
+    """Return the measures for a summary: without the doctor, which needs all events, if a trace is read in parts."""
     from ddp_prof.ingest.split_export import count_rows
 
     return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else DOCTOR
@@ -43,10 +43,10 @@ def _summary_views(runs: list[Run]) -> list[TableView]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
-    asks_doctor = all("facts" in run.measured[file] for run in runs for file in run.files)
+    has_facts = all("facts" in run.measured[file] for run in runs for file in run.files)
     results = [run.overlap() for run in runs]
     summarized = [
-        SummarizedRun(result, summary, run.explanation(), run.doctor() if asks_doctor else None)
+        SummarizedRun(result, summary, run.explanation(), run.doctor() if has_facts else None)
         for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
     ]
     return [summary_view(summarized)]
@@ -139,7 +139,7 @@ def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) 
     shown = run.collectives().typical_step if step is None else step
     ranks = () if shown is None else view_step(analysis, shown)
     if shown is None or not ranks:
-        raise TraceError(analysis.trace, "no communication in the step asked for", "choose another one with --step")
+        raise TraceError(analysis.trace, "no communication in this step", "choose another one with --step")
     headline = _main_cause(run)
     figure = draw_step_collectives(analysis, shown, ranks, headline)
     write_figure(figure, title=headline.claim, page=page, picture=png)
@@ -218,7 +218,7 @@ _KERNEL_TABLES = ("kernels", "hidden", "idle")
     "--table",
     "name",
     type=click.Choice(_KERNEL_TABLES),
-    help="Which table. Default: all of them, and kernels where rows are for programs; JSON always holds all.",
+    help="Table to show. Default: all of them; with CSV, Markdown or --columns only kernels. JSON always holds all.",
 )
 @click.option(
     "--top", type=click.IntRange(min=0), default=15, show_default=True, help="How many kernels; 0 shows all of them."
@@ -231,8 +231,8 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     'ddp-prof overlap'.
     """
     runs = load.runs(traces, "overlap", "device use")
-    is_whole = output.form == "table" and not (name or output.columns)
-    show(output, _kernels_views(runs, _KERNEL_TABLES if is_whole else (name or "kernels",), top))
+    shows_all = output.form == "table" and not (name or output.columns)
+    show(output, _kernels_views(runs, _KERNEL_TABLES if shows_all else (name or "kernels",), top))
 
 
 def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
@@ -271,9 +271,9 @@ def compare(
         notes = [*waterfall_notes(changes), *notes_of_runs([run.overlap() for run in runs])]
         show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
     else:
-        # Rows for programs are those of the comparison alone; their document holds the changes, too.
-        is_read = parts and output.form == "table" and not output.columns
-        show(output, [view, *([_changes_view(runs, parts)] if is_read else [])])
+        # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
+        shows_changes = parts and output.form == "table" and not output.columns
+        show(output, [view, *([_changes_view(runs, parts)] if shows_changes else [])])
     if page or png:
         from ddp_prof.present.charts.comparison import draw_waterfall
         from ddp_prof.present.html.page import write_figure
@@ -291,7 +291,7 @@ def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartCh
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
-    """What changed between two runs of one variant."""
+    """Return the changes between two runs of one variant; empty for other runs."""
     return changes_between(runs[0], runs[1]) if len(runs) == 2 and are_one_variant(runs) else ()
 
 
@@ -316,4 +316,4 @@ QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableVie
         lambda runs: [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))],
     ),
 }
-"""What each command measures of runs, and the tables it shows of them."""
+"""For each command, the measures it needs and the function that makes its tables."""

@@ -1,4 +1,4 @@
-"""What commands print and write: safe for a terminal, never over inputs; notes and progress on stderr."""
+"""Output of commands: text that is safe for a terminal, files that never replace inputs, notes and progress."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ddp_prof.errors import TraceError, printable, printable_lines
 from ddp_prof.manifest import SUFFIX
 
 PIPE = Path("-")
-"""Stands for stdin among traces, and for stdout as what is written."""
+"""As a trace it means stdin, as an output stdout."""
 
 
 class Output(click.Path):
-    """The type of all options that name what is written: ``file``, ``folder``, or ``pipe``, which may be stdout."""
+    """The type of all options for output paths. ``kind`` is ``file``, ``folder``, or ``pipe`` (a file or stdout)."""
 
     def __init__(self, kind: str = "file") -> None:
         super().__init__(
@@ -32,22 +32,22 @@ class Output(click.Path):
         )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """The path; not the name of a manifest, which would be taken for what a run was."""
+        """Return the path. A manifest's name is refused: readers would take the file for a run's manifest."""
         path = super().convert(value, param, ctx)
         if str(path).endswith(SUFFIX):
-            self.fail(f"{printable(str(path))} is the name of a manifest, which only captures have", param, ctx)
+            self.fail(f"{printable(str(path))} is the name of a manifest, which only a capture writes", param, ctx)
         return path
 
 
 def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
-    """Refuse to write to these files while the command runs; checks the command's options at once.
+    """Refuse to write to these files while the command runs.
 
-    What options do not name, such as the files in a folder, is refused when it is written, or named here.
+    Output options and ``also_written`` are checked at once, other outputs (files in a folder) when they are written.
     """
     context = click.get_current_context()
     context.with_resource(protect_files(files))
-    asked = [context.params[param.name or ""] for param in context.command.params if isinstance(param.type, Output)]
-    for path in (*asked, *also_written):
+    outputs = [context.params[param.name or ""] for param in context.command.params if isinstance(param.type, Output)]
+    for path in (*outputs, *also_written):
         if path not in (None, PIPE):
             try:
                 refuse_protected(path)
@@ -56,7 +56,7 @@ def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
 
 
 def default_output(title: str, ending: str) -> Path:
-    """The default output file of a command, named after what it shows."""
+    """Return the default output file of a command, named after the title."""
     from ddp_prof.present.text import plain_name
 
     return Path(plain_name(title).replace("/", "-") + ending)
@@ -64,7 +64,7 @@ def default_output(title: str, ending: str) -> Path:
 
 @contextmanager
 def open_output(output: Path) -> Iterator[Path]:
-    """The file to write; its name is printed when it is whole, or its content where it stands for stdout."""
+    """Yield the file to write; at the end print its path, or its content if ``output`` is ``PIPE``."""
     if output != PIPE:
         yield output
         say(output)
@@ -77,38 +77,36 @@ def open_output(output: Path) -> Iterator[Path]:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print lines. All that commands print passes here: names of files and of what is in them may hold anything."""
+    """Print text with control characters escaped: names of files, and names in traces, may hold any character."""
     click.echo(printable_lines(str(text)), err=err)
 
 
 DELAY_S = 1.0
-"""Seconds after which a command shows its progress."""
+"""Seconds before the progress bar appears."""
 
 EXIT_CODE = "ddp_prof.exit_code"
-"""Key in click's context of an exit code other than 0 for a command that ran to its end."""
+"""Key in click's context; holds an exit code other than 0 for a command that ran to its end."""
 
 _QUIET = "ddp_prof.quiet"
 
 
 def is_quiet() -> bool:
-    """Whether notes are left out in the command that runs."""
+    """Whether the running command was called with ``--quiet``."""
     return bool(click.get_current_context().meta.get(_QUIET))
 
 
 def print_note(text: str) -> None:
-    """A note on stderr, where they are not left out."""
+    """Print a note to stderr, unless ``--quiet``."""
     if not is_quiet():
         say(f"note: {text}", err=True)
 
 
 @contextmanager
 def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function to call with the current part, the number of finished parts and of all parts.
+    """Yield a function to call with the current part, the number of finished parts, and the number of all parts.
 
-    It was called already with the first part, where that is given.
-
-    A bar on stderr shows it where that is a terminal and the work takes more than a second. Of a single part nobody
-    knows how far it is: the bar moves to and fro.
+    If stderr is a terminal and the work takes more than a second, a bar shows the progress; it moves to and fro if
+    there is one part only. ``what`` is the first part, shown without a call.
     """
     if is_quiet() or not sys.stderr.isatty():
         yield lambda _what, _done, _total: None
@@ -149,7 +147,7 @@ def _set_verbose(context: click.Context, _parameter: click.Parameter, value: boo
 
 
 def _set_level(context: click.Context, level: int) -> None:
-    """As long as the command runs."""
+    """Set the level of our log until the command ends."""
     log = logging.getLogger("ddp_prof")
     log.setLevel(level)
     context.call_on_close(partial(log.setLevel, logging.NOTSET))
