@@ -1,1 +1,1 @@
-"""Results to something to look at. The only place where nanoseconds become milliseconds."""
+"""Presents results: tables, charts, timelines, pages. Only here do nanoseconds become milliseconds."""

@@ -1,7 +1,6 @@
-"""The columns of all tables: title, meaning, unit, format and importance of each.
+"""The columns of all tables: key, meaning, format and importance of each.
 
-A row is a dictionary by the columns' keys, and the keys are what a CSV file has at its head. Everything else that is
-known of a column is here, once.
+A row is a dictionary with the columns' keys, which are also the headings of a CSV file.
 """
 
 from __future__ import annotations
@@ -16,19 +15,20 @@ Row = dict[str, Value]
 MISSING = "n/a"
 
 ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
-"""Which columns a narrow terminal drops: the higher the number, the sooner; ``ALWAYS`` stays."""
+"""Values of ``Column.stays``: a narrow terminal drops the columns with the highest numbers first, never ``ALWAYS``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table; ``key`` is that of the rows, and the heading of a CSV file. Units end it.
+    """A column of a table.
 
     Attributes:
-        meaning: What it says, in a sentence without its end.
+        key: Key of the rows, and heading in a CSV file; it ends with the unit.
+        meaning: A description without a period.
         stays: One of ``ALWAYS`` to ``WITH_MUCH_ROOM``.
-        decimals: Of values that are no whole numbers.
-        align: ``right``; ``left`` for words, among them those that are numbers in another table.
-        called: Its heading for people, where that is not the key.
+        decimals: Decimals of a ``float``.
+        align: ``left`` if a table may hold text in this column.
+        called: Heading for people, if it is not made from the key.
     """
 
     key: str
@@ -48,7 +48,7 @@ class Column:
         return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
 
     def is_right(self, rows: Sequence[Row]) -> bool:
-        """Whether the values stand at the right, as numbers do; so does a column in which nothing is known."""
+        """Whether the column is aligned to the right: ``align`` says so, or no row holds text."""
         return self.align == "right" or not any(isinstance(row[self.key], str) for row in rows)
 
 
@@ -61,7 +61,7 @@ def values_of(result: object, *names: str) -> dict[str, Any]:
 
 
 def times_of(result: object, *names: str) -> Row:
-    """Fields of nanoseconds as columns of milliseconds: ``comm_ms`` of ``comm_ns``."""
+    """Return fields of nanoseconds as columns of milliseconds: ``comm_ns`` as ``comm_ms``."""
     return {f"{name}_ms": ms(getattr(result, f"{name}_ns")) for name in names}
 
 
@@ -74,12 +74,12 @@ def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
 
 
 def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
-    """Words, or what is a number in one table and a word in another."""
+    """Return a column of text, or of numbers in one table and text in another."""
     return Column(key, meaning, stays, align="left")
 
 
 def _count(key: str, meaning: str, stays: int = WITH_ROOM) -> Column:
-    """A number of things; a median of whole numbers shows no decimals."""
+    """Return a column of counts; a median of counts is a float and shows no decimals."""
     return Column(key, meaning, stays, decimals=0)
 
 
@@ -88,7 +88,7 @@ def _share(key: str, meaning: str, stays: int = USUALLY) -> Column:
 
 
 _COLUMNS = (
-    # What a row is of.
+    # What a row describes.
     _name("run", "the run: its variant, or the name of its file", WITH_ROOM),
     _name("variant", "the variant of data parallelism", ALWAYS),
     _name("node", "name of the machine", WITH_ROOM),
@@ -103,7 +103,7 @@ _COLUMNS = (
     _name("group", "communicator, by the name that the profiler noted", WITH_ROOM),
     _name("op", "what the collective does", WITH_MUCH_ROOM),
     _count("bytes", "bytes of the message", WITH_ROOM),
-    # How many.
+    # Counts.
     _count("ranks", "ranks of the run"),
     _count("steps", "measured steps, warm-up left out"),
     _count("kernels", "kernels that ran on the device"),
@@ -114,7 +114,7 @@ _COLUMNS = (
     _count("ranges", "NVTX ranges"),
     _count("warm-up_steps", "steps of warm-up, which are left out"),
     _count("backward_ranges", "ranges that name the backward pass"),
-    # Where time went.
+    # Times of a step.
     Column("step_ms", "how long a step took: its range on the host, or its period on the device", ALWAYS),
     Column("spread_ms", "interquartile range of the lengths of steps", WITH_ROOM),
     Column("window_ms", "from the first to the last work of the step on the device", WITH_ROOM),
@@ -177,20 +177,20 @@ _COLUMNS = (
     _name("of_ranks", "the ranks that show it", WITH_ROOM),
     _name("evidence", "what the traces show", ALWAYS),
     _name("advice", "what to change", ALWAYS),
-    # Who is late.
+    # Skew.
     _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
     _count("last_steps", "steps in which the rank arrived last", ALWAYS),
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
     Column("lag_ms", "per step, the rank's largest delay behind the others' median: median over steps", ALWAYS),
     Column("worst_lag_ms", "the largest lag of any step"),
     Column("costs_others_ms", "exposed wait of another rank where it is last, per step"),
-    # From variant to variant.
+    # The waterfall.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
     Column("contention_ms", "what simultaneous communication adds to compute"),
     Column("calls_ms", "the host's work round blocking collectives"),
     Column("rest_ms", "data, the host between phases, idle device"),
     Column("sum_ms", "sum of the parts", WITH_ROOM),
-    # Two runs of one variant.
+    # Changes between two runs of one variant.
     _name("part", "part of the mean step, or all of it", ALWAYS),
     Column("before_ms", "in the first run", USUALLY),
     Column("after_ms", "in the second run", USUALLY),
@@ -243,7 +243,7 @@ _COLUMNS = (
     Column("low_ms", "lower end of the 95 % interval of the latency"),
     Column("high_ms", "upper end of the 95 % interval of the latency"),
     Column("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
-    # Small messages reach some hundred KB/s: two decimals would show zeros.
+    # Small messages reach some hundred kB/s: two decimals would show zeros.
     Column("algbw_median_GB/s", "bytes over the latency", decimals=4),
     Column("algbw_low_GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
     Column("algbw_high_GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
@@ -253,4 +253,3 @@ _COLUMNS = (
 )
 
 CATALOGUE = {column.key: column for column in _COLUMNS}
-"""Every column by its key."""

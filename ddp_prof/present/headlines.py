@@ -33,14 +33,20 @@ if TYPE_CHECKING:
 _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 _WORTH_ADVICE = 0.01
-"""Share of the step above which advice is given."""
+"""Least share of the step for which advice is given."""
 _LARGE_PART = 0.25
-"""Share above which a single collective is named."""
+"""Least share of the exposed time with which a collective is named."""
 
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A finding as text: a sentence without its period, which is the title of a figure, and the rest."""
+    """A finding as text.
+
+    Attributes:
+        claim: The main sentence without its period; it is the title of a figure.
+        detail: Further text.
+        joint: What joins both in one text.
+    """
 
     claim: str
     detail: str = ""
@@ -48,12 +54,11 @@ class Headline:
 
     @property
     def text(self) -> str:
-        """Both in one or more sentences."""
         return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
 
 
 def gain_headline(summary: VariantSummary) -> str:
-    """What hiding all communication of a run would gain at most: the first sentence of every command and page.
+    """Return a sentence on how much hiding all communication of a run would gain at most.
 
     The bound is the blocking time if it is known and no host waited, else the exposed time.
     """
@@ -88,7 +93,7 @@ def gain_headline(summary: VariantSummary) -> str:
 
 
 def _silence_text(summary: VariantSummary) -> str:
-    """What it means that a run is not known to communicate."""
+    """Return a sentence for a run in whose trace no communication was found."""
     others = f", although its job has {summary.world_size} ranks" if (summary.world_size or 1) > 1 else ""
     if others or summary.ranks > 1:
         return f"Nothing in this trace is known to communicate{others}."
@@ -99,18 +104,21 @@ def _silence_text(summary: VariantSummary) -> str:
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:
-    """The steps of which exposed time is a median, where these are not all, as where gradients are accumulated."""
+    """Name the steps that communicate, if not all do; medians of communication are over these steps only.
+
+    Gradient accumulation, for example, communicates in some steps only.
+    """
     some = summary.communicating_steps
     return f"the {some} of {summary.steps} steps that communicate" if 0 < some < summary.steps else ""
 
 
 def _fine_percent(ratio: float) -> str:
-    """A share with one decimal below 10 %: ``1.2 %``."""
+    """Format a share, with one decimal below 10 %."""
     return f"{100 * ratio:.1f} %" if 0.0005 <= ratio < 0.0995 else percent(ratio)
 
 
 def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
-    """How long each step took, by its key, as tables have it; of ranks that differ the shortest and the longest."""
+    """Return the length of each step by its key; if ranks differ, the shortest and the longest."""
     found: dict[int, list[int]] = {}
     for rank in ranks:
         for step in rank.marked_steps:
@@ -123,9 +131,12 @@ def step_lengths(ranks: Iterable[RankOverlap]) -> dict[int, str]:
 def root_cause_headline(
     cause: RootCause | None, reason: str | None = None, blocking: RunBlocking | None = None
 ) -> Headline:
-    """The cost of communication (blocking time, else exposed time) and its main cause, ``None`` if nothing is exposed.
+    """Return the cost of communication (blocking time, else exposed time) and its main cause.
 
-    ``reason`` says why it is not known what is exposed; ``blocking`` is ``None`` where that is not known.
+    Args:
+        cause: The main cause of exposed time; ``None`` if nothing is exposed.
+        reason: Why exposed time is not known; ``None`` if it is.
+        blocking: ``None`` if blocking is not known.
     """
     if reason == NO_COMMUNICATION:
         return Headline("Nothing in this trace is known to communicate")
@@ -146,7 +157,7 @@ def root_cause_headline(
 
 
 def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlocking | None) -> str:
-    """The main cause of exposed time alone, or why there is nothing to gain; arguments as above."""
+    """Return the main cause of exposed time, or why hiding it gains nothing; see :func:`root_cause_headline`."""
     if reason:
         return f"not known: {reason}."
     if blocking and not blocking.total_ns:
@@ -155,7 +166,7 @@ def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlo
 
 
 def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
-    """Why hiding what is exposed would gain nothing."""
+    """Return why hiding the exposed time would gain nothing."""
     exposed = cause.total_exposed_ns if cause else 0
     gain = f"so hiding the {milliseconds(exposed)} that are exposed in all would gain nothing" if exposed else ""
     if blocking.least_slack_ns is None:
@@ -197,7 +208,7 @@ WHY = {
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
 }
-"""When and why communication is exposed, as parts of a sentence."""
+"""With ``WHEN``: when and why communication is exposed, as parts of a sentence."""
 
 
 def _exposure_kind(cause: RootCause) -> str:
@@ -210,7 +221,7 @@ def _exposure_kind(cause: RootCause) -> str:
 
 
 def exposed_words(collective: Collective) -> str:
-    """When and why most of a collective's exposed time is exposed."""
+    """Return when and why the largest part of a collective's exposed time is exposed."""
     if not collective.exposed_by:
         return "all hidden"
     most = max(collective.exposed_by, key=lambda part: part.ns)
@@ -240,7 +251,7 @@ def _culprit_name(cause: RootCause) -> str:
 
 
 def _advice(cause: RootCause) -> str:
-    """Advice, if it follows from the cause and there is something to gain."""
+    """Return advice if it follows from the cause and there is something to gain, else an empty text."""
     if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
@@ -269,7 +280,7 @@ def _advice(cause: RootCause) -> str:
 
 
 def _name_collective(cause: RootCause) -> str:
-    """The collective: by its operation, too, where a step has several."""
+    """Name the collective; if a step has several operations, its operation is part of the name."""
     has_others = cause.operation is not None and cause.same_operation_per_step < cause.collectives_per_step
     operation = (cause.operation or "").replace("_", "-") if has_others else ""
     kind = "bucket" if cause.bucket is not None else operation or "collective"
@@ -313,7 +324,7 @@ def _tail_advice(cause: RootCause) -> str:
 
 
 def skew_headline(skew: RunSkew) -> Headline:
-    """Who arrives last, how often, by how much, and what that costs."""
+    """Return which rank arrives last, how often, by how much, and what that costs."""
     if skew.reason:
         return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
@@ -353,7 +364,7 @@ def _lateness_text(rank: RankSkew, times: int) -> str:
 
 
 def _last_at_collectives(skew: RunSkew) -> str:
-    """How often each rank is last where there are no steps to count by."""
+    """Return which rank is last at most collectives, for traces without steps."""
     most = max(rank.last_collectives for rank in skew.ranks)
     latest = [rank for rank in skew.ranks if rank.last_collectives == most]
     if not most:
@@ -366,7 +377,7 @@ def _last_at_collectives(skew: RunSkew) -> str:
 
 
 def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
-    """How the share of communication hidden and the time saved go together; empty without a baseline."""
+    """Return sentences on which run hides most and which is fastest; empty without a baseline."""
     base = next((summary for summary in summaries if summary.speedup == 1 and summary.label == BASELINE), None)
     others = [summary for summary in summaries if summary is not base and summary.speedup]
     known = [summary for summary in others if summary.overlap_ratio is not None]
@@ -380,7 +391,7 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
         names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
         others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
     change = _step_change_text(hides, base.label)
-    told = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
+    found = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
     if fastest is not hides and (fastest.speedup or 0) > 1:
         less = ""
         if fastest.comm_ns is not None and base.comm_ns is not None and fastest.comm_ns < base.comm_ns:
@@ -392,16 +403,16 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
             if fastest.exposed_ns is not None and base.exposed_ns is not None:
                 less += f"; {milliseconds(fastest.exposed_ns)} and {milliseconds(base.exposed_ns)} of that are exposed"
             less += "."
-        told.append(
+        found.append(
             f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}, and it hides "
             f"{percent(fastest.overlap_ratio)}.{less}"
         )
     if any(summary.device == "cpu" for summary in summaries):
-        told.append(
+        found.append(
             "These runs used CPUs, and their ranks share cores. Communication takes time from the compute that "
             "hides it, so hiding it saves less than its share suggests."
         )
-    return told
+    return found
 
 
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
@@ -413,14 +424,13 @@ def _step_change_text(summary: VariantSummary, base: str = "") -> str:
 
 
 def outliers_text(outliers: Outliers) -> str:
-    """Which steps stand out, and what the run's figures are without them."""
+    """Return which steps stand out, and the overlap of the run with and without them."""
     keys = [str(key) for key, _ in outliers.steps]
     one = len(keys) == 1
     held = milliseconds(sum(ns for _, ns in outliers.steps))
     whole = milliseconds(outliers.exposed_ns)
     which = f"step{'' if one else 's'} {'at position ' if outliers.are_positions else ''}{', '.join(keys)}"
-    text = f"{which} alone hold{'s' if one else ''}"
-    text += f" {held} of {whole} exposed"
+    text = f"{which} alone hold{'s' if one else ''} {held} of {whole} exposed"
     if outliers.overlap_ratio is not None and outliers.overlap_ratio_without is not None:
         without = percent(outliers.overlap_ratio_without)
         text += f": overlap {percent(outliers.overlap_ratio)}, without {'it' if one else 'them'} {without}"

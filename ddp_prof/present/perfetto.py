@@ -1,12 +1,12 @@
-"""Traces in Chrome's JSON event format, which Perfetto and chrome://tracing open.
+"""Writes traces in Chrome's JSON event format, which Perfetto and chrome://tracing open.
 
-Per process tracks of nested slices, and counters of communication. From top to bottom: the threads with their ranges,
-their CUDA calls, the collectives as the host saw them, the streams of each device.
+Each process has tracks of nested slices, and counters of communication. From top to bottom: ranges by thread, CUDA
+calls by thread, collectives as the host saw them, and the streams of each device.
 
-Viewers drop a slice that crosses another one of its track, so crossing slices come on tracks of their own. Times are
-microseconds in this format; they are written from integers, with three decimals, and so lose no nanosecond. Arrows
-("flows") lead from each call to what it launched, and from a collective to what waited for it: viewers bind their ends
-to the slices open at their times, so they follow these in the file.
+Viewers drop a slice that crosses another slice of its track, so crossing slices get tracks of their own. The format
+counts microseconds; they are written from integers with three decimals and lose no nanosecond. Arrows ("flows") lead
+from each call to the work that it launched, and from a collective to the operation that waited for it. Viewers attach
+their ends to the slices open at that time, so arrows follow the slices in the file.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _COMPRESSION = 3
 
 
 def write_perfetto(sources: Sequence[Source], path: Path) -> None:
-    """Write traces as one file, gzipped where its name ends in ``.gz``; it is there whole or not at all.
+    """Write traces to one file, gzipped if its name ends in ``.gz``; if that fails, there is no file.
 
-    Time counts from the first event; of several traces the first measured steps are lined up, the ranks
-    of a run by their common clock. Ids of processes and
-    threads are the file's own, since those of two traces may collide; titles tell the real ones.
+    Time counts from the first event. Several traces have their first measured steps aligned, ranks of one run their
+    clocks. The numbers of processes and threads are the file's own, since those of two traces may collide; the titles
+    hold the recorded ones.
     """
     zeros = _zero_times(sources)
     titles = [f"{source.title} ({source.trace.path.name})" for source in sources]
@@ -57,7 +57,7 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
         },
     }
     with atomic_write(path) as partial, partial.open("wb") as raw:
-        # Without name and time, the same trace gives the same bytes.
+        # Without a name and a time in the gzip header, the same trace gives the same bytes.
         packed = gzip.GzipFile("", "wb", _COMPRESSION, raw, mtime=0) if path.suffix == ".gz" else raw
         with io.TextIOWrapper(packed, encoding="ascii") as file:
             file.write(f'{{"displayTimeUnit":"ns","otherData":{json.dumps(header)},"traceEvents":[')
@@ -69,7 +69,7 @@ def write_perfetto(sources: Sequence[Source], path: Path) -> None:
 
 
 def _zero_times(sources: Sequence[Source]) -> list[int]:
-    """The instant of each trace that is the file's time 0; no event lies before it."""
+    """Return the time of each trace that is time 0 in the file; no event lies before it."""
     firsts = [captured_times(source.trace)[0] for source in sources]
     if len(sources) == 1:
         return firsts
@@ -111,9 +111,9 @@ def _names(kind: str, pid: int, tid: int, title: str) -> list[str]:
 
 
 def _counters(rank_events: Sequence[RankEvents], pid: int, zero_ns: int) -> Iterator[list[str]]:
-    """Two steps between 0 and 1: their integrals are the rank's overlapped and exposed time.
+    """Yield two counters that are 0 or 1; their integrals are the rank's overlapped and exposed time.
 
-    Of ranks that communicate; for others zero would mean that all of it was hidden.
+    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden.
     """
     for events in (rank.including_warmup for rank in rank_events):
         if not len(events.union_of(Category.COMMUNICATION)):
@@ -135,10 +135,7 @@ def _counters(rank_events: Sequence[RankEvents], pid: int, zero_ns: int) -> Iter
 def _slice_events(
     track: Slices, names: Sequence[str], pid: int, tid: int, zero_ns: int, first_call: int, first_activity: int
 ) -> Iterator[list[str]]:
-    """One complete event ("X") per slice; viewers take the first of those that start together for the outer one.
-
-    Behind them the ends of arrows, at the starts of the slices that they belong to.
-    """
+    """Yield a complete event ("X") per slice, outer slices first, then the ends of arrows at the starts of slices."""
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
     called = {value: json.dumps("" if value == UNKNOWN else names[value]) for value in distinct(track.name_id)}
     for first in range(0, len(track), _ROWS):
@@ -172,7 +169,7 @@ def _slice_events(
 
 
 def _arguments(slices: Slices) -> list[str]:
-    """What is known of each slice, as the end of its event."""
+    """Return the arguments of each slice, as the end of the text of its event."""
     columns = []
     for key in _ARGUMENTS:
         values = getattr(slices, key)
@@ -184,29 +181,30 @@ def _arguments(slices: Slices) -> list[str]:
 
 
 def _microseconds(times_ns: Ints) -> list[str]:
-    """Times that are not negative, as decimal numbers."""
+    """Format times, which are not negative, as decimal numbers."""
     whole, rest = np.divmod(times_ns, 1000)
     return [f"{micro}.{nano:03d}" for micro, nano in zip(whole.tolist(), rest.tolist(), strict=True)]
 
 
 CATEGORIES = (*(category.name.lower() for category in Category), "range", "call")
-"""What a slice is: what an activity was for, or a range or a call of the host."""
+"""The category of a slice: that of an activity, or a range or a call of the host."""
 
 _RANGE, CALL = CATEGORIES.index("range"), CATEGORIES.index("call")
 
 
 @dataclass(frozen=True)
 class Slices(Table):
-    """Slices of one lane by start, of those that start together the longest first: outer ones come before inner ones.
+    """The slices of one lane, sorted by start; among those that start together the longest, the outer one, is first.
 
     Attributes:
         name_id: Index into the names of the trace, or of phases.
         category: Index into :data:`CATEGORIES`.
-        step: Number of the step that launched it, ``UNKNOWN`` where none did, or one of warm-up.
-        occurrence: Which step of this number, from 1 on; ``UNKNOWN`` where the number does not come again.
-        call: Row in ``Trace.calls`` of the call that launched it, or that it is; ``UNKNOWN`` where no arrow is drawn.
-        feeds: Of a collective that its consumer waited for last its row in ``Trace.activities``; else ``UNKNOWN``.
-        needs: Of what needs collectives that row of the one that it waited for last; ``UNKNOWN`` for all else.
+        step: Number of the measured step that launched it, ``UNKNOWN`` for none.
+        occurrence: Counts steps with the same number, from 1; ``UNKNOWN`` if the number is unique.
+        call: Row in ``Trace.calls`` of its launch call (of a call: its own row); ``UNKNOWN`` if there is no arrow.
+        feeds: For a collective that its consumer waited for last, its row in ``Trace.activities``; else ``UNKNOWN``.
+        needs: For a consumer, the row in ``Trace.activities`` of the collective that it waited for last; else
+            ``UNKNOWN``.
     """
 
     start_ns: Ints
@@ -224,7 +222,7 @@ class Slices(Table):
 
 
 def separate_crossing(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The lane of each slice: the first on which it lies within every slice that is open when it starts.
+    """Return the lane of each slice: the first lane on which it lies within all slices open at its start.
 
     000000000000..
     .0000.........
@@ -236,7 +234,7 @@ def separate_crossing(start_ns: Ints, end_ns: Ints) -> Ints:
     order = np.lexsort((-end_ns, start_ns))
     if np.all(start_ns[order][1:] >= np.maximum.accumulate(end_ns[order])[:-1]):
         return lane
-    open_ends: list[list[int]] = []  # of each lane the ends of its open slices, innermost last
+    open_ends: list[list[int]] = []  # for each lane the ends of its open slices, innermost last
     for row, start, end in zip(order.tolist(), start_ns[order].tolist(), end_ns[order].tolist(), strict=True):
         for ends in open_ends:
             while ends and ends[-1] <= start:
@@ -256,12 +254,12 @@ def _process_title(process: int, rank_events: Sequence[RankEvents]) -> str:
     return " ".join(filter(None, (rank or "process", f"({', '.join(where)})" if where else "")))
 
 
-Lane = tuple[str, "Slices", Sequence[str]]
-"""A title, slices, and what their ``name_id`` points into."""
+Lane = tuple[str, Slices, Sequence[str]]
+"""A title, slices, and the names that their ``name_id`` indexes."""
 
 
 class _Process:
-    """What is shown of a process, from top to bottom."""
+    """The tracks of a process."""
 
     def __init__(self, trace: Trace, process: int, ranks: Sequence[RankEvents]) -> None:
         self.trace, self.process, self.ranks = trace, process, ranks
@@ -269,7 +267,7 @@ class _Process:
         self.activities = np.flatnonzero(trace.activities.process == process)
 
     def tracks(self) -> Iterator[Lane]:
-        """Lanes in which any two slices are either nested or apart; none where there is no slice."""
+        """Yield lanes in which any two slices are nested or disjoint; no empty lanes."""
         lanes = (self._ranges, self._calls, self._collective_ranges, self._work_of_host, self._streams)
         for title, slices, names in (lane for make in lanes for lane in make()):
             slices = select(slices, np.lexsort((-slices.end_ns, slices.start_ns)))
@@ -278,7 +276,7 @@ class _Process:
                 yield title if number == 0 else f"{title} ({number + 1})", select(slices, track == number), names
 
     def _ranges(self) -> Iterator[Lane]:
-        """Ranges by thread; those that may cross others apart from those that nest."""
+        """Yield ranges by thread; start/end ranges, which may cross, are apart from push/pop ranges."""
         spans = self.trace.spans
         mine = spans.process == self.process
         mine[self.collectives.span] = False
@@ -289,12 +287,12 @@ class _Process:
                 yield self._thread_title(thread) + suffix, slices, self.trace.names
 
     def _calls(self) -> Iterator[Lane]:
-        """CUDA calls by thread; empty if names and ends of calls were not read."""
+        """Yield CUDA calls by thread; none if names and ends of calls were not read."""
         calls, details = self.trace.calls, self.trace.call_details
         if details is None:
             return
         own = np.flatnonzero(calls.process == self.process)
-        launches = np.zeros(len(calls) + 1, np.bool_)  # the last one is of what no call launched
+        launches = np.zeros(len(calls) + 1, np.bool_)  # UNKNOWN (-1), for work without a launch call, sets the last one
         launches[self.trace.launching_calls] = True
         for thread in self._sort_threads(calls.lane[own]):
             rows = own[calls.lane[own] == thread]
@@ -309,7 +307,7 @@ class _Process:
             yield f"CUDA calls, {self._thread_title(thread)}", slices, self.trace.names
 
     def _collective_ranges(self) -> Iterator[Lane]:
-        """What the host saw of collectives; their only trace where no device communicated."""
+        """Yield the host's ranges of collectives; on a CPU they are the communication itself."""
         on_device = np.any(self.trace.activities.category[self.activities] == Category.COMMUNICATION)
         category = _RANGE if on_device else int(Category.COMMUNICATION)
         ranges = self.collectives
@@ -350,18 +348,18 @@ class _Process:
             yield title, on_stream, self.trace.names
 
     def _feeds_and_needs(self) -> tuple[Ints, Ints]:
-        """For each activity of the trace ``feeds`` and ``needs`` of its slice."""
+        """Return ``feeds`` and ``needs`` for each activity of the trace; see :class:`Slices`."""
         feeds, needs = np.full((2, len(self.trace.activities)), UNKNOWN)
         for rank in self.ranks:
             found = rank.blocking.consumers
-            order = np.lexsort((-found.slack_ns, found.consumer))  # of several collectives the closest one stays
+            order = np.lexsort((-found.slack_ns, found.consumer))  # the one with the least slack is written last
             needs[found.consumer[order]] = rank.events.activity[found.collective[order]]
         consumers = np.flatnonzero(needs != UNKNOWN)
         feeds[needs[consumers]] = needs[consumers]
         return feeds, needs
 
     def _sort_threads(self, threads: Ints) -> list[int]:
-        """Each of the threads once, the main one first."""
+        """Return each thread once, the main thread first."""
         return sorted(distinct(threads), key=lambda thread: (thread != self.process, thread))
 
     def _thread_title(self, thread: int) -> str:
@@ -377,9 +375,9 @@ class _Process:
         launch_ns: Ints | None = None,
         **columns: Ints,
     ) -> Slices:
-        """Slices, of one category or of one each; columns not given hold ``UNKNOWN``.
+        """Return slices; ``category`` is one for all or one each, missing columns are ``UNKNOWN``.
 
-        Their step is the measured one whose host range holds their launch; a process that is no rank has none.
+        The step of a slice is the measured step whose host range holds its launch; a process without a rank has none.
         """
         if self.ranks and self.ranks[0].has_steps:
             steps = self.ranks[0].steps

@@ -1,6 +1,6 @@
-"""Tables: what one holds, which of its columns and rows are shown, and how it is printed or written.
+"""Tables: their contents, the choice of columns and rows, and the output as text, CSV, JSON or Markdown.
 
-On a terminal a table has the columns that matter and fit; what is piped stays whole.
+A terminal shows the most important columns that fit; output to a pipe or a file has all of them.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap import TraceOverlap
 
 MOST_ROWS = 24
-"""Rows that a table on a terminal shows whole, where it can be made short."""
+"""A longer table with a :class:`Digest` is shortened on a terminal."""
 FIRST_ROWS = 8
-"""Rows that it is made short to, beside the one of all others."""
+"""Rows of a shortened table, without the row that sums the others."""
 MOST_NAMED = 3
-"""Columns without a value, or of zeros, that are named where they are left out; more are counted."""
+"""The note on columns left out names at most so many without a value, or of zeros; more are only counted."""
 GAP = 3
 """Characters between two columns."""
 WORDS = 22
-"""Width that a column of words keeps where there is little room; its cells wrap."""
+"""Least width of a column of text; longer cells wrap."""
 
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµn]?s|min|[KMG]i?B)(?!\w))")
 NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
-"""Columns of names that others gave, of any length."""
+"""Columns of names that users chose, so they may be long."""
 ENDLESS = 10_000
-"""Width of what is not printed on a terminal: a line that wraps elsewhere can be read, a column that was cut cannot."""
+"""Width of output that does not go to a terminal, so that no column is cut."""
 
 Document = dict[str, Any]
-"""Of ``--format json``: a contract, in which keys may be added and are never renamed.
+"""A document of ``--format json``. Keys may be added but are never renamed.
 
-Times are nanoseconds. What is not known is ``null``.
+Times are nanoseconds, unknown values ``null``.
 """
 SCHEMA = 1
 
@@ -59,9 +59,12 @@ def run_document(run: TraceOverlap | RunAnalysis, **parts: Any) -> Document:
 
 @dataclass(frozen=True)
 class Digest:
-    """How a table of very many rows is shortened: those with the largest figure ``by``, and one of sums of the others.
+    """How to shorten a long table: keep the rows with the largest ``by``, and add one row that sums the others.
 
-    That row says as its ``rank`` how many rows it stands for.
+    Attributes:
+        by: Key of the column that orders the rows.
+        summed: Keys of the columns that are summed; the other cells of the added row are empty, except for ``rank``,
+            which says how many rows it sums.
     """
 
     by: str
@@ -70,27 +73,27 @@ class Digest:
 
 @dataclass(frozen=True)
 class TableView:
-    """A table with what belongs to it; its document carries the notes itself."""
+    """A table with its title and notes, and the document for ``--format json``."""
 
     title: str
     rows: Sequence[Row]
     notes: Sequence[str]
     document: Document
     shown: Sequence[Row] = ()
-    """Rows for people, if they differ from ``rows``, which are for programs."""
+    """Rows for people, if they differ from ``rows``, which are for CSV."""
     digest: Digest | None = None
-    """How the rows of hundreds of ranks are shortened on a terminal."""
+    """How to shorten the rows of hundreds of ranks on a terminal."""
     is_text: bool = False
-    """Whether the title says it all, and rows are for programs and Markdown only."""
+    """Whether a terminal shows the title only."""
 
     @property
-    def digest_rows(self) -> Sequence[Row]:
+    def readable_rows(self) -> Sequence[Row]:
         return self.shown or self.rows
 
 
 @dataclass(frozen=True, slots=True)
 class TableOptions:
-    """How tables are printed; ``columns`` are keys of those to show, in this order, all where there is none."""
+    """How tables are printed; ``columns`` are the keys of the columns to show, empty for all."""
 
     form: str = "table"
     wide: bool = False
@@ -100,7 +103,10 @@ class TableOptions:
 
 @dataclass(frozen=True, slots=True)
 class ColumnChoice:
-    """The columns to show, and those left out: nothing is known in any row; for want of room, 0 in all rows or not."""
+    """The columns to show, and those left out: ``unknown`` has no value in any row, the others found no room.
+
+    ``zero`` are those without room that hold only zeros, ``narrow`` the rest.
+    """
 
     shown: tuple[Column, ...]
     unknown: tuple[Column, ...] = ()
@@ -120,13 +126,13 @@ class ColumnChoice:
 
 
 def terminal_width() -> int | None:
-    """Characters of a line of the terminal; without one ``COLUMNS``, else ``None``: what is piped stays whole."""
+    """Return the width of the terminal; without a terminal ``$COLUMNS``, or ``None`` if that is not set."""
     is_given = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return shutil.get_terminal_size().columns if is_given else None
 
 
 def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
-    """The rows with the selected columns; all columns if none is selected.
+    """Return the rows with the columns ``keys``, or with all columns if there are no keys.
 
     Raises:
         DdpProfError: There is no such column.
@@ -139,7 +145,7 @@ def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
 
 
 def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
-    """The rows with the largest figures, then one with the sums over all others; a few rows stay as they are."""
+    """Shorten a long table; see :class:`Digest`."""
     if len(rows) <= MOST_ROWS:
         return rows
     ordered = sorted(rows, key=lambda row: _sort_value(row[digest.by]), reverse=True)
@@ -152,7 +158,7 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
 
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
-    """Shorten long names in the middle; names of files differ at their ends."""
+    """Shorten long names in the middle, because names of files often differ at the end."""
     shown = [dict(row) for row in rows]
     for row in shown:
         for key in NAMES & row.keys():
@@ -163,15 +169,16 @@ def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _sort_value(value: Value) -> float:
-    """Sort key that puts unknown values last."""
+    """Return a key that sorts unknown values as the smallest."""
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
 
 def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
-    """The columns that fit.
+    """Choose the columns that fit.
 
-    A name of the run that is the same in all rows is left out: the title has it. Then go columns without any value,
-    those of zeros, those of one value, and those that matter least; of these the times with the smallest sums.
+    The run is left out if it is the same in all rows, since the title names it, and so are columns without any value.
+    If there is too little room, columns of zeros go first, then those with the same value in all rows, then the least
+    important ones; among equally important times the ones with the smallest sums.
     """
     columns = columns_of(rows)
     if len(columns) > 1:
@@ -206,19 +213,19 @@ def _is_constant(column: Column, rows: Sequence[Row]) -> bool:
 
 
 def _least_width(column: Column, rows: Sequence[Row]) -> int:
-    """Words of a heading stand below each other; cells wrap only where they hold words."""
+    """Return the least width of a column: each word of a heading has its own line, and only text in cells wraps."""
     cells = max(len(column.text(row[column.key])) for row in rows)
     heading = max(map(len, column.heading.split()))
     return max(heading, cells if column.is_right(rows) else min(cells, WORDS))
 
 
 def show(options: TableOptions, views: Sequence[TableView]) -> None:
-    """Print one or more views to stdout; notes go to stderr where they would spoil the format.
+    """Print views to stdout; as CSV or Markdown they are one table, and their notes go to stderr.
 
-    For CSV and Markdown views become one table, for JSON one document, or a list of several.
+    As JSON, one view is its document, and several are a list of documents.
 
     Raises:
-        DdpProfError: A column is asked for that a table does not have.
+        DdpProfError: A table does not have one of ``options.columns``.
     """
     own, shared = _distinct_notes(views)
     if options.form == "table":
@@ -227,7 +234,7 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
         return
     if options.form == "json":
         documents = [view.document for view in views]
-        # Lines are for people; without them the encoder is the one in C.
+        # Only a person needs line breaks; without them json uses its encoder in C.
         indent = 1 if sys.stdout.isatty() else None
         text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
         sys.stdout.write(f"{text}\n")
@@ -235,14 +242,14 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
     if options.form == "csv":
         write_csv(select_columns(_one_table([view.rows for view in views]), options.columns), sys.stdout)
     else:
-        rows = _one_table([view.digest_rows for view in views])
+        rows = _one_table([view.readable_rows for view in views])
         sys.stdout.write(markdown(select_columns(rows, options.columns)))
     if not options.quiet:
         sys.stderr.writelines(f"note: {printable(note)}\n" for note in [*itertools.chain(*own), *shared])
 
 
 def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:
-    """The rows of all tables; where one has a column more, as of nodes, it is unknown in the others."""
+    """Return the rows of all tables; a column that some tables lack, such as the node, is unknown there."""
     widest = sorted((table[0] for table in tables if table), key=len, reverse=True)
     keys = dict.fromkeys(key for row in widest for key in row)
     rows = [row for table in tables for row in table]
@@ -250,7 +257,7 @@ def _one_table(tables: Sequence[Sequence[Row]]) -> Sequence[Row]:
 
 
 def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[str]]:
-    """The notes of each table alone, and those that several have, which are told once."""
+    """Return the notes that only one table has, by table, and the notes that several tables share."""
     tables = Counter(note for view in views for note in dict.fromkeys(view.notes))
     own = [[note for note in view.notes if tables[note] == 1] for view in views]
     shared = [
@@ -262,7 +269,7 @@ def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[s
 
 
 def write_csv(rows: Sequence[Row], file: TextIO) -> None:
-    """Write rows with the same keys; what is not known is empty."""
+    """Write rows with the same keys; cells without a value are empty."""
     writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
@@ -281,8 +288,8 @@ def markdown(rows: Sequence[Row]) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """Text in which nothing is Markdown, in a paragraph or in a cell of a table."""
-    # An underscore within a word is none either way; '>' is markup only where a line begins.
+    """Escape text for Markdown, in a paragraph or in a cell of a table."""
+    # An underscore within a word is no markup, and '>' only at the beginning of a line.
     return re.sub(r"([\\`*\[\]<|]|(?<!\w)_|_(?!\w))", r"\\\1", printable(" ".join(text.splitlines())))
 
 
@@ -291,9 +298,9 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     from rich.text import Text
 
     width = None if options.wide else terminal_width()
-    # With a height, too: without one, rich takes a terminal that is called dumb for 80 characters wide.
+    # The height is needed, too: without it rich assumes 80 columns for a terminal of the type dumb.
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
-    whole = () if view.is_text and not options.columns else view.digest_rows
+    whole = () if view.is_text and not options.columns else view.readable_rows
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
     rows = select_columns(short if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
@@ -315,19 +322,16 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
 
 
 def _wrap_line(line: str, width: int) -> str:
-    """A line of text cut into lines of the terminal, below the column in which the words of a labelled line begin.
-
-    A number and its unit stay on one line.
-    """
+    """Wrap a line, below its text if it begins with a label; a number and its unit stay on one line."""
     label = re.match(r".{0,20}?  +", line)
     indent = " " * len(label.group()) if label else ""
-    kept = _BEFORE_UNIT.sub("\0", line)  # printable text holds no such character
+    kept = _BEFORE_UNIT.sub("\0", line)  # printable text holds no NUL
     text = textwrap.fill(kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
     return text.replace("\0", " ")
 
 
 def plain_lines(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]:
-    """The same table where no cell wraps and nothing is dim: rich takes 2 ms for a row of 30 columns."""
+    """Yield the lines of a table without wrapped cells and styles; rich would take 2 ms for a row of 30 columns."""
     from rich.cells import cell_len
 
     ways, texts = [column.is_right(rows) for column in columns], [column.heading.split(" ") for column in columns]
@@ -344,7 +348,7 @@ def plain_lines(rows: Sequence[Row], columns: Sequence[Column]) -> Iterator[str]
 
 
 def _table(rows: Sequence[Row], columns: Sequence[Column]) -> Table:
-    """Names are data: Text keeps what looks like markup as it is. Words wrap where room is short, numbers do not."""
+    """Return the table for rich. ``Text`` prevents that rich reads names as markup; text wraps, numbers do not."""
     from rich import box
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Numbers with units, and names of others, as text that is safe to show."""
+"""Formats numbers with their units, and makes names from traces safe to show."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import unicodedata
 from pathlib import Path
 
 MAX_NAME = 120
-"""Longest name shown; kernels of templates have names of thousands of characters."""
+"""Longest name shown; a C++ template gives its kernel a name of thousands of characters."""
 
 _NOT_TEXT = ("Cc", "Cf", "Cs", "Zl", "Zp")
-"""Unicode categories that show nothing themselves but may turn around or hide what follows."""
+"""Unicode categories of invisible characters, which may reverse or hide the text that follows."""
 
 
 def plain_name(name: str, longest: int = MAX_NAME) -> str:
-    """A name with visible characters only, cut to a length."""
+    """Return a name with visible characters only, cut to a length."""
     plain = name[: 4 * longest]
     if not plain.isprintable():  # most names are
         plain = "".join(" " if unicodedata.category(item) in _NOT_TEXT else item for item in plain)
@@ -23,28 +23,28 @@ def plain_name(name: str, longest: int = MAX_NAME) -> str:
 
 
 def to_plain_text(plain: str) -> str:
-    """Plain text for Plotly, which reads a subset of HTML: nothing in it is markup."""
-    # A page in the dark palette replaces colours in texts; what only looks like one is written otherwise.
+    """Escape text for Plotly, which reads a subset of HTML."""
+    # A page in the dark theme replaces colours in texts; an escaped # is not taken for one.
     return html.escape(plain, quote=False).replace("#", "&#35;")
 
 
 def shown_name(name: str) -> str:
-    """A name as plain text for Plotly, with visible characters only, cut to a length."""
+    """Return a name for Plotly: escaped, with visible characters only, cut to a length."""
     return to_plain_text(plain_name(name))
 
 
 def count_noun(number: int, noun: str) -> str:
-    """``1 step``, ``2 steps``."""
+    """Return ``1 step``, ``2 steps``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def source_name(trace: Path | str, files: int) -> str:
-    """The file, or of several the first and how many there are beside."""
+    """Return the name of the file; of several, the first one and the number of others."""
     return f"{trace} and {count_noun(files - 1, 'more file')}" if files > 1 else str(trace)
 
 
 def collective_name(index: int | None, bucket: int | None) -> str:
-    """Name of a collective: by its bucket, else by its position in the step."""
+    """Return the name of a collective: by its bucket, else by its position in the step."""
     return f"collective {index}" if bucket is None else f"bucket {bucket}"
 
 
@@ -59,14 +59,14 @@ def percent(ratio: float | None) -> str:
 
 
 def milliseconds(ns: int) -> str:
-    """A time with about three digits."""
+    """Format a time with about three digits."""
     if abs(ns) >= 10_000_000 or ns == 0:
         return f"{ns / 1e6:.1f} ms"
     return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
 
 
 def size(number: int) -> str:
-    """Bytes as MiB and the like, with about three digits."""
+    """Format bytes as KiB, MiB or GiB with about three digits."""
     if number < 2**20:
         return f"{number / 2**10:.3g} KiB"
     return f"{number / 2**20:.3g} MiB" if number < 1000 * 2**20 else f"{number / 2**30:.3g} GiB"

@@ -1,6 +1,6 @@
-"""How figures look: one colour per meaning everywhere, told apart by colour-blind eyes, on light and dark paper.
+"""Colours and fonts: one colour per meaning everywhere, distinct for colour-blind readers, in a light and a dark theme.
 
-No other module of Python, and no style or script, has a colour of its own for what is measured.
+The colours of measured categories are defined only here: in no other Python module, style sheet or script.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ BLOCKING = "blocking"
 MAYBE_BLOCKING = "maybe_blocking"
 
 ELSEWHERE = "elsewhere"
-"""Exposed, but counted with another collective that is under way at the same time."""
+"""Exposed time that is counted with another collective in flight at the same time."""
 
 STRIP = (COMPUTE_ONLY, OVERLAPPED, EXPOSED, EXPOSED_MEMORY, IDLE)
-"""The parts that a step divides into, in the order in which bars stack them."""
+"""The parts of a step, in the order in which bars stack them."""
 
 LABELS: Mapping[str, str] = {
     STEP: "step",
@@ -64,7 +64,7 @@ LABELS: Mapping[str, str] = {
     CALL: "CUDA call",
     RANGE: "range of the program",
 }
-"""What each category is called, in the order of a legend."""
+"""Name of each category, in the order of a legend."""
 
 LEGEND: Mapping[str, str] = {
     **LABELS,
@@ -75,7 +75,7 @@ LEGEND: Mapping[str, str] = {
     GRAPH: "CUDA graph, contents not recorded",
     UNNAMED: "kernel whose name the trace does not tell",
 }
-"""What a legend calls each category, where the name alone would not tell enough."""
+"""Text of each category in a legend, longer where the label alone is not clear."""
 
 CATEGORIES = tuple(LABELS)
 """All categories; a model stores a category as its index here."""
@@ -96,7 +96,7 @@ _COLORS: Mapping[str, str] = {
 }
 
 SERIES = ("#1d6996", "#e17c05", "#38a6a5", "#6b4c2a", "#9bbbe0", "#edad08")
-"""Of curves that stand for no category, in order, as the workloads of a study."""
+"""Colours for series that are not categories, such as the workloads of a study."""
 
 FONT = "Inter, 'Segoe UI', 'Helvetica Neue', Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
 FONT_SIZE = 12
@@ -106,8 +106,13 @@ FONT_SIZE = 12
 class Palette:
     """The colours of one theme.
 
-    ``quiet`` is secondary text, ``line`` separates, ``notice`` must not be overlooked, such as ``device: cpu``;
-    ``colors`` fill each category, and each reason why communication is exposed.
+    Attributes:
+        paper: Background.
+        text: Text.
+        quiet: Secondary text.
+        line: Lines and borders.
+        notice: Text that must not be overlooked, such as ``device: cpu``.
+        colors: By category, and by reason why communication is exposed.
     """
 
     paper: str
@@ -119,7 +124,7 @@ class Palette:
 
     @property
     def uncategorized(self) -> dict[str, str]:
-        """The colours of what is no category, by name."""
+        """The colours that belong to no category, by name."""
         return {name: getattr(self, name) for name in ("paper", "text", "quiet", "line", "notice")}
 
 
@@ -129,8 +134,8 @@ LIGHT = Palette(
     quiet="#5f6875",
     line="#d6dae0",
     notice="#a84300",
-    # Communication is nearly the colour of text, so that it stands out from the compute above it. What is overlapped
-    # is lighter than what is exposed, so that they differ in grey, too; both can be read as text.
+    # Communication is nearly the colour of text, so that it stands out from the compute above it. Overlapped is lighter
+    # than exposed, so that they differ in grey, too; both have enough contrast to be colours of text.
     colors={
         **_COLORS,
         OVERLAPPED: "#0b8484",
@@ -140,7 +145,7 @@ LIGHT = Palette(
         STEP: "#d5dbe4",
         COMMUNICATION: "#2b1e5c",
         IDLE: "#e8ebef",
-        TRANSFER: "#a3142f",  # what is exposed and for no other reason
+        TRANSFER: "#a3142f",  # as EXPOSED: transfer is the reason if there is no other
         PEER_WAIT: "#c27836",
         QUEUED: "#8d396e",
         LATE_INPUT: "#1390c8",
@@ -156,7 +161,7 @@ DARK = Palette(
     line="#39414c",
     notice="#ffb26b",
     colors={
-        # Compute is darker than on light paper, so that overlapped communication stands out from it without glaring.
+        # Compute is darker than in the light theme, so that overlapped communication stands out without being bright.
         **_COLORS,
         COMPUTE: "#544f59",
         COMPUTE_ONLY: "#544f59",
@@ -179,21 +184,21 @@ DARK = Palette(
 
 
 def recoloring() -> dict[str, str]:
-    """The dark colour for each light one that differs; both looks paint the rest alike."""
+    """Return the dark colour for each light one, without colours that are the same in both themes."""
     named = dict(zip(LIGHT.uncategorized.values(), DARK.uncategorized.values(), strict=True))
     pairs = {color: DARK.colors[name] for name, color in LIGHT.colors.items()}
     return named | {light: dark for light, dark in pairs.items() if light != dark}
 
 
 def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[list[str], bool]:
-    """Device label of the runs, and whether to highlight it (anything but one GPU per rank)."""
+    """Return the device label of the runs, and whether to highlight it (anything but one GPU per rank)."""
     names, is_shared = sorted(set(devices)), Caveat.SHARED_GPU in caveats
     words = [f"device: {', '.join(names)}", *([Caveat.SHARED_GPU.value] if is_shared else [])]
     return words, is_shared or "cpu" in names
 
 
 def device_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
-    """The same as markup of a figure."""
+    """Return the device label as markup for a figure."""
     words, stands_out = device_label(devices, caveats)
     notice = "  ·  ".join(words)
     return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if stands_out else notice

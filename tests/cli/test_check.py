@@ -189,10 +189,10 @@ def test_markdown_stands_alone(tmp_path: Path) -> None:
         ([], "nothing is required"),
         (["--max-regression", "5%"], "needs a --baseline"),
         *(
-            (["--min-overlap", text], "is no share")
+            (["--min-overlap", text], "is not a share")
             for text in ("80", "-1", "nan", "inf", "1.01", "101%", "x", "%", "")
         ),
-        (["--baseline", "x.sqlite", "--max-regression", "5"], "is no share"),
+        (["--baseline", "x.sqlite", "--max-regression", "5"], "is not a share"),
         (["--baseline", "x.sqlite", "--max-regression", "1"], "1% or 0.01"),
         *((["--max-exposed-ms", text], "--max-exposed-ms") for text in ("-1", "nan", "inf", "5ms", "1e999")),
     ],

@@ -1,6 +1,6 @@
-"""What all charts have in common: paper, font, margins, and a title with a line below it, flush with the left edge.
+"""Charts, and what they share: background, font, margins, axes, and a title with a subtitle at the left edge.
 
-Charts are drawn in the light palette; a page in the dark one repaints them.
+Charts are drawn in the light theme; a page in the dark theme replaces their colours.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.text import plain_name, to_plain_text
 
 Chart = dict[str, Any]
-"""``data`` and ``layout`` as plotly.js takes them; a long column is a numpy array, see :func:`pack_array`."""
+"""``data`` and ``layout`` for plotly.js; long columns are numpy arrays, see :func:`pack_array`."""
 
 LEGEND = {"orientation": "h", "x": 0, "xanchor": "left", "y": 1, "yanchor": "bottom"}
 """A legend in a line above the chart."""
@@ -31,16 +31,16 @@ EDGE = 24
 """Pixels to the left of titles."""
 
 _LABEL, _LABEL_LINES = 22, 2
-"""Characters of a line of a run's label, and lines."""
+"""Characters per line of a run's label, and lines."""
 
 UNSEEN = {"width": 0.02, "color": "rgba(0,0,0,0)"}
-"""An outline of boxes: without any, Plotly widens each to a pixel, and thousands of short ones hide the long ones."""
+"""An invisible outline: without one, Plotly widens each box to a pixel, and short boxes would hide long ones."""
 
 STILL: dict[str, Any] = {
     "dragmode": False, "hovermode": "closest",
     "hoverlabel": {"align": "left", "font": {"family": theme.FONT, "size": 13}},
 }  # fmt: skip
-"""Of a chart that is looked at as a whole: no zoom."""
+"""Layout of a chart without zoom."""
 
 
 def axis(title: str = "", **more: Any) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def rows_axis(labels: Sequence[str], **more: Any) -> dict[str, Any]:
 
 
 def run_label(label: str) -> str:
-    """What a row at the left is called: in lines that fit its margin, of which the last may be cut."""
+    """Return the label of a row, wrapped to fit the left margin and cut after ``_LABEL_LINES`` lines."""
     words = re.sub(r"(?<=[_\-./])(?=.)", " ", plain_name(label))
     lines = wrap(words, _LABEL, max_lines=_LABEL_LINES, placeholder=" …")
     whole = [re.sub(r"(?<=[_\-./]) ", "", line) for line in lines]
@@ -71,9 +71,9 @@ def make_chart(
     traces: Iterable[dict[str, Any]], *, title: str, subtitle: str, height: int,
     t: int, b: int, l: int, r: int, size: int = 20, pad: int = 20, **layout: Any,  # noqa: E741 - as Plotly calls them
 ) -> Chart:  # fmt: skip
-    """A chart whose plot has a height between margins; these, and ``pad`` above the title, are pixels.
+    """Return a chart. ``height`` (without margins), margins, ``pad`` above the title, and font ``size`` are pixels.
 
-    Names in title and subtitle are already escaped; ``size`` is of the title's letters.
+    Names in title and subtitle must be escaped.
     """
     frame = {"height": t + height + b, "margin": {"t": t, "b": b, "l": l, "r": r}}
     layout = {**PAPER, **frame, "title": chart_title(title, subtitle, size, pad), **layout}
@@ -81,7 +81,7 @@ def make_chart(
 
 
 def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dict[str, Any]:
-    """The two lines above a chart, flush with the left edge; arguments as of :func:`make_chart`."""
+    """Return title and subtitle at the left edge of a chart; arguments as in :func:`make_chart`."""
     return {
         "text": f"<b>{title}</b>", "font": {"size": size},
         "subtitle": {"text": subtitle, "font": {"size": 13, "color": theme.LIGHT.quiet}},
@@ -91,7 +91,7 @@ def chart_title(title: str, subtitle: str, size: int = 20, pad: int = 20) -> dic
 
 
 def pack_array(column: NDArray[Any]) -> dict[str, str]:
-    """A column of a chart for JSON: 8 bytes a number become 11 letters, where its digits would be about 20."""
+    """Encode a column for JSON in base64: 11 characters a number, while its digits would be about 20."""
     if not column.ndim or column.dtype.str[1:] in ("i8", "u8"):
         raise TypeError(f"{column!r} is no column that plotly.js reads")
     return {

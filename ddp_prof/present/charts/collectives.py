@@ -1,4 +1,4 @@
-"""The collectives of one step under the compute that could hide them: ready, launch, start, end, and why exposed."""
+"""Draws the collectives of a step below the compute that could hide them: ready, launch, start, end, causes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ddp_prof.present.headlines import Headline
 from ddp_prof.present.text import collective_name, milliseconds, shown_name, size, to_plain_text
 
 MOST_ROWS = 60
-"""Collectives that a figure shows; of more, those that are exposed longest."""
+"""About as many collectives as a figure shows; of more, those that are exposed longest."""
 
 LINE = 150
-"""Characters of a line below the title."""
+"""Characters per line of the subtitle."""
 
 
 class _Row(NamedTuple):
@@ -36,7 +36,7 @@ def draw_step_collectives(
     ranks: Sequence[RankStepView],
     headline: Headline,
 ) -> Chart:
-    """One panel per rank: compute on top, below it one row per collective in the order of launch.
+    """Draw one panel per rank: compute on top, below it one row per collective in the order of launch.
 
     The layout's ``meta`` holds the rank and the index of each row's collective.
     """
@@ -84,7 +84,7 @@ def _exposed_ns(line: CollectiveView) -> int:
 
 
 def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
-    """One Plotly trace per colour, so that the legend names each once."""
+    """Return one Plotly trace per colour, so that each has one entry in the legend."""
     stretches: dict[tuple[str, bool], list[tuple[int, int, int, str]]] = {}
     for row in rows:
         if row.line is None:
@@ -92,21 +92,21 @@ def _bars(rows: Sequence[_Row]) -> list[dict[str, Any]]:
                 (row.y, *item, "compute") for item in row.rank.compute
             )
             continue
-        for under_way, start, end in _covered_stretches(row.line, row.rank.compute):
-            stretches.setdefault((under_way, False), []).append((row.y, start, end, row.label))
+        for kind, start, end in _covered_stretches(row.line, row.rank.compute):
+            stretches.setdefault((kind, False), []).append((row.y, start, end, row.label))
         for bare in row.line.exposed or ():
-            kind = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
-            stretches.setdefault(kind, []).append((row.y, bare.start_ns, bare.end_ns, f"{row.label}, {bare.when}"))
+            key = (bare.why, bare.is_wait and bare.why != PEER_WAIT)
+            stretches.setdefault(key, []).append((row.y, bare.start_ns, bare.end_ns, f"{row.label}, {bare.when}"))
     kinds = (*_TITLES, *WHYS)
     return [_bar(*kind, stretches[kind]) for kind in product(kinds, (False, True)) if kind in stretches]
 
 
 def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]]) -> list[tuple[str, int, int]]:
-    """A collective's time except its own exposed time: overlapped, counted with another collective, or not known."""
+    """Divide a collective's time, without its own exposed time: overlapped, counted elsewhere, or not known."""
     if line.exposed is None:
         return [(theme.COMMUNICATION, line.start_ns, line.end_ns)]
     own = [(stretch.start_ns, stretch.end_ns, "") for stretch in line.exposed]
-    # Of the compute, which does not overlap itself, that which may lie within.
+    # Only the compute that may overlap the collective; its intervals are sorted and disjoint.
     near = compute[max(0, bisect(compute, (line.start_ns,)) - 1) : bisect(compute, (line.end_ns,))]
     found, cursor = [], line.start_ns
     for start, end, kind in sorted([*own, *((start, end, theme.OVERLAPPED) for start, end in near)]):
@@ -119,7 +119,7 @@ def _covered_stretches(line: CollectiveView, compute: Sequence[tuple[int, int]])
 
 
 def _bar(kind: str, is_wait: bool, stretches: Sequence[tuple[int, int, int, str]]) -> dict[str, Any]:
-    """Bars of one colour; hatched where a peer had not arrived."""
+    """Return bars of one colour, hatched if a peer had not arrived."""
     title = f"exposed: {kind.replace('_', ' ')}" if kind in WHYS else _TITLES[kind]
     title += ", waiting for a peer" if is_wait else ""
     hatch = "/" if is_wait else ""
@@ -177,7 +177,7 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
 
 
 def _numbers(rows: Sequence[_Row]) -> dict[str, Any]:
-    """How long each collective is exposed, beside it: most such parts are too thin to hold a number."""
+    """Return the exposed time of each collective as a number beside it; most exposed parts are too thin for it."""
     exposed = [(row.y, row.line.end_ns, _exposed_ns(row.line)) for row in rows if row.line and row.line.exposed]
     return {
         "type": "scatter", "mode": "text", "hoverinfo": "skip", "showlegend": False, "cliponaxis": False,

@@ -1,4 +1,4 @@
-"""Runs side by side: parts of a step, how much communication hides step by step, what each variant changed."""
+"""Draws charts that compare runs: parts of a step, overlap and length of each step, and the waterfall."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _THIN = 0.04
 
 
 def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[VariantSummary]) -> Chart:
-    """One row per run, in the order given: left the median step by parts, right the overlap of each step."""
+    """Draw one row per run: on the left the parts of the median step, on the right the overlap of each step."""
     longest = max((sum(parts_ms(summary).values()) for summary in summaries), default=0)
     some = " that communicates" if any(map(communicating_steps_text, summaries)) else ""
     totals = [
@@ -54,7 +54,7 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
 
 
 def parts_ms(summary: VariantSummary) -> dict[str, float]:
-    """Median length in milliseconds of each part of a step, as in the table; empty where communication has none."""
+    """Return the median length in ms of each part of a step, as in the table; empty if exposed time is not known."""
     is_known = summary.exposed_ns is not None
     return {part: (getattr(summary, f"{part}_ns") or 0) / 1e6 for part in theme.STRIP if is_known}
 
@@ -80,9 +80,9 @@ def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]
 
 
 def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
-    """One dot per step of each rank.
+    """Return one dot per step of each rank.
 
-    Equal ones are spread in height, which repeats only after many points: multiples of the golden ratio, modulo 1.
+    Dots are spread in height, so that equal ones can be told apart: by multiples of the golden ratio modulo 1.
     """
     dots = []
     for row, result in enumerate(results):
@@ -123,7 +123,7 @@ def _totals(summaries: Sequence[VariantSummary]) -> dict[str, Any]:
 
 
 def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterator[dict[str, Any]]:
-    """The number of each exposed part that is too thin to hold it, above the part."""
+    """Yield the number above each exposed part that is too thin to hold it."""
     for row, parts in enumerate(rows):
         exposed = parts.get(theme.EXPOSED, 0)
         if 0 < exposed < _THIN * longest:
@@ -159,15 +159,15 @@ _HALF = 0.36
 
 
 def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> Chart:
-    """One band per run from 0 to 100 %, in the order given: a dot per step of each rank, a line for the ranks' mean."""
+    """Draw one band per run from 0 to 100 %: a dot per step of each rank, a line for the mean over ranks."""
     steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
-    come_again = any(step.step not in (None, step.step_key) for step in steps)
+    repeated = any(step.step not in (None, step.step_key) for step in steps)
     limits = [(row + side * _HALF, text) for row in range(len(results)) for side, text in ((-1, "100 %"), (1, "0 %"))]
     return _steps_chart(
         [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)],
         results,
         "Overlap of each step",
-        axis("step, counted from the first" if come_again else "step", fixedrange=True, tickformat="d", showgrid=False),
+        axis("step, counted from the first" if repeated else "step", fixedrange=True, tickformat="d", showgrid=False),
         row_height=66,
         shapes=[
             {
@@ -187,7 +187,7 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> Chart:
 
 
 def draw_step_times(results: Sequence[TraceOverlap]) -> Chart:
-    """One row per run, in the order given: how long each step of each rank took, with quartiles and median."""
+    """Draw one row per run: the length of each step of each rank, with quartiles and median."""
     measure = "length of a step, ms: each step of each rank, with quartiles and median"
     boxes = [
         {
@@ -220,7 +220,7 @@ def _steps_chart(
 
 
 def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
-    """A run's overlap of each step: points of all ranks, and their mean as a line."""
+    """Return the overlap of each step of a run: points for all ranks, and a line for their mean."""
     known = [
         (step.step_key or 0, step.overlap_ratio or 0.0) for rank in result.ranks for step in rank.communicating_steps
     ]
@@ -250,13 +250,13 @@ _COLORS = {
     "tail": theme.LIGHT.colors[theme.EXPOSED],
     "wait": theme.LIGHT.colors[PEER_WAIT],
 }
-"""Of the bars that stand for a category; others are grey."""
+"""Colours of bars that stand for a category; others are grey."""
 _LEAST_SHOWN = 0.005
-"""Share of the longest step below which a part has no bar of its own; those go into the last one, *small parts*."""
+"""Share of the longest step below which a part has no bar of its own; the last bar, *small parts*, sums these."""
 
 
 def draw_waterfall(waterfall: Waterfall) -> Chart:
-    """Runs from left to right, and between them what each part took away or added, in the part's colour."""
+    """Draw runs from left to right, and between them the change of each part."""
     steps = waterfall_steps(waterfall)
     fixed = axis(fixedrange=True)
     notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
@@ -276,9 +276,9 @@ def draw_waterfall(waterfall: Waterfall) -> Chart:
 
 
 class Bar(NamedTuple):
-    """A bar of the waterfall, in ms: the step of a run, or without a run a change.
+    """A bar of the waterfall, in ms: the step of a run, or the change of a part if ``run`` is empty.
 
-    ``within`` is the spread of both runs, where it cannot tell a change from none.
+    ``within`` is the spread of both runs, if the change lies within it.
     """
 
     run: str
@@ -289,7 +289,7 @@ class Bar(NamedTuple):
 
 
 def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
-    """The bars from left to right; those of a change lead exactly from one run's bar to the next one's."""
+    """Return the bars from left to right; the changes sum exactly to the difference between two runs."""
     found: list[Bar] = []
     least = _LEAST_SHOWN * max((budget.step_ns for budget in waterfall.budgets), default=0)
     for index, budget in enumerate(waterfall.budgets):

@@ -1,4 +1,4 @@
-"""The ranks of a run: who is late in which step and what that costs; of hundreds of ranks a heat map."""
+"""Draws the ranks of a run: which rank is late in which step and the cost; for many ranks a heat map."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _ROW, _COST = 34, 130
 
 
 def draw_skew(run: RunAnalysis, skew: RunSkew) -> Chart:
-    """One row per rank and one column per step; the redder, the later the rank arrived."""
+    """Draw one row per rank and one column per step (the stronger the colour, the later it arrived), and costs."""
     columns = [run.step_names[step.step].removeprefix("step ") for step in skew.steps] or ["the whole capture"]
     heat = _ROW * max(2, len(skew.ranks))
     inner = heat + _COST
@@ -45,7 +45,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew) -> Chart:
 
 
 def _steps_or_whole(skew: RunSkew) -> Sequence[StepSkew]:
-    """The columns: a capture without steps has one, with the worst lags and all costs."""
+    """Return the columns; a capture without steps has one, with the worst lags and the sum of costs."""
     known = [rank.cost_ns for rank in skew.ranks if rank.cost_ns is not None]
     whole = StepSkew(0, tuple(rank.worst_lag_ns for rank in skew.ranks), None, sum(known) if known else None)
     return skew.steps if skew.steps else [whole]
@@ -60,7 +60,7 @@ def _lag_heat_map(skew: RunSkew, columns: Sequence[str]) -> dict[str, Any]:
     return {
         "type": "heatmap", "x": columns, "y": list(range(len(names))), "z": lags, "xgap": 1, "ygap": 2,
         "zmin": 0,
-        # From clear, so that it is right on a light page and on a dark one.
+        # From transparent, which fits a light and a dark page.
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, theme.LIGHT.text]],
         "colorbar": {"title": {"text": "lag, ms"}, "thickness": 12, "y": 1, "yanchor": "top", "len": 0.6},
         "customdata": [
@@ -87,19 +87,19 @@ def _unit(skew: RunSkew) -> str:
 
 
 LEAST_RANKS = 9
-"""A report shows the map from this number of ranks on; the other charts can show fewer."""
+"""From this number of ranks on, a report shows the heat map in place of the skew."""
 MOST_COLUMNS = 600
-"""Largest number of columns; with more steps a column stands for several and shows their largest figure."""
+"""With more steps, a column stands for several steps and shows their largest figure."""
 
 _GAP, _MAP = 46, 300
 _MOST_LABELS = 24
 
 Figures = Sequence[Mapping[Any, int | None]]
-"""Nanoseconds of each rank by the key of the step."""
+"""For each rank, nanoseconds by the key of the step."""
 
 
 def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> Chart:
-    """Exposed time, exposed wait and step time of each rank in each step, ranks of one node side by side."""
+    """Draw exposed time, exposed wait and step length of each rank in each step; ranks are sorted by node."""
     ranks = sorted(result.ranks, key=lambda rank: rank.node or "")
     columns = _columns(sorted({step.step_key for rank in ranks for step in rank.steps if step.step_key is not None}))
     panels = _panels(ranks, skew)
@@ -140,13 +140,13 @@ def draw_heat_map(result: TraceOverlap, skew: RunSkew) -> Chart:
 
 
 def _columns(keys: Sequence[int]) -> dict[int, list[int]]:
-    """The steps of each column, under the first of them."""
+    """Return the steps of each column, by the first of them."""
     width = -(-len(keys) // MOST_COLUMNS) if keys else 1
     return {keys[at]: list(keys[at : at + width]) for at in range(0, len(keys), width)}
 
 
 def _panels(ranks: Sequence[RankOverlap], skew: RunSkew) -> tuple[tuple[str, str, Figures], ...]:
-    """Of each map the title, the colour of its largest figure, and the figures."""
+    """Return title, colour of the largest figure, and figures of each map."""
     waits: dict[Any, dict[int, int | None]] = {_identity(rank): {} for rank in skew.ranks}
     for step in skew.steps:
         for rank, wait in zip(skew.ranks, step.waits_ns, strict=True):
@@ -166,7 +166,7 @@ def _identity(rank: Any) -> tuple[Any, ...]:
 
 
 def _largest_ms(of_rank: Mapping[Any, int | None], keys: Sequence[int]) -> float:
-    """Of some steps; NaN where nothing is known."""
+    """Return the largest figure of some steps in ms; NaN if none is known."""
     return max((value / 1e6 for key in keys if (value := of_rank.get(key)) is not None), default=math.nan)
 
 
@@ -176,10 +176,10 @@ def _map(
     number = "" if index == 0 else str(index + 1)
     known = values[~np.isnan(values)]
     low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-    is_time = index == 2  # step times differ by little: their scale does not begin at 0
+    is_length = index == 2  # lengths of steps differ little, so their scale does not begin at 0
     return {
         "type": "heatmap", "x": steps, "y": list(range(len(names))), "z": values,
-        "xaxis": "x", "yaxis": f"y{number}", "zmin": low if is_time else 0, "zmax": high,
+        "xaxis": "x", "yaxis": f"y{number}", "zmin": low if is_length else 0, "zmax": high,
         "colorscale": [[0, "rgba(128,128,128,0.12)"], [1, color]],
         "colorbar": {"title": {"text": "ms"}, "thickness": 10, "y": _domain(index)[1], "yanchor": "top", "len": 0.28},
         "hoverongaps": False,
@@ -189,7 +189,7 @@ def _map(
 
 
 def _domain(index: int) -> tuple[float, float]:
-    """Where a map lies in the figure's height, the first one on top."""
+    """Return the vertical interval of a map; the first map is on top."""
     inner = 3 * _MAP + 2 * _GAP
     top = 1 - index * (_MAP + _GAP) / inner
     return max(0.0, top - _MAP / inner), top

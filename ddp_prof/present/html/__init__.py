@@ -1,1 +1,1 @@
-"""Pages that need no network."""
+"""HTML pages that work offline."""

@@ -1,4 +1,4 @@
-"""What a report shows of a run, and its first page: figures, tables, lists."""
+"""The data of a run in a report, and the first page of the report."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class ReportRun:
     """One run.
 
     Attributes:
-        name: What its files are called; on the pages what theirs are.
-        load_sources: Reads the traces that its timeline shows, of which one may hold all ranks.
+        name: The name of its trace; :func:`write_report` makes it the unique name of its pages.
+        load_sources: Reads the traces for its timeline.
         summary: Its row in the comparison of all runs.
-        load_steps: What each rank communicated, by the key of the step.
-        typical_step: The key of one of them; ``None`` where there are none.
-        use: What its devices spent their time on, as tables by name.
+        load_steps: Returns what each rank communicated, by the key of the step.
+        typical_step: Key of the typical step; ``None`` if there are no steps.
+        use: Tables on how its devices spent their time, by name.
     """
 
     name: str
@@ -54,12 +54,12 @@ class ReportRun:
 
 
 MOST_PICTURES = 20
-"""Runs of a report with a picture of each one's timeline: a browser takes about a second for one."""
+"""A report of more runs has no pictures of timelines, because each takes a browser about a second."""
 CHARTS = ("comparison", "overlap-by-step", "step-times")
 """Names of the charts of all runs, in the order of the page."""
 INDEX = "index"
 TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
-"""How the names of a run's pages end: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
+"""Endings of the names of a run's pages: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
 
 
 def write_index(
@@ -73,8 +73,13 @@ def write_index(
 ) -> None:
     """Write the first page.
 
-    ``missing`` are names of runs without pages, ``pictures`` of the ``.png`` files beside the page; ``is_whole`` says
-    whether the pages of the runs are there.
+    Args:
+        runs: The runs.
+        folder: Where to write.
+        figures: Charts of all runs, by name.
+        is_whole: Whether the pages of the runs are written already.
+        missing: Names of the runs whose pages could not be written.
+        pictures: Names of the ``.png`` files beside the page, without their ending.
     """
     rows = compare_rows(run.summary for run in runs)
     facts = [_facts(run) for run in runs]
@@ -107,8 +112,8 @@ def write_index(
 
 
 def _story(runs: Sequence[ReportRun]) -> list[str]:
-    if told := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
-        return told
+    if sentences := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
+        return sentences
     worst = max(runs, key=lambda run: run.summary.gain_at_most or 0, default=None)
     if worst is None:
         return ["No runs"]
@@ -137,7 +142,7 @@ def _run_values(
 
 
 def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
-    """Device label of the runs, and whether to highlight it."""
+    """Return the device label of the runs for a template, and whether to highlight it."""
     words, is_notice = theme.device_label(
         (run.result.device for run in runs), (caveat for run in runs for caveat in run.result.caveats)
     )
@@ -179,7 +184,7 @@ def _facts(run: ReportRun) -> dict[str, str]:
 
 
 def _pairs(values: Mapping[str, Any]) -> str:
-    """Names and values that are not empty; bytes as a person counts them."""
+    """Format names with their values, without empty values; bytes are converted to GiB."""
     return ", ".join(
         f"{key.removesuffix('_bytes')} {value / 2**30:.1f} GiB" if key.endswith("_bytes") else f"{key} {value}"
         for key, value in values.items()

@@ -1,8 +1,8 @@
-"""HTML pages that need no network and, by their Content-Security-Policy, could not use it.
+"""HTML pages that work offline; their Content-Security-Policy forbids the network.
 
-Pages are Jinja2 templates, which escape each value; only what is made here is handed over as markup. A figure travels
-as JSON that no parser of HTML can take for markup; a few lines of script draw it in the light or the dark palette, as
-the reader's system prefers. plotly.js is part of the page, or one file beside the pages of a folder.
+Pages are Jinja2 templates, which escape each value; only our own CSS, scripts and JSON are passed as markup. A figure
+is JSON without ``<`` and ``>``, so it cannot end its element. A short script draws it in the light or the dark theme,
+as the reader's system prefers. plotly.js is part of the page, or a file that the pages of a folder share.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PLOTLY_FILE = "plotly.min.js"
 
 
 def write_shared_plotly(folder: Path) -> None:
-    """Write the plotly.js of a folder's pages; what has its name there may be anything."""
+    """Write the plotly.js that the pages of a folder share, in place of any file with its name."""
     from plotly.offline import get_plotlyjs
 
     with atomic_write(folder / PLOTLY_FILE) as partial:
@@ -42,7 +42,7 @@ def write_shared_plotly(folder: Path) -> None:
 def write_figure(
     figure: Chart, *, title: str, page: Path | None, picture: Path | None = None, shared_plotly: bool = False
 ) -> None:
-    """Write a figure as what is asked for: a page that holds it, see :func:`write_page`, and a picture."""
+    """Write a figure as a page (see :func:`write_page`), a picture, or both."""
     if page:
         figures = {"figure": figure}
         write_page(page, "figure.html", {"heading": title}, title=title, figures=figures, shared_plotly=shared_plotly)
@@ -68,16 +68,16 @@ def write_page(
     Args:
         path: The page.
         template: Name of a file in ``templates``.
-        values: What the template shows; text is escaped there.
-        title: Plain text; cut where it is long.
-        navigation: Links to other pages than that of all runs: ``title``, ``href``, ``relation`` (``prev``,
-            ``next`` or empty), and ``page``: ``timeline``, ``why`` or ``kernels`` of the same run, else empty.
-        figures: What the template draws, by name, in the light palette.
+        values: Values for the template, which escapes them.
+        title: Plain text; cut if it is long.
+        navigation: Links beside the one to the index: ``title``, ``href``, ``relation`` (``prev``, ``next`` or
+            empty), and ``page`` (``timeline``, ``why`` or ``kernels`` of the same run, else empty).
+        figures: Figures for the template, by name, in the light theme.
         css: Added to the style of all pages.
-        script: Runs after that of all pages, and may use what it defines.
-        shared_plotly: Whether :func:`write_shared_plotly` wrote it beside the page; else it is part of the page.
-        late_plotly: Whether the script runs plotly.js itself, which is then text of the element ``plotly``, or the file
-            that this one names.
+        script: Runs after the script of all pages, and may use its functions.
+        shared_plotly: Whether plotly.js is a file beside the page; see :func:`write_shared_plotly`.
+        late_plotly: Whether ``script`` starts plotly.js itself. The element ``plotly`` then holds its text, or the
+            name of its file.
     """
     from plotly.offline import get_plotlyjs
 
@@ -101,9 +101,9 @@ def write_page(
 
 
 def _without_loader(plotly: str) -> str:
-    """plotly.js without the function around it that is for module loaders; as it is where it looks otherwise.
+    """Return plotly.js without the function around it for module loaders, or unchanged if its form is another.
 
-    A browser reads a function in a script twice, first to find its end: here megabytes.
+    A browser parses a function twice, first to find its end; this one has megabytes.
     """
     found = re.fullmatch(
         r"(/\*.*?\*/\n)\(\n function\(root, factory\).*?\(\) => \{\n(.*)return Plotly;\n\}\)\);\s*", plotly, re.DOTALL
@@ -116,18 +116,18 @@ def asset(name: str, room: str = "html") -> str:
 
 
 def trusted_markup(ours: str) -> Markup:
-    """Text that is made here, which templates take as it is."""
+    """Mark our own text as markup, which templates do not escape."""
     return Markup(ours)  # noqa: S704
 
 
 def json_in_page(data: Any) -> Markup:
-    """JSON that cannot end its HTML element."""
+    """Return data as JSON that cannot end its HTML element."""
     text = json.dumps(data, default=pack_array, ensure_ascii=False, separators=(",", ":"))
     return trusted_markup(text.replace("<", "\\u003c").replace(">", "\\u003e"))
 
 
 def _figure_html(figure: Chart) -> dict[str, str]:
-    """JSON for plotly.js, and what the figure shows in words."""
+    """Return a figure as JSON for plotly.js, and its title and subtitle as plain text."""
     title = figure["layout"]["title"]
     words = " · ".join(part["text"] for part in (title, title["subtitle"]) if part["text"])
     plain = " ".join(unescape(re.sub(r"<[^>]*>", " ", words)).split())
@@ -155,7 +155,7 @@ def _base_css() -> str:
 
 
 def _policy(scripts: Sequence[str], *, shared_plotly: bool) -> str:
-    """Only these very scripts run, and nothing is fetched but what lies beside the page."""
+    """Return a policy that allows only these scripts, and no files but those beside the page."""
     digests = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts if script]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests) + (" 'self' file:" if shared_plotly else "")
     rules = (

@@ -1,6 +1,6 @@
-"""A report: a folder with one page about a set of runs, and pages about each.
+"""A report: a folder with one page about all runs, and several pages about each run.
 
-It works from disk and without network; its pages share one plotly.js.
+It works offline, from the disk; its pages share one plotly.js.
 """
 
 from __future__ import annotations
@@ -35,16 +35,19 @@ from ddp_prof.present.timeline.encoding import LONGEST_TITLE
 from ddp_prof.present.timeline.figure import draw_timeline
 
 PagesOutcome = tuple[int, Chart | TraceError | None]
-"""The position of a run with its picture, if there is to be one, or with the reason why its pages are missing."""
+"""The position of a run, and its picture (``None`` for no picture) or the reason why its pages are missing."""
 
 WATERFALL = "waterfall"
 """Name of the chart of the changes from run to run."""
 
 
 class Place(NamedTuple):
-    """A run among those of a report: what its pages are called, and name and label of the runs before and after it.
+    """The place of a run in a report.
 
-    ``is_drawn`` says whether there is to be a picture of its timeline.
+    Attributes:
+        name: Name of its pages.
+        before, after: Name and label of the neighbouring runs.
+        is_drawn: Whether to draw a picture of its timeline.
     """
 
     name: str
@@ -62,11 +65,16 @@ def write_report(
     make_pages: Callable[[Sequence[Place]], Generator[PagesOutcome]] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[str]:
-    """Write ``index.html`` at once, then the pages of each run, and the index again when all is there.
+    """Write ``index.html``, then the pages of each run, then the index again.
 
-    ``make_pages`` writes the pages of the runs into the folder, in any order; by default this process does.
-    ``progress`` is called with the number of runs that have their pages and the number of all; with 0 when the
-    index is written.
+    Args:
+        runs: The runs.
+        folder: Where to write.
+        waterfall: Changes from run to run.
+        pictures: Draws the pictures; by default a new browser does.
+        make_pages: Writes the pages of the runs in any order; by default this process does, in turn.
+        progress: Called with the number of runs that have their pages (0 when the first index is written) and the
+            number of all runs.
 
     Returns:
         What could not be made, one line each.
@@ -101,7 +109,7 @@ def write_report(
 def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, Chart]:
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
-    # Captures without steps, or without communication, leave some of them empty.
+    # Some are empty if a capture has no steps or no communication.
     has_data = [any(len(trace["x"]) for trace in figure["data"]) for figure in figures]
     charts = {name: figure for name, figure, shown in zip(index.CHARTS, figures, has_data, strict=True) if shown}
     if waterfall is not None and waterfall.changes:
@@ -110,7 +118,7 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
 
 
 def write_pages_in_turn(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
-    """Write the pages of each run in this process; the outcome of a run comes when its pages are written."""
+    """Write the pages of each run in this process; yield an outcome after each run."""
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
 
@@ -119,7 +127,7 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | Trace
     """Write the pages of a run: its timeline, why its communication is exposed, its kernels.
 
     Returns:
-        A figure of a few steps of the timeline, where a picture is to be drawn; why a trace cannot be read any more.
+        A figure of a few steps of the timeline if ``place.is_drawn``; an error if a trace can no longer be read.
     """
     try:
         sources = run.load_sources()
@@ -127,7 +135,7 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | Trace
         return error
     picture = draw_timeline(build_excerpt(sources)) if place.is_drawn else None
     model = build_timeline(sources)
-    del sources  # the events take more memory than all that is drawn
+    del sources  # the events take more memory than the boxes that are drawn
     path = folder / f"{place.name}{index.TIMELINE}.html"
     write_timeline_page(model, path, navigation=_navigation(place, index.TIMELINE), shared_plotly=True)
     del model
@@ -137,11 +145,11 @@ def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | Trace
 
 
 _PAGES = {index.TIMELINE: "timeline", index.WHY: "why it is exposed", index.KERNELS: "kernels"}
-"""The pages of a run: suffix of the file name, and text of links."""
+"""The pages of a run: ending of the file name, and text of links to it."""
 
 
 def _navigation(place: Place, here: str) -> list[dict[str, str]]:
-    """From a page of a run to its other ones, and to those of its neighbours; ``here`` is a key of ``_PAGES``."""
+    """Return links to the run's other pages, and to the same page (a key of ``_PAGES``) of neighbouring runs."""
     links = [
         {"title": title, "href": f"{place.name}{end}.html", "relation": "", "page": end.removeprefix("-") or "timeline"}
         for end, title in _PAGES.items()
@@ -204,7 +212,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
 def _rows_by_cost(
     result: RunCollectives, step: Iterable[Collective], ranks: Sequence[RankStepView]
 ) -> list[tuple[tuple[str, int], Row]]:
-    """The collectives of a step on some ranks, those that cost most first; each with its rank and its index."""
+    """Return rows of a step's collectives on some ranks, the most expensive first, with their ranks and indices."""
     names = {rank.name for rank in ranks}
     found = [one for one in step if one.name in names]
     found.sort(key=lambda one: (one.blocking_ns or 0, one.exposed_ns), reverse=True)
@@ -212,7 +220,7 @@ def _rows_by_cost(
 
 
 def _columns_of_steps(rows: Sequence[Row]) -> list[Column]:
-    """The columns with any value, except a rank, operation or cause that is the same in all rows."""
+    """Return the columns that hold a value, without a rank, operation or cause that is the same in all rows."""
     constant = {key for key in ("rank", "op", "cause") if len({row[key] for row in rows}) == 1}
     found = columns_of(rows)
     return [item for item in found if item.key not in constant and any(row[item.key] is not None for row in rows)]
@@ -228,10 +236,10 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
         }
         for row in run.use["kernels"].rows
     ]
-    views = [  # the run is the same on the whole page
+    views = [  # without the run, which is the same on the whole page
         (view, [one for one in columns_of(rows) if one.key != "run" and any(row[one.key] for row in rows)])
         for view in run.use.values()
-        for rows in [view.digest_rows]
+        for rows in [view.readable_rows]
     ]
     write_page(
         folder / f"{place.name}{index.KERNELS}.html",
@@ -246,7 +254,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
 
 
 def _page_names(names: Iterable[str]) -> list[str]:
-    """Unique names that are valid in every file system and URL."""
+    """Return unique names that are valid in every file system and URL."""
     taken = {index.INDEX, WATERFALL, *index.CHARTS}
     result = []
     for name in names:

@@ -1,4 +1,4 @@
-"""The page of a timeline: all boxes of all steps, of which a script draws what the window shows."""
+"""The page of a timeline: it holds all boxes, and a script draws those in the window."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
 BOXES_READ_AT_ONCE = 100_000
-"""A page with more shows the window on which it opens first, where that holds fewer, or an overview."""
+"""A page with more boxes first draws the window on which it opens, or an overview if that window has more, too."""
 
 _SCRIPTS = {
     "base": ("dom", "format"),
@@ -40,7 +40,7 @@ def write_timeline_page(
     of_rank = [(at, lane) for at, rank in enumerate(ranks) for lane in rank.lanes]
     placed = [PlacedLane(rank, place, lane) for place, (rank, lane) in enumerate(of_rank)]
     titles = Titles()
-    with ThreadPoolExecutor() as pool:  # compresses what is packed while the rest is
+    with ThreadPoolExecutor() as pool:  # compresses packed boxes while the next ones are packed
         shown = encoding.pack_boxes([each for each in placed if not each.lane.is_folded], titles)
         payloads = {"boxes": pool.submit(shown.payload)}
         explained = [rank.explained for rank in ranks]
@@ -63,7 +63,7 @@ def write_timeline_page(
         title=figure.headline(model),
         navigation=navigation,
         css=asset("view/timeline.css", "timeline") + asset("lanes/lanes.css", "timeline") + _colors(),
-        # All in one scope of its own.
+        # One function, so that no name is global.
         script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
         shared_plotly=shared_plotly,
         late_plotly=True,
@@ -71,7 +71,7 @@ def write_timeline_page(
 
 
 def _opening(model: Timeline, placed: Sequence[PlacedLane], titles: Titles) -> PackedBoxes | None:
-    """The boxes of the window on which a page opens that takes long to read."""
+    """Return the boxes of the window on which the page opens, if the whole page takes long to read."""
     windows = model.opening_ns
     if windows is None or model.boxes <= BOXES_READ_AT_ONCE:
         return None

@@ -1,4 +1,4 @@
-"""Collectives as rows, one each or summed by step or bucket; the skew of ranks; critical paths of steps."""
+"""Tables of collectives (one row each, or summed), of the skew of ranks, and of the critical paths of steps."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from ddp_prof.present.text import collective_name, count_noun, milliseconds, per
 COLLECTIVES_SCHEMA = 2
 """2: ``exposed_by`` (when and why) in place of ``causes``."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
-"""Times of collectives that are summed in a row of several."""
+"""Times that are summed if a row stands for several collectives."""
 _OF_MATCHED = ("wait", "exposed_wait")
-"""Those of a row that are summed over the collectives with a match; how many have none is a warning."""
+"""Times that only matched collectives have: these are summed; a warning says how many have no match."""
 DIGEST = Digest(
     "exposed_ms",
     (
@@ -34,21 +34,21 @@ DIGEST = Digest(
 BY = ("collective", "step", "bucket", "group")
 """What a row can stand for."""
 MOST_READ = 1000
-"""Rows of a few ranks that are shown one by one on a terminal."""
+"""A terminal shows at most so many rows of a few ranks; longer tables are shortened."""
 WORST_ROWS = 10
-"""Collectives that are shown by default where there are no buckets."""
+"""Number of collectives that a table shows by default if there are no buckets."""
 _DERIVED = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
 
 
 def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = BY[0]) -> TableView:
-    """The collectives of a run under a headline; ``by`` is one of ``BY``.
+    """Return the collectives of a run under a headline; ``by`` is one of ``BY``, or ``None``.
 
-    With ``None`` rows for programs are collectives, and rows to read the buckets, or the worst collectives where there
-    are no buckets.
+    With ``None``, the rows for programs are collectives; the rows for people are buckets, or the worst collectives if
+    there are no buckets.
     """
     count = sum(collective.op != NOTIFY for collective in result.collectives)
-    of_what = f"{source_name(run.trace, run.files)} · device: {run.device} · {count_noun(count, 'collective')}"
-    title = f"{of_what}\n{headline.text}"
+    source = f"{source_name(run.trace, run.files)} · device: {run.device}"
+    title = f"{source} · {count_noun(count, 'collective')}\n{headline.text}"
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [*outliers, *result.warnings]
     if count:
@@ -79,7 +79,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
         warnings=list(result.warnings),
     )
     document["schema"] = COLLECTIVES_SCHEMA
-    # Hundreds of collectives of a few ranks are to be read one by one, those of hundreds of ranks are not.
+    # A person can read hundreds of collectives of a few ranks one by one, but not those of hundreds of ranks.
     digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
     named, shown = ([{"run": run.label, **row} for row in some] for some in (rows, shown))
     return TableView(title, named, notes, document, shown, digest=digest)
@@ -110,7 +110,7 @@ def alignment_note(alignment: Alignment) -> str:
 
 
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
-    """The first time of each step of each rank."""
+    """Return the earliest time in each step of each rank."""
     origins: dict[Hashable, int] = {}
     for collective in collectives:
         times = (collective.ready_ns, collective.launch_ns, origins.get(collective.step_identity))
@@ -136,7 +136,7 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
 
 
 def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> list[Row]:
-    """A row per collective, as the page of a step has them: what it cost, and why."""
+    """Return a row per collective for the page of a step: its cost and the cause."""
     rows: Iterable[Row] = (
         {
             "collective": collective_name(collective.index, collective.bucket),
@@ -152,27 +152,27 @@ def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> l
 
 def _summed_rows(result: RunCollectives, by: str) -> Iterable[Row]:
     groups: dict[Hashable, list[Collective]] = {}
-    for collective in result.collectives:  # of two steps of one number each has a row
+    for collective in result.collectives:  # two steps with the same number have a row each
         step = collective.step_key if by == "step" else None
         groups.setdefault((*_key(collective, by).values(), step), []).append(collective)
     for members in groups.values():
         sums: Row = {}
         for name in SUMMED:
             known = [ns for member in members if (ns := getattr(member, f"{name}_ns")) is not None]
-            is_told = len(known) == len(members) or (known and name in _OF_MATCHED)
-            sums[f"{name}_ms"] = ms(sum(known)) if is_told else None
+            is_known = len(known) == len(members) or (known and name in _OF_MATCHED)
+            sums[f"{name}_ms"] = ms(sum(known)) if is_known else None
         row = {**_key(members[0], by), "collectives": len(members), **sums, **_exposed_columns(members)}
         yield result.only_known(row, members[0].name)
 
 
 def _exposed_columns(members: Sequence[Collective]) -> Row:
-    """Exposed time by when and by why; either half sums to the whole."""
+    """Return exposed time by when and by why; each of the two groups of columns sums to the exposed time."""
     whens: Row = {f"when_{when}_ms": ms(sum(member.when_ns(when) for member in members)) for when in WHENS}
     return whens | {f"why_{why}_ms": ms(sum(member.why_ns(why) for member in members)) for why in WHYS}
 
 
 def _key(collective: Collective, by: str) -> Row:
-    """What the collectives of a row have in common; without buckets the position in the step tells them apart."""
+    """Return what the collectives of a row share; without buckets that is the position in the step."""
     if by == "step":
         return {"rank": _rank(collective), "step": collective.step}
     if by == "group":
@@ -200,7 +200,7 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
         warnings=list(skew.warnings),
     )
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
-    if skew.reason:  # a table would be of zeros
+    if skew.reason:  # the rows would hold only zeros
         return TableView(f"{title}\n{headline}", [], skew.warnings, document)
     rows: list[Row] = [{"run": run.label, **_skew_row(rank, skew)} for rank in skew.ranks]
     notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
@@ -242,11 +242,11 @@ PART_NAMES = {
     "host": "the host",
     "copies": "copies",
 }
-"""Names of the parts in a sentence."""
+"""The parts of a critical path, as words of a sentence."""
 
 
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
-    """A row per step, under what the path of median length consists of."""
+    """Return a row per step, under a headline on the path of median length."""
     headline = critical_headline(critical)
     steps, whole = count_noun(len(critical.steps), "step"), len(run.step_names)
     if len(critical.steps) < whole:
@@ -271,7 +271,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
 
 
 def critical_headline(critical: RunCritical) -> str:
-    """What the path of median length consists of, largest parts first."""
+    """Return the parts of the path of median length as a sentence, largest first."""
     path = critical.median
     if path is None:
         return f"The critical path is not known: {critical.reason}."

@@ -1,4 +1,4 @@
-"""Runs side by side: a row per run, the waterfall, what changed between two, and whether requirements are met."""
+"""Tables that compare runs: a row per run, the waterfall, the changes between two runs, and requirements."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def compare_view(
     waterfall: Waterfall,
     changes: Sequence[PartChange],
 ) -> TableView:
-    """The summaries of some runs, with what is noted of their results; the document holds the changes, too."""
+    """Return a row per run; the document also holds the waterfall and the changes."""
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
     notes = [how_to_read(summaries), f"recorded by {recorders}"]
@@ -57,7 +57,7 @@ def compare_view(
 
 
 def how_to_read(summaries: Iterable[VariantSummary]) -> str:
-    """What the columns hold; speed-ups are there only where a run is the baseline."""
+    """Explain the columns; the speed-up only if a run is the baseline."""
     is_sped_up = any(summary.speedup is not None for summary in summaries)
     return f"{HOW_TO_READ}; speedup: over {BASELINE}" if is_sped_up else HOW_TO_READ
 
@@ -80,7 +80,7 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
-    """The first run's mean step by parts; then, run by run, what changed, and the step that this leads to."""
+    """Return the parts of the first run's mean step, then a row of changes per further run; each with its step."""
     parts: list[Budget | Change] = [*waterfall.budgets[:1], *waterfall.changes]
     return [
         {
@@ -94,7 +94,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
 
 
 def readable_rows(waterfall: Waterfall) -> list[Row]:
-    """The same rows for people: an insignificant change is shown as its spread."""
+    """Return the rows for people, where an insignificant change is shown as its spread."""
     rows = waterfall_rows(waterfall)
     for row, change in zip(rows[1:], waterfall.changes, strict=True):
         for part in (*PARTS, "step"):
@@ -161,7 +161,7 @@ def change_rows(changes: Sequence[PartChange]) -> list[Row]:
 
 
 def change_texts(changes: Sequence[PartChange]) -> list[str]:
-    """Each change beyond the spread in a line: ``tail +4.0 ms: bucket 3 launches 4.0 ms later``."""
+    """Describe each change beyond the spread: ``tail +4.00 ms: bucket 3 launches 4.00 ms later``."""
     return [
         f"{change.part} {by_ns / 1e6:+.2f} ms" + (f": {collective_change_text(change.cause)}" if change.cause else "")
         for change in changes
@@ -170,7 +170,7 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:
-    """What two runs differ in, in one line."""
+    """Describe in one line how two runs differ."""
     is_unknown = all(change.is_beyond_spread is None for change in changes)
     nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
     return "; ".join(change_texts(changes)) or nothing
@@ -210,11 +210,11 @@ HOW_TO_READ_BASELINE = (
 )
 
 UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
-"""Display scale and label per unit."""
+"""The factor and the name with which a table shows each unit."""
 
 
 def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
-    """One row per run and requirement; the causes of failures lead the notes."""
+    """Return one row per run and requirement; the notes begin with the causes of failures."""
     compared = baseline is not None
     rows = [_verdict_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
     notes = [*causes, *_check_notes(checks, baseline)]
@@ -245,7 +245,7 @@ def _gate_document(check: GateReport) -> Document:
 
 
 def check_summary(view: TableView) -> str:
-    """The view as Markdown that can stand alone: what came out, the table, the notes."""
+    """Return a whole Markdown document: the verdict, the table, the notes."""
     notes = "".join(f"- {markdown_text(note)}\n" for note in view.notes)
     return f"### ddp-prof check: {markdown_text(view.title)}\n\n{markdown(view.rows)}\n{notes}"
 

@@ -1,4 +1,4 @@
-"""What the devices of a run spent their time on, as three tables: kernels, what hid communication, idle time."""
+"""Three tables on how devices spent their time: kernels, the compute that hid communication, and idle time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are k
 
 
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
-    """The tables by name: ``kernels``, of which the ``top`` ones, ``hidden`` and ``idle``."""
+    """Return the tables ``kernels`` (the first ``top`` kernels, or all), ``hidden`` and ``idle``."""
     title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
     is_warmup = any(rank.reason == ONLY_WARMUP for rank in result.ranks)
     notes = _kernel_notes(use, top) or [ONLY_WARMUP if is_warmup else NO_KERNELS]
@@ -63,18 +63,18 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
 
 
 def most_of(view: TableView) -> str:
-    """The largest part of a table as text, or why it is empty."""
+    """Return the row with the largest share as text, or why the table is empty."""
     if not view.rows:
         return view.notes[0]
     key = next(key for key in view.rows[0] if key.startswith("of_"))
-    row = max(view.digest_rows, key=lambda row: row[key] or 0)
+    row = max(view.readable_rows, key=lambda row: row[key] or 0)
     names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
-    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # kernels of no length have no share
+    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # there is none if all kernels have length 0
     return f"{', '.join(names)}{share}"
 
 
 def short_name(name: str) -> str:
-    """A kernel's name without namespaces, arguments and the types in them."""
+    """Return a kernel's name without namespaces and arguments."""
     plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
@@ -97,7 +97,7 @@ def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
 
 
 def hidden_rows(use: DeviceUse) -> list[Row]:
-    """Overlapped communication of all ranks by what was beside it, most first."""
+    """Return the overlapped communication of all ranks by the compute at the same time, largest first."""
     parts: Counter[tuple[str | None, str]] = Counter()
     for rank in use.ranks:
         for part in rank.hidden:

@@ -1,4 +1,4 @@
-"""What a trace holds, and the overlap of one run: a row per rank, or per step of each rank."""
+"""Tables of the overlap of a run (a row per rank, or per step of each rank) and of a trace's contents."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
 
 
 def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> TableView:
-    """One row per rank, or one row per step of each rank, under a headline."""
+    """Return one row per rank, or per step of each rank, under a headline."""
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     for rank in result.ranks:
@@ -64,7 +64,7 @@ def _fields_of(result: RankOverlap | StepOverlap | StepLength) -> Document:
 
 
 def _title(result: TraceOverlap) -> str:
-    """What was measured, and how much of it was assigned to a step."""
+    """Return the source, the device, and the share of time and events that were assigned to a step."""
     parts = [source_name(result.trace, result.files), profiler_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
@@ -76,13 +76,13 @@ def _title(result: TraceOverlap) -> str:
 
 
 def profiler_name(result: TraceOverlap) -> str:
-    """What recorded the trace, with the version of its export where the trace tells it."""
+    """Return the profiler that recorded the trace, with its version if the trace holds it."""
     name = SOURCE_NAMES.get(result.source, result.source)
     return f"{name} {result.producer}" if result.producer and name == "nsys" else name
 
 
 def overlap_notes(result: TraceOverlap) -> list[str]:
-    """What is unknown or was assumed, one line each."""
+    """Return what is unknown or assumed, one line each."""
     reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
     unknown = {}
     for rank in result.ranks:
@@ -97,18 +97,18 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
-    """Each warning once, with the runs that it is about where these are not all."""
+    """Return each note once; if it does not hold for all runs, with their labels."""
     warnings = warnings_by_run(results).items()
     return [text if len(labels) == len(results) else f"{', '.join(labels)}: {text}" for text, labels in warnings]
 
 
 def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
-    """Each thing that could not be known or was assumed, and the labels of the runs that it is about."""
-    about: dict[str, list[str]] = {}
+    """Return what is unknown or assumed, with the labels of the runs for which that holds."""
+    labels: dict[str, list[str]] = {}
     for result in results:
         for warning in overlap_notes(result):
-            about.setdefault(warning, []).append(result.label)
-    return about
+            labels.setdefault(warning, []).append(result.label)
+    return labels
 
 
 def _identity(rank: RankOverlap) -> Row:

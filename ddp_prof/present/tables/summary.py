@@ -1,4 +1,4 @@
-"""The summary of a run, and what the doctor says of it: text for people, rows for programs."""
+"""The summary of a run and the doctor's findings: text for people, rows for programs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _PARTS = {
 
 @dataclass(frozen=True)
 class SummarizedRun:
-    """What a summary says of one run; without a diagnosis where the traces are too large to ask for it here."""
+    """The results that a summary shows; ``diagnosis`` is ``None`` if the traces are too large for the doctor here."""
 
     result: TraceOverlap
     summary: VariantSummary
@@ -55,7 +55,7 @@ class SummarizedRun:
 
     @property
     def all_files(self) -> str:
-        """The files of the run as a shell takes them; of many ranks by the number: ``train.rank*.json.gz``."""
+        """The files of the run for a shell; a pattern if they differ only in a number: ``train.rank*.json.gz``."""
         paths = {rank.clock for rank in self.explanation.run.ranks} | {self.result.trace}
         names = sorted(str(path) for path in paths)
         first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
@@ -73,7 +73,7 @@ class SummarizedRun:
 
 
 def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
-    """Ten lines about one run; for several runs one row and one sentence per run."""
+    """Return ten lines about one run, or one row and one sentence per run for several."""
     document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
     rows = [_row(run) for run in runs]
     if len(runs) == 1:
@@ -163,7 +163,7 @@ def _communication(summary: VariantSummary) -> str | None:
         return None
     known = None if summary.blocking_ns is None else f"{milliseconds(summary.blocking_ns)} blocking"
     some = " that communicates" if communicating_steps_text(summary) else ""
-    # By more than three digits hide.
+    # The difference shows in three digits.
     differ = 200 * abs(summary.comm_ns - summary.overlapped_ns - summary.exposed_ns) > summary.comm_ns
     return (
         f"{milliseconds(summary.comm_ns)} per step{some}: {milliseconds(summary.overlapped_ns)} overlapped, "

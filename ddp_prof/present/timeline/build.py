@@ -1,4 +1,4 @@
-"""Lays out traces as a timeline: which steps are shown, from when to when, and what is known of each run."""
+"""Lays out traces as a timeline: chooses steps and interval, and collects the facts about each run."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import Ints
 
 MAX_BOXES = 20_000
-"""About how many boxes a browser draws as a picture within a second or two."""
+"""About as many boxes as a browser draws as a picture within a second or two."""
 
 
 def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """Lay out traces from top to bottom, their first steps lined up; ranks of one run on one clock, if that is known.
+    """Lay out traces from top to bottom with their first steps aligned; ranks of a run on one clock, if it is known.
 
     Args:
         sources: The traces.
-        steps: Numbers of the steps to show, and nothing else; by default all that was captured.
+        steps: Numbers of the steps to show; by default the whole capture.
 
     Raises:
-        TraceError: A trace has none of the steps asked for.
+        TraceError: A trace has none of ``steps``.
     """
     chosen = [
         [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
@@ -62,11 +62,12 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
 
 
 def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """The timeline of a few steps, of which a picture can be drawn.
+    """Lay out a few steps, few enough for a picture.
 
     Args:
-        sources: As of :func:`build_timeline`.
-        steps: Numbers of the steps to show; by default :func:`typical_steps`, of a capture without steps its beginning.
+        sources: The traces.
+        steps: Numbers of the steps; by default those of :func:`typical_steps`, or the beginning of a capture without
+            steps.
     """
     if steps is not None:
         return build_timeline(sources, steps)
@@ -76,7 +77,7 @@ def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = Non
 
 
 def typical_steps(sources: Sequence[Source]) -> list[int]:
-    """Keys of the step that a page opens on and the one after it, after the last the one before; none without steps."""
+    """Return the keys of the step that a page opens on and of a neighbour: the next one, or the one before the last."""
     for source in sources:
         ranks = [_Rank(rank, _rows(rank, rank.step_keys, None)) for rank in source.ranks]
         if marks := sorted(_step_marks(ranks, View(0, 0, 0)), key=lambda mark: mark.start_ns):
@@ -87,7 +88,7 @@ def typical_steps(sources: Sequence[Source]) -> list[int]:
 
 
 class _Rank(NamedTuple):
-    """A rank, and the positions of its steps to show; none where the capture has no steps."""
+    """A rank, and the rows of its steps to show; none if the capture has no steps."""
 
     events: RankEvents
     rows: Ints
@@ -101,7 +102,7 @@ def _rows(events: RankEvents, called: Ints, wanted: Collection[int] | None) -> I
 def _some_steps(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
 ) -> Timeline:
-    """Some steps, and what else was captured while those of a longer panel went on: so none looks empty there."""
+    """Lay out some steps; a shorter panel also shows what follows its steps, so that it is not empty there."""
     homes = _default_views(sources, chosen, most_boxes)
     before = max((home.zero_ns - home.start_ns for home in homes), default=0)
     after = max((home.end_ns - home.zero_ns for home in homes), default=0)
@@ -115,7 +116,7 @@ def _some_steps(
 def _timeline(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], homes: Sequence[View], views: Sequence[View]
 ) -> Timeline:
-    """The panels; a step begins and ends in all panels on one clock at one time, as pages line panels up by steps."""
+    """Make the panels; those on one clock share the interval of each step, because pages align panels by steps."""
     panels = list(map(_panel, sources, chosen, homes, views))
     marks: dict[tuple[int, int], StepMark] = {}
     for source, panel in zip(sources, panels, strict=True):
@@ -140,9 +141,9 @@ def _default_views(
 
 
 def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
-    """From the first start to the last end of the steps chosen, on host and device; time 0 is where they start.
+    """Return the interval of the chosen steps on host and device; time 0 is the start of the first step.
 
-    Without steps from the first event to the last, or to where they make about so many boxes.
+    Without steps it is the interval of all events, or of the first ones that make about ``most_boxes`` boxes.
     """
     starts, ends, zeros = [], [], []
     for events, rows in ranks:
@@ -159,7 +160,7 @@ def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View
         return View(0, 0, 1)
     start = np.sort(np.concatenate([table.start_ns for table in tables]))
     end = max(int(table.end_ns.max()) for table in tables)
-    if most_boxes is not None and len(start) > most_boxes // 4:  # up to four boxes an event
+    if most_boxes is not None and len(start) > most_boxes // 4:  # an event makes up to four boxes
         end = int(start[most_boxes // 4])
     return View(int(start[0]), int(start[0]), end)
 
@@ -205,10 +206,10 @@ def _step_marks(ranks: Sequence[_Rank], view: View) -> tuple[StepMark, ...]:
 
 def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
     trace = source.trace
-    said = next(iter(parse_ranges(trace.names, PROCESS).values()), None)
+    process = next(iter(parse_ranges(trace.names, PROCESS).values()), None)
     manifest = trace.manifest
-    world = manifest.world_size if manifest else said and said.number("world")
-    backend = manifest.backend if manifest else said and said.text("backend")
+    world = manifest.world_size if manifest else process and process.number("world")
+    backend = manifest.backend if manifest else process and process.text("backend")
     count = f"{len(ranks)} of {world}" if world and world != len(ranks) else f"{len(ranks)}"
     yield from source.caveats
     yield f"{count} {'rank' if count == '1' else 'ranks'}"
@@ -221,13 +222,13 @@ def _facts(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> It
 
 
 def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
-    """The steps that begin in what is shown: beside a longer panel more than those chosen."""
+    """Name the steps that begin in the view; beside a longer panel these are more than the chosen ones."""
     rank = next((events for events, rows in ranks if len(rows)), None)
     if rank is None:
         is_warmup = any(events.is_warmup for events, _ in ranks)
         yield ONLY_WARMUP if is_warmup else "no steps are marked in this trace"
         return
-    begins, end_ns = rank.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a step may have no length
+    begins, end_ns = rank.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a view may have no length
     seen = np.flatnonzero((begins >= view.start_ns) & (begins < end_ns)).tolist()
     if not seen:
         return
@@ -238,7 +239,7 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
 
 
 def _extent_text(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Iterator[str]:
-    """How much of the capture is seen at first, and what of it nowhere."""
+    """Say how much of the capture the view holds, and which events are in no panel."""
     first, last = captured_times(source.trace)
     seen, held, captured = (milliseconds(end - start) for _, start, end in (home, view, (0, first, last)))
     has_steps = any(len(rank.rows) for rank in ranks)

@@ -1,17 +1,17 @@
-"""The boxes of a timeline as columns of bytes, small enough to travel in a page by the million.
+"""Encodes the boxes of a timeline as columns of bytes, so compact that a page can hold millions.
 
-Boxes are sorted by row (a level of a lane) and start. A column of integers is turned into small numbers, these into
-natural ones, and these into planes of bytes, the lowest first. A block of rows is left out of the planes of high bytes
-that its numbers do not need, and what is left of these is nearly all zero. The parts of where time goes begin and end
-with boxes of the rank's other lanes: they hold the positions of their times among those of the others, which need
-hardly any room. ``assets/data/columns.js`` reads it back::
+Boxes are sorted by row (a level of a lane) and start. Each column of integers is turned into small numbers, then into
+natural numbers, then into planes of bytes, the lowest byte first. A block of rows has only the planes that its numbers
+need, and the planes of high bytes are nearly all zero, so they compress well. The boxes of ``where time goes`` start
+and end at the times of boxes in the rank's other lanes; so they hold positions in the sorted list of these times, which
+need hardly any room. ``assets/data/columns.js`` decodes the columns::
 
-    gap        start of a box less the end of the one before it, the first from 0; of times or of positions
-    duration   end less start, likewise
+    gap        start of a box minus the end of the box before (for the first box, minus 0); a time or a position
+    duration   end minus start; a time or a position
     category   index into ``theme.CATEGORIES``
     title      index into the page's titles
-    step       key of the step less that of the box before
-    bytes      as it is
+    step       key of the step minus that of the box before
+    bytes      unchanged
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes
 from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, select, take_or_unknown
 
 LONGEST_TITLE = 1000
-"""Names are searched in so many characters; templates of kernels have thousands."""
+"""Characters of a name that a page holds and searches; C++ templates give kernels names of thousands."""
 
 OVERVIEW_COLUMNS = 1000
 
 NEEDS = ("box", "index", "of", "blocking", "held", "slack", "name", "stream", "after", "consumer")
 
 _BLOCK = 1 << 16
-"""Rows that are encoded at once: what that takes stays in the processor's cache."""
+"""Rows that are encoded at once, so few that they stay in the processor's cache."""
 
 _COMPRESSION = 4  # 6 is a fifth smaller and takes twice as long
 
 
 class PlacedLane(NamedTuple):
-    """A lane, and where it belongs on the page."""
+    """A lane, with its rank and its place on the page."""
 
     rank: int
     place: int
@@ -56,7 +56,7 @@ class PlacedLane(NamedTuple):
 
 
 class PackedRow(NamedTuple):
-    """A level of a lane: its boxes, in order, do not overlap; the first one's position among those of all rows."""
+    """A level of a lane. Its boxes are sorted and do not overlap; ``offset`` is the first one's position among all."""
 
     placed: PlacedLane
     level: int
@@ -65,7 +65,7 @@ class PackedRow(NamedTuple):
 
 
 class PackedTable(NamedTuple):
-    """How many rows a table has, and of each of its columns the blocks: how many planes they are in, how many rows."""
+    """The shape of a table: its number of rows, and for each block of each column the number of planes and of rows."""
 
     rows: int
     columns: dict[str, list[tuple[int, int]]]
@@ -73,7 +73,7 @@ class PackedTable(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedBoxes:
-    """Boxes, row after row, and what is known of them: tables, one after the other, each column after column."""
+    """Boxes and further tables as bytes: table after table, in each column after column."""
 
     rows: tuple[PackedRow, ...]
     tables: tuple[PackedTable, ...]
@@ -84,12 +84,12 @@ class PackedBoxes:
 
 
 class Titles:
-    """What boxes are called, and how kernels were launched: each said once, boxes hold its number.
+    """The texts of boxes, each stored once; boxes hold their numbers.
 
     Attributes:
-        titles: Title, a shorter label, and the bucket; without a label a beginning of the title will do.
-        shapes: Launch shape and registers a thread; the first is that of what has none.
-        consumers: Operations that need collectives.
+        titles: Title, a shorter label, and the bucket; without a label the page cuts the title.
+        shapes: Launch shape and registers per thread; number 0 means none.
+        consumers: Names of operations that need collectives.
     """
 
     def __init__(self) -> None:
@@ -98,7 +98,7 @@ class Titles:
         self.consumers: dict[str, int] = {}
 
     def index_for(self, lane: Lane, boxes: Boxes) -> Ints:
-        """The number of each box's title, where it is new after those that there are."""
+        """Return the number of each box's title; new titles are added."""
         first, which = distinct_rows(boxes.category, boxes.name_id, boxes.bucket)
         ids = []
         for row in first.tolist():
@@ -121,41 +121,44 @@ class Titles:
 def pack_boxes(lanes: Sequence[PlacedLane], titles: Titles) -> PackedBoxes:
     """Pack all boxes of some lanes.
 
-    Two tables: the boxes, and of the times of where time goes those that no other box tells: ``rank``, and ``time``,
-    less that of the row before.
+    There are two tables: the boxes, and the times of ``where time goes`` at which no other box starts or ends. The
+    second has the columns ``rank`` and ``time``, which is the difference from the row before.
     """
     lanes = [_in_order(placed) for placed in lanes]
-    positioned, ranks, untold = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+    positioned, ranks, extra = [], [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for placed in lanes:
         if placed.lane.kind != STRIP:
             positioned.append(placed)
             continue
         boxes, times = placed.lane.boxes, _times(lanes, placed.rank)
         starts, ends, missing = _positions(times, boxes)
-        untold.append(missing)
+        extra.append(missing)
         ranks.append(np.full(len(missing), placed.rank, np.int64))
         positioned.append(placed.with_boxes(replace(boxes, start_ns=starts, end_ns=ends)))
     table, packed = _pack_rows(positioned, titles)
-    columns = {"rank": ranks, "time": [_differences(np.concatenate(untold))]}
-    others, more = pack_table(sum(map(len, untold)), columns)
+    columns = {"rank": ranks, "time": [_differences(np.concatenate(extra))]}
+    others, more = pack_table(sum(map(len, extra)), columns)
     return PackedBoxes(_rows(lanes), (table, others), packed + more)
 
 
 def pack_folded(
     lanes: Sequence[PlacedLane], shown: PackedBoxes, explained: Sequence[RankExposure], titles: Titles
 ) -> PackedBoxes:
-    """Pack what a page needs once a box is selected or a lane unfolded.
+    """Pack what a page needs when a box is selected or a lane is unfolded.
 
-    Four tables: the boxes of these lanes; for each box shown ``call`` (see :func:`_links`), ``shape`` and ``phase``,
-    0 where there is none; of the collectives among them ``box``, less that of the row before, ``part``, an index
-    into ``figure.EXPOSED_PARTS``, its length for what is overlapped or one more for the transfer, and ``ns``; and
-    what waited for what (see :func:`_needs`).
+    There are four tables:
+
+    - the boxes of these lanes;
+    - for each box of ``shown``: ``call`` (see :func:`_links`), ``shape`` and ``phase``, both 0 for none;
+    - the parts of collectives among them: ``box`` (difference from the row before), ``part`` and ``ns``. ``part`` is an
+      index into ``figure.EXPOSED_PARTS``; the next index means overlapped time, the one after it transfer time;
+    - which operation waited for which collective (see :func:`_needs`).
 
     Args:
-        lanes: The lanes that are folded at first; ``shown`` are the boxes of all others.
-        shown: As packed.
+        lanes: The lanes that are folded at first.
+        shown: The boxes of all other lanes, packed.
         explained: The collectives of each rank.
-        titles: Those of the boxes shown; grows.
+        titles: The titles of ``shown``; new ones are added.
     """
     lanes = [_in_order(placed) for placed in lanes]
     table = _pack_rows(lanes, titles)
@@ -165,15 +168,15 @@ def pack_folded(
         "shape": (titles.shape_of(row.placed.lane, row.boxes) for row in shown.rows),
         "phase": (row.boxes.phase + 1 for row in shown.rows),
     }
-    told = pack_table(sum(len(row.boxes) for row in shown.rows), facts)
+    launches = pack_table(sum(len(row.boxes) for row in shown.rows), facts)
     exposed = _exposed(shown.rows, explained)
     needs = _needs(shown.rows, explained, titles)
-    tables = (table, told, *(pack_table(len(columns["box"][0]), columns) for columns in (exposed, needs)))
+    tables = (table, launches, *(pack_table(len(columns["box"][0]), columns) for columns in (exposed, needs)))
     return PackedBoxes(rows, tuple(shape for shape, _ in tables), b"".join(packed for _, packed in tables))
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
-    """The levels of lanes whose boxes are in order."""
+    """Split lanes, whose boxes are sorted, into levels."""
     found, offset = [], 0
     for placed in lanes:
         boxes = placed.lane.boxes
@@ -199,15 +202,15 @@ def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable
 
 
 def _times(lanes: Sequence[PlacedLane], rank: int) -> Ints:
-    """All times at which boxes of a rank's lanes start or end, but for those of where time goes, each once."""
+    """Return the sorted times at which boxes of a rank start or end, without those of ``where time goes``."""
     own = [placed.lane.boxes for placed in lanes if placed.rank == rank and placed.lane.kind != STRIP]
-    # Those of a row are in order; a sort that sees it takes a fraction of the time.
+    # The times of a row are sorted already; a stable sort makes use of that and takes a fraction of the time.
     times = np.sort(_joined([np.stack([boxes.start_ns, boxes.end_ns], axis=1).ravel() for boxes in own]), kind="stable")
     return times[np.diff(times, prepend=times[:1] - 1) > 0]
 
 
 def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
-    """Positions of starts and ends once those that are not among the times are added to them; and which these are."""
+    """Return the positions of starts and ends in the times with the missing ones added, and these missing times."""
     start, end, known = boxes.start_ns, boxes.end_ns, np.append(times, 0)
     starts, ends = np.searchsorted(times, start), np.searchsorted(times, end)
     missing = np.unique(np.append(start[known[starts] != start], end[known[ends] != end]))
@@ -215,10 +218,9 @@ def _positions(times: Ints, boxes: Boxes) -> tuple[Ints, Ints, Ints]:
 
 
 def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
-    """For each box shown the call that launched it: 0 for none, else an odd number.
+    """Return a number for the launch call of each box shown: 0 for none, else ``2 * difference + 1``.
 
-    Half of the number below is the call's position among the boxes of the folded lanes, less that of the box before
-    that has one.
+    The difference is the call's position among the folded boxes minus that of the last box that has a call.
     """
     places = {rank: _places(folded, rank) for rank in {row.placed.rank for row in shown}}
     found = _joined([places[row.placed.rank].take(row.boxes.call + 1, mode="clip") for row in shown])
@@ -229,7 +231,7 @@ def _links(folded: Sequence[PackedRow], shown: Sequence[PackedRow]) -> Ints:
 
 
 def _places(folded: Sequence[PackedRow], rank: int) -> Ints:
-    """Position among the boxes of all folded lanes: first that of no call, then of each of a rank, then of others."""
+    """Return positions among the folded boxes, by a call's row plus 1; ``UNKNOWN`` first and last, for no such box."""
     calls = [(row.boxes.call, row.offset) for row in folded if row.placed.rank == rank]
     places = np.full(max((int(call.max(initial=UNKNOWN)) for call, _ in calls), default=UNKNOWN) + 3, UNKNOWN, np.int64)
     for call, offset in calls:
@@ -248,9 +250,9 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> d
             pairs = found.exposure.pairs_ns[which].reshape(len(rows), -1)
             beside = np.stack([found.exposure.overlapped_ns[which], found.transfer_ns[which]], axis=1)
             all_ns = np.concatenate([pairs, beside], axis=1)
-            told = all_ns != 0
-            told[:, -1] = all_ns[:, -1] != UNKNOWN
-            at, part = np.nonzero(told)
+            has_part = all_ns != 0
+            has_part[:, -1] = all_ns[:, -1] != UNKNOWN
+            at, part = np.nonzero(has_part)
             boxes.append(row.offset + rows[at])
             parts.append(part)
             lengths.append(all_ns[at, part])
@@ -258,12 +260,17 @@ def _exposed(shown: Sequence[PackedRow], explained: Sequence[RankExposure]) -> d
 
 
 def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles: Titles) -> dict[str, list[Ints]]:
-    """Of each collective shown, and of each time at which something stood still for one.
+    """Return a row for each collective shown, and for each waiting box.
 
-    ``box`` is its position, less that of the row before; ``index`` that of the collective in its step; ``of`` of such a
-    time that of the collective, 0 for none, else one more than its position. The rest is of collectives: ``blocking``
-    and ``slack`` in ns; ``held``, 0 where nothing is known to need it, else one more than the index into ``HELD_BY``;
-    of the consumer ``name``, ``stream``, ``after``, its start less that of the collective, and ``consumer``, as ``of``.
+    Positions are those of boxes; "position + 1" is 0 for none. The columns are:
+
+    - ``box``: position, as the difference from the row before;
+    - ``index``: position of the collective in its step;
+    - ``of``: position + 1 of the collective that a waiting box waits for;
+    - ``blocking``, ``slack``: of a collective, in ns;
+    - ``held``: index into ``HELD_BY`` + 1, or 0 if nothing is known to need the collective;
+    - ``name``, ``stream``, ``after``, ``consumer``: name and stream of the consumer, its start minus that of the
+      collective, and its position + 1.
     """
     at = {(rank, of): np.zeros(len(found.timings), np.int64) for rank, found in enumerate(explained) for of in (0, 1)}
     for row in shown:
@@ -278,8 +285,8 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
             continue
         which, found, waits = row.boxes.collective[rows], explained[rank], row.placed.lane.kind == WAITING
         timings, (first, same) = found.timings, distinct_rows(found.consumer)
-        told = titles.consumers
-        names = np.array([told.setdefault(name, len(told)) for name in found.consumer_names], np.int64)
+        known_names = titles.consumers
+        names = np.array([known_names.setdefault(name, len(known_names)) for name in found.consumer_names], np.int64)
         facts = {
             "blocking": timings.blocking_ns[which],
             "held": timings.held_by[which] + 1,
@@ -302,7 +309,7 @@ def _needs(shown: Sequence[PackedRow], explained: Sequence[RankExposure], titles
 
 
 def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[PackedTable, bytes]:
-    """Columns, in parts one after the other, as planes of bytes."""
+    """Pack columns, each given in parts, as planes of bytes."""
     shapes: dict[str, list[tuple[int, int]]] = {}
     packed: list[bytes] = []
     for name, parts in columns.items():
@@ -314,7 +321,7 @@ def pack_table(rows: int, columns: Mapping[str, Iterable[Ints]]) -> tuple[Packed
 
 
 def _byte_planes(column: Ints) -> NDArray[np.uint8]:
-    """0, -1, 1, -2, ... as 0, 1, 2, 3, ..., and of that a row of bytes a digit, the lowest first."""
+    """Map 0, -1, 1, -2, ... to 0, 1, 2, 3, ..., and return these numbers as rows of bytes, the lowest byte first."""
     natural = ((column << 1) ^ (column >> 63)).view(np.uint64)
     width = (int(natural.max()).bit_length() + 7) // 8
     digits = natural.astype("<u8", copy=False).view(np.uint8).reshape(-1, 8)
@@ -327,7 +334,7 @@ def _joined(columns: list[Ints]) -> Ints:
 
 
 def _differences_to_column(columns: Sequence[Ints], before: Sequence[Ints]) -> Iterator[Ints]:
-    """Each value less the other column's of the row before, the first as it is; the rows come in parts."""
+    """Yield ``columns`` minus the value of ``before`` in the row before (0 for the first); both come in parts."""
     last = 0
     for column, other in zip(columns, before, strict=True):
         if len(column):
@@ -340,7 +347,7 @@ def _differences(column: Ints) -> Ints:
 
 
 def _in_order(placed: PlacedLane) -> PlacedLane:
-    """By level and start; of those that start together the empty ones first."""
+    """Sort boxes by level and start; among those that start together, boxes without length come first."""
     boxes = placed.lane.boxes
     one_level = not np.any(boxes.level)
     if one_level and np.all(boxes.start_ns[1:] >= np.maximum(boxes.end_ns, boxes.start_ns + 1)[:-1]):
@@ -349,15 +356,16 @@ def _in_order(placed: PlacedLane) -> PlacedLane:
 
 
 def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:
-    """Boxes that do not overlap at low resolution, to show until they are read.
+    """Return boxes at low resolution, which a page shows until it has read them.
 
-    For each category, how much of each column from start to end its boxes cover, from 0 to 255, as base64.
+    For each category, a byte per column says which part of the column its boxes cover (255: all), as base64. Boxes
+    must not overlap.
     """
     edges = np.linspace(start_ns, end_ns, OVERVIEW_COLUMNS + 1).astype(np.int64)
     result = {}
     for category in distinct(boxes.category):
         rows = np.flatnonzero(boxes.category == category)
         covered = Intervals(boxes.start_ns[rows], boxes.end_ns[rows]).covered_ns(edges[:-1], edges[1:])
-        shares = np.ceil(255 * covered / np.maximum(1, np.diff(edges)))  # whatever is there is seen
+        shares = np.ceil(255 * covered / np.maximum(1, np.diff(edges)))  # rounded up, so that no box vanishes
         result[category] = base64.b64encode(shares.astype(np.uint8).tobytes()).decode()
     return result

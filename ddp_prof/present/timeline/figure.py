@@ -1,4 +1,4 @@
-"""A timeline as a picture: a Plotly bar per box, a trace per category; where lanes lie, and what is said of them."""
+"""Draws a timeline as a picture, a Plotly bar per box; makes the texts of pictures and pages."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from ddp_prof.trace import UNKNOWN, concatenate, select
 
 
 def draw_timeline(model: Timeline) -> Chart:
-    """The picture of a timeline of a few steps; its width is set where it is written."""
+    """Return the picture of a timeline of a few steps; the writer of the file sets its width."""
     (rows, annotations, shapes, height), colors = _arrange(model), theme.LIGHT.colors
     subtitle = "".join(
         to_plain_text(words) if category is None else f'<b><span style="color:{colors[category]}">{words}</span></b>'
@@ -50,21 +50,21 @@ def draw_timeline(model: Timeline) -> Chart:
         "annotations": annotations,
         "shapes": shapes,
         "barmode": "overlay",
-        "bargap": 0.01,  # none at all, and Plotly rounds boxes to whole pixels
+        "bargap": 0.01,  # with 0, Plotly rounds boxes to whole pixels
         "uniformtext": {"mode": "hide", "minsize": theme.FONT_SIZE - 1},
     }
     return {"data": list(_bars(model, rows)), "layout": layout}
 
 
 def shown_in_legend(category: str, categories: Collection[str]) -> bool:
-    """Compute has one colour, so one entry: that of the strip."""
-    plain = (theme.STEP, theme.CALL, theme.RANGE)  # their lanes say what they are
+    """Whether a category has an entry in the legend; compute shares that of ``compute only``, as they look the same."""
+    plain = (theme.STEP, theme.CALL, theme.RANGE)  # the titles of their lanes are enough
     return category not in plain and not (category == theme.COMPUTE and theme.COMPUTE_ONLY in categories)
 
 
 def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """The bars of each category."""
-    # Boxes below a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
+    """Yield a Plotly trace per category."""
+    # Boxes shorter than a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
     spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
     least_ns = min(spans, default=model.end_ns - model.start_ns) // 50
     used = sorted({code for row in rows for code in np.unique(row.lane.boxes.category).tolist()})
@@ -96,9 +96,9 @@ def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
 
 
 def _texts(lane: Lane, category: str, boxes: Boxes, least_ns: int, model: Timeline) -> list[str]:
-    """What is written in boxes; one with a fair share of all the time shown has room for more words."""
+    """Return the text of each box; the box of a long step has room for the overlap of the step, too."""
     length_ns = boxes.end_ns - boxes.start_ns
-    # The text of a box that the edge cuts would be cut, too.
+    # A box at the edge of the picture may be cut, and its text with it.
     is_whole = (boxes.start_ns >= model.start_ns) & (boxes.end_ns <= model.end_ns)
     texts = [""] * len(boxes)
     for row in np.flatnonzero(is_whole & (length_ns >= least_ns)).tolist():
@@ -115,20 +115,20 @@ LEFT, RIGHT, BOTTOM = 300, 28, 62
 """Pixels around the lanes."""
 
 MARGIN = 0.005
-"""Share of the time shown that is added on either side."""
+"""Share of the interval that is added on either side."""
 
 TOP, PANEL_HEADER, PANEL_GAP, RANK_GAP, LANE_GAP = 124, 40, 26, 22, 5
-"""Pixels above the lanes, of the title of a panel, and between panels, ranks and lanes."""
+"""Pixels above the lanes, for the title of a panel, and between panels, ranks and lanes."""
 
 ROWS = {HOST: 22, COMPUTE: 24, STRIP: 40}
 OTHER_ROW = 22
-"""Height of a row by kind of lane, and of all other kinds."""
+"""Height of a row by kind of lane, and for all other kinds."""
 
 LOWEST_ROW, TALLEST_STACK = 5, 84
-"""Rows of a high stack are not lower, and it is not higher, unless its rows would be too low."""
+"""A stack is at most ``TALLEST_STACK`` high, unless its rows would become lower than ``LOWEST_ROW``."""
 
 LOWEST_RANK = 72
-"""Room for a rank's title and figures."""
+"""Least height of a rank: the room for its title and figures."""
 
 
 class Row(NamedTuple):
@@ -144,12 +144,12 @@ class Row(NamedTuple):
 
     @property
     def box_height(self) -> float:
-        """Of a box, which leaves a gap to the next level."""
+        """Height of a box, which leaves a gap to the next level."""
         return self.level - (0 if self.lane.levels == 1 else min(1, self.level / 10))
 
 
 def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dict[str, Any]], float]:
-    """Ranks below each other, lanes within ranks: rows of lanes, titles, lines between, and the height of all."""
+    """Place ranks below each other; return the rows of lanes, titles, separating lines, and the height of all."""
     rows: list[Row] = []
     headers: list[dict[str, Any]] = []
     titles: list[dict[str, Any]] = []
@@ -183,7 +183,7 @@ def _arrange(model: Timeline) -> tuple[list[Row], list[dict[str, Any]], list[dic
 
 
 def base_layout(model: Timeline) -> dict[str, Any]:
-    """What a picture and a page have in common, of Plotly's layout."""
+    """Return the part of Plotly's layout that a picture and a page share."""
     start, end = model.start_ns / 1e6, model.end_ns / 1e6
     margin = (end - start) * MARGIN
     return {
@@ -222,7 +222,7 @@ def _left_aligned_text(y: float) -> dict[str, Any]:
 
 
 def _rank_title(rank: RankLanes, y: float) -> Iterator[dict[str, Any]]:
-    """Name, share and what it is a share of, in three lines of different size."""
+    """Yield the name of a rank, its overlap, and the label of this figure, on three lines."""
     ratio, quiet = rank.overlap.overlap_ratio, {"size": theme.FONT_SIZE, "color": theme.LIGHT.quiet}
     share, below = ("n/a", "no overlap figure") if ratio is None else (percent(ratio), "overlapped")
     yield {**_left_aligned_text(y - 24), "text": f"<b>{rank.title}</b>", "font": {"size": 13}}
@@ -233,7 +233,7 @@ def _rank_title(rank: RankLanes, y: float) -> Iterator[dict[str, Any]]:
 _WHEN = WHEN | {TAIL: "in the tail, after backward's last compute", UNKNOWN_WHEN: "in no known phase"}
 _WHY = WHY | {BLOCKING_CALL: "the program waits for it", PEER_WAIT: "a peer had not arrived"}
 EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS)
-"""When and why a part of a collective is exposed, in the order of ``Exposure.pairs_ns``."""
+"""Words for when and why communication is exposed, in the order of ``Exposure.pairs_ns``."""
 
 
 def headline(model: Timeline) -> str:
@@ -247,14 +247,14 @@ def headline(model: Timeline) -> str:
 
 
 def page_headline(model: Timeline) -> str:
-    """Of one run what hiding all its communication would gain, of several how much each hides."""
+    """Return what hiding all communication would gain for one run, or how much each run hides for several."""
     if len(model.panels) > 1 or not model.panels[0].gain:
         return headline(model)
     return f"{plain_name(model.panels[0].title)}: {model.panels[0].gain}"
 
 
 def axis_title(model: Timeline) -> str:
-    """What time 0 is."""
+    """Explain time 0."""
     marks = [panel.step_names[panel.steps[0].key] for panel in model.panels if panel.steps]
     if not marks:
         return "time since the first compute, communication or copy"
@@ -265,18 +265,18 @@ def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int
     name = plain_name(lane.names[name_id], longest) if name_id != UNKNOWN else theme.LEGEND[category]
     if bucket == UNKNOWN:
         return name
-    if lane.from_launch:  # the host's range says no more than that; a kernel has a name of its own
+    if lane.from_launch:  # the range of the host has no other name; a kernel has its own
         return f"{parse_range(lane.names[name_id]).name.replace('_', '-')} of bucket {bucket}"
     return f"collective of bucket {bucket}: {name}"
 
 
 def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
-    """What is written in a box of a picture where there is room."""
+    """Return the text of a box in a picture, if there is room."""
     if category == theme.STEP:
         return lane.names[name_id].partition(":")[0]
     if lane.kind == COMMUNICATION:
         return f"bucket {bucket}" if bucket != UNKNOWN else ""
-    # Kernels are many and narrow; phases and what a CPU computes in them are few and wide.
+    # Kernels are many and narrow; phases, and compute on a CPU, are few and wide.
     if lane.kind == HOST and name_id != UNKNOWN:
         return f"{theme.LABELS[category]} (inferred)"
     wide = lane.kind in (STRIP, WAITING) or (lane.kind in (HOST, COMPUTE) and name_id == UNKNOWN)
@@ -284,7 +284,7 @@ def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
 
 
 def explanation(model: Timeline) -> tuple[tuple[str, str | None], ...]:
-    """What the colours of communication mean, in parts of plain text, some of a category's colour."""
+    """Explain the colours of communication, as parts of plain text with the category whose colour they have."""
     if all(panel.overlap_ratio is None for panel in model.panels):
         return ()
     lanes = [lane for panel in model.panels for rank in panel.ranks for lane in rank.lanes]

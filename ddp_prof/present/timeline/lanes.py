@@ -1,4 +1,4 @@
-"""The lanes of one rank: what its trace holds within a view, as boxes on rows."""
+"""Makes the lanes of one rank: the events of its trace within a view, as boxes on rows."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _SHOWN_AS = {
     Category.OTHER: (model.GRAPHS, "CUDA graphs", theme.GRAPH),
     Category.UNKNOWN: (model.UNNAMED, "unnamed kernels", theme.UNNAMED),
 }
-"""The kind and the title of its lanes, and the category of its boxes."""
+"""For each category of activities: kind and title of its lanes, category of its boxes."""
 _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
 def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: RankOverlap) -> tuple[Lane, ...]:
-    """The lanes of a rank, top to bottom; without those that would be empty."""
+    """Return the lanes of a rank from top to bottom, without empty ones."""
     lanes = [host_lane(rank, view, overlap), *range_lanes(rank, view), *call_lanes(rank, view)]
     if rank.device is None:
         lanes += [_host_compute_lane(rank, view), _host_communication_lane(rank, view, explained)]
@@ -53,7 +53,7 @@ def _host_compute_lane(rank: RankEvents, view: View) -> Lane:
 
 
 def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
-    """Our ranges round collectives, from launch to completion."""
+    """Return the lane of our ranges around collectives, which last from launch to completion."""
     ranges = rank.collective_ranges
     ranges = select(ranges, view.is_visible(ranges.start_ns, ranges.end_ns))
     boxes = make_boxes(
@@ -70,18 +70,18 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposu
 
 
 def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list[Lane]:
-    """A lane for each stream and what it does there."""
+    """Return a lane for each stream and category of its activities."""
     rank = rank.including_warmup
     activities = rank.trace.activities
-    event_of = positions(rank.events.activity, len(activities))  # those of other ranks are no events
+    event_of = positions(rank.events.activity, len(activities))  # UNKNOWN for activities of other ranks
     seen = np.flatnonzero(view.is_visible(activities.start_ns, activities.end_ns) & rank.is_mine)
     consumer_of = np.full(len(activities), UNKNOWN, np.int64)
-    needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # of several collectives the first one stays
+    needed = np.flatnonzero(explained.consumer != UNKNOWN)[::-1]  # reversed: the first of several is written last
     consumer_of[explained.consumer[needed]] = needed
     lanes = []
     for category, (kind, title, _) in _SHOWN_AS.items():
         of_kind = seen[activities.category[seen] == category]
-        # Copies share a lane: many streams copy, each a little.
+        # All copies share one lane: many streams copy, each of them little.
         streams = [UNKNOWN] if kind == model.COPIES else distinct(activities.lane[of_kind])
         for stream in streams:
             rows = of_kind if stream == UNKNOWN else of_kind[activities.lane[of_kind] == stream]
@@ -100,16 +100,19 @@ def _device_boxes(
     event: Ints,
     consumer: Ints,
 ) -> Boxes:
-    """Some activities of one category, of each its row among what is measured and the first collective it needs."""
+    """Return boxes for ``rows`` of the activities, all of one category.
+
+    For each activity, ``event`` is its row in the rank's events, ``consumer`` that of the first collective it needs.
+    """
     trace, activities = rank.trace, rank.trace.activities
     start, end = activities.start_ns[rows], activities.end_ns[rows]
     ranges, launched_in = rank.collective_ranges, rank.collective_ranges.ranges_of_activities(trace, rows)
-    phase, told = take_or_unknown(rank.events.phase, event), activities.bytes[rows]
+    phase, recorded = take_or_unknown(rank.events.phase, event), activities.bytes[rows]
     columns = {
         "name_id": activities.name_id[rows],
         "step": take_or_unknown(rank.step_keys, take_or_unknown(rank.events.step, event)),
         "bucket": take_or_unknown(ranges.bucket, launched_in),
-        "bytes": np.where(told == UNKNOWN, take_or_unknown(ranges.bytes, launched_in), told),
+        "bytes": np.where(recorded == UNKNOWN, take_or_unknown(ranges.bytes, launched_in), recorded),
         "phase": phase,
         "call": trace.launching_calls[rows],
     }
@@ -117,7 +120,7 @@ def _device_boxes(
         columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}
     if category == Category.COMMUNICATION:
         found = columns["collective"] = _collectives(explained, start, end, activities.lane[rows])
-        for name in ("bucket", "bytes"):  # as they are measured, where they are
+        for name in ("bucket", "bytes"):  # measured collectives have the values of the tables
             columns[name] = np.where(
                 found == UNKNOWN, columns[name], take_or_unknown(getattr(explained.timings, name), found)
             )
@@ -128,7 +131,7 @@ def _device_boxes(
 
 
 def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: Ints) -> Ints:
-    """Row of each collective among those that are explained; what was not measured, such as warm-up, is not."""
+    """Return the row of each collective in ``explained``; ``UNKNOWN`` if it was not measured, as in warm-up."""
     known = explained.timings
     keys = zip(known.start_ns.tolist(), known.end_ns.tolist(), known.lane.tolist(), strict=True)
     rows = {key: row for row, key in enumerate(keys)}
@@ -137,11 +140,12 @@ def _collectives(explained: RankExposure, start_ns: Ints, end_ns: Ints, stream: 
 
 
 def _strip_lane(rank: RankEvents, view: View) -> Lane:
-    """Each instant of the view once; a box belongs to the measured step whose window it lies in.
+    """Return the lane ``where time goes``, which covers each instant of the view once.
 
-    Where windows cross, as where a step's work was launched before the last step's was done, to the one begun last.
+    A box belongs to the measured step in whose window it lies. If windows overlap, because the work of a step was
+    launched before that of the last step was done, it belongs to the step that began last.
     """
-    if not len(rank.including_warmup.events) or rank.hides_backward:  # nor is it known that it idled
+    if not len(rank.including_warmup.events) or rank.hides_backward:  # idle time is not known either
         return Lane(_STRIP_TITLE, model.STRIP, empty(Boxes))
     begins, owners = _owners(rank)
     divided = divide(rank.including_warmup, view)
@@ -156,7 +160,7 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
 
 
 def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
-    """When something stood still for communication, and which communication nothing tells that of."""
+    """Return the lane of blocking time, and of communication for which blocking is not known."""
     rank = rank.including_warmup
     events, blocking = rank.events, rank.blocking
     stretches = blocking.known_stretches
@@ -178,7 +182,7 @@ def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane
 
 
 def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
-    """From when on which measured step owns what runs, ``UNKNOWN`` for none: before the first time none does."""
+    """Return times, and the measured step to which the time after each of them belongs (``UNKNOWN`` for none)."""
     windows = rank.breakdown
     rows = np.flatnonzero(windows.window_ns > 0)
     rows = rows[np.argsort(windows.start_ns[rows], kind="stable")]
@@ -191,9 +195,9 @@ def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
 
 
 def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
-    """The view by what a rank did in it; the lengths sum to it."""
+    """Divide the view by what the rank did; the lengths sum to that of the view."""
     parts = rank.time_by_part(union_of_one(view.start_ns, view.end_ns))
-    for category in (Category.OTHER, Category.UNKNOWN):  # it is not known what runs, but the device is not idle
+    for category in (Category.OTHER, Category.UNKNOWN):  # the kind of work is not known, but the device is not idle
         running = rank.union_of(category)
         parts[_SHOWN_AS[category][2]] = parts[theme.IDLE] & running
         parts[theme.IDLE] = parts[theme.IDLE] - running
@@ -201,7 +205,7 @@ def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
 
 
 def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
-    """Starts and ends of the intervals, each cut in two wherever one of the times lies in it."""
+    """Cut the intervals at some times; return the starts and ends of the pieces."""
     begun = np.searchsorted(intervals.start_ns, at_ns, side="left")
     ended = np.searchsorted(intervals.end_ns, at_ns, side="right")
     inside = at_ns[begun > ended]
@@ -212,7 +216,7 @@ INFERRED = "backward (inferred: launched by autograd's threads)"
 
 
 def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
-    """Steps on the upper row, their phases below."""
+    """Return the lane of the host, with steps on the upper row and phases below."""
     rank = rank.including_warmup
     seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(
@@ -222,15 +226,15 @@ def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
         name_id=np.arange(len(seen), dtype=np.int64),
         step=rank.step_keys[seen],
     )
-    told, inferred = (
+    marked, inferred = (
         select(item, view.is_visible(item.start_ns, item.end_ns)) for item in (rank.phases, rank.inferred_backward)
     )
-    phases = concatenate(told, inferred)
+    phases = concatenate(marked, inferred)
     ranges = make_boxes(
         view,
         (phases.start_ns, phases.end_ns),
         PHASE_CODE[phases.kind],
-        name_id=np.repeat([UNKNOWN, len(seen)], [len(told), len(inferred)]),
+        name_id=np.repeat([UNKNOWN, len(seen)], [len(marked), len(inferred)]),
         step=rank.step_at(phases.start_ns),
         level=stack(phases.start_ns, phases.end_ns) + steps.level.max(initial=-1) + 1,
     )
@@ -245,7 +249,7 @@ def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
 
 
 def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
-    """The program's own ranges: those that nest by depth, below them those that may cross."""
+    """Yield a lane per thread of the program's ranges: push/pop ranges by depth, below them start/end ranges."""
     trace, spans = rank.trace, rank.trace.spans
     is_named = np.array([not name.startswith(f"{PROCESS}|") for name in trace.names], np.bool_)[spans.name_id]
     seen = np.flatnonzero((spans.process == rank.process) & is_named & view.is_visible(spans.start_ns, spans.end_ns))
@@ -267,9 +271,9 @@ def range_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
 
 
 def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
-    """All calls of the process, and of those before what is seen the ones that launched it.
+    """Yield a lane per thread of CUDA calls; also those before the view that launched something in it.
 
-    None where they were not read whole.
+    Without the names and ends of calls there are none.
     """
     trace, calls, details = rank.trace, rank.trace.calls, rank.trace.call_details
     if details is None:
@@ -294,7 +298,7 @@ def call_lanes(rank: RankEvents, view: View) -> Iterator[Lane]:
 
 
 def thread_name(trace: Trace, process: int, thread: int) -> str:
-    """What a thread is called: by its name, and by its number, since many have one name."""
+    """Return the name of a thread with its number, because many threads have the same name."""
     if thread == process:
         return "main thread"
     name = trace.threads.get((process, thread), f"thread {thread}")
@@ -303,24 +307,24 @@ def thread_name(trace: Trace, process: int, thread: int) -> str:
 
 CODE = {category: code for code, category in enumerate(theme.CATEGORIES)}
 PHASE_CODE = np.array([*(CODE[phase] for phase in PHASES), CODE[theme.COMPUTE]], np.int64)
-"""What compute is drawn as, by the phase that launched it; the last one is found by ``UNKNOWN``."""
+"""Category of a compute box by the phase that launched it; the index ``UNKNOWN`` (-1) finds the last one."""
 
 
 class View(NamedTuple):
-    """What is shown of a trace, in its own nanoseconds."""
+    """The interval of a trace that is shown, and the time that the panel calls 0; all in the trace's own times."""
 
     zero_ns: int
     start_ns: int
     end_ns: int
 
     def is_visible(self, start_ns: Ints, end_ns: Ints) -> Mask:
-        """Which intervals are seen, if only in part; an instant lasts as long as a nanosecond."""
+        """Return which intervals lie in the view, if only in part; an interval without length counts as 1 ns."""
         seen: Mask = (start_ns < self.end_ns) & (np.maximum(end_ns, start_ns + 1) > self.start_ns)
         return seen
 
 
 def stack(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The row of each interval: the topmost that is free where it starts.
+    """Return the row of each interval: the topmost one that is free at its start.
 
     0000..333
     .1111.....
@@ -344,13 +348,13 @@ def stack(start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def nest(start_ns: Ints, end_ns: Ints) -> Ints:
-    """The row of each interval: one below the one that it lies in.
+    """Return the row of each interval: one below the interval that contains it.
 
     000000000..
     .1111.1111.
     ..2........
 
-    Intervals that cross, as ranges of a thread never do, are stacked.
+    If intervals cross, which push/pop ranges of a thread never do, all are stacked instead.
     """
     if np.all(start_ns[1:] >= np.maximum(end_ns, start_ns + 1)[:-1]):
         return np.zeros(len(start_ns), np.int64)
@@ -367,7 +371,7 @@ def nest(start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def make_boxes(view: View, times: tuple[Ints, Ints], category: Ints | str, **columns: Ints) -> Boxes:
-    """Boxes on the panel's own time; columns not given hold ``UNKNOWN``, levels are those of a stack."""
+    """Return boxes with the panel's times; missing columns are ``UNKNOWN``, a missing ``level`` is that of a stack."""
     start_ns, end_ns = times
     if isinstance(category, str):
         category = np.broadcast_to(np.int64(CODE[category]), len(start_ns))

@@ -1,19 +1,19 @@
-"""A timeline as data: which box lies where, of what colour, and what is known of it.
+"""A timeline as data: the position, the category and the properties of each box.
 
-For each rank, top to bottom::
+Each rank has these lanes, from top to bottom::
 
-    host           step, and in it forward, backward, synchronize, optimizer; backward also where it is inferred
-    ranges         the program's own, one lane per thread, nested; folded at first
-    CUDA calls     a lane per thread; folded at first
-    compute        a lane a stream; coloured by the phase that launched it
-    communication  a lane a stream; what is in flight at the same time is stacked
+    host           steps, and below them forward, backward, synchronize, optimizer; backward may be inferred
+    ranges         the program's ranges, nested; one lane per thread, folded at first
+    CUDA calls     one lane per thread, folded at first
+    compute        one lane per stream; the colour is that of the phase that launched the kernel
+    communication  one lane per stream; events at the same time are stacked
     copies
-    waiting        when a stream that computes, on a CPU the host, stood still for communication; left out where nothing
-                   tells that, and where nothing waited
-    where time     compute only, overlapped, exposed, exposed memory, idle: each instant that is held is one of these,
-    goes           from the same algebra as the table and all events of the rank, warm-up included. So a window's sums
-                   are those of its device, a step's in the table without what other steps launched (and what was idle
-                   to the table while a CUDA graph ran that was recorded whole is shown as that)
+    waiting        when a compute stream (on a CPU: the host) stood still for communication; missing if that is not
+                   known or did not happen
+    where time     each instant is one of: compute only, overlapped, exposed, exposed memory, idle. It is computed as
+    goes           in the tables, from all events of the rank, warm-up included. A step in the tables is different in
+                   two ways: it has no communication that other steps launched, and a CUDA graph that was recorded as
+                   a whole is idle time there, but has its own category here
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ STRIP = "strip"
 
 
 class RankExposure(NamedTuple):
-    """The collectives of a rank, and when and why each is exposed; row by row.
+    """The collectives of a rank, and when and why each is exposed; one row per collective.
 
     Attributes:
-        transfer_ns: How long each moved bytes, ``UNKNOWN`` where no peer is known; see ``RunAnalysis.transfers_ns``.
-        knows_wait: Whether waiting for peers is told from transfer.
-        consumer: Of each the row in ``Trace.activities`` of its consumer, ``UNKNOWN`` for none.
-        consumer_names: What ``timings.consumer`` points into.
+        transfer_ns: Transfer time, ``UNKNOWN`` if no peer is known; see ``RunAnalysis.transfers_ns``.
+        knows_wait: Whether waiting for peers can be distinguished from transfer.
+        consumer: Row of the consumer in ``Trace.activities``, ``UNKNOWN`` for none.
+        consumer_names: The names that ``timings.consumer`` indexes.
     """
 
     rank: str
@@ -64,11 +64,16 @@ class RankExposure(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What is drawn as one panel: a trace, what its ranks did, their figures, and what is not representative of it.
+    """A trace that is drawn as one panel, with its results.
 
-    ``gain`` is what hiding all its communication would gain at most, in a sentence. ``clock`` leads from its times to
-    those of the first file of ``run``; ``None`` where the clocks of these cannot be compared. ``typical_step`` is the
-    key of the one that headlines are about.
+    Attributes:
+        explained: The collectives of each rank.
+        gain: A sentence on what hiding all communication would gain at most.
+        caveats: Why the run is not representative.
+        run: Number of the run; the files of a run share it.
+        clock: Converts times of this trace to those of the first file of the run; ``None`` if the clocks cannot be
+            compared.
+        typical_step: Key of the step that headlines are about.
     """
 
     title: str
@@ -84,7 +89,7 @@ class Source(NamedTuple):
 
 
 def line_up(sources: Sequence[Source], starts_ns: Sequence[int]) -> list[int]:
-    """Time 0 of each trace: where it starts; of the files of a run on one clock, where the first of them does."""
+    """Return time 0 of each trace: its start, or the earliest start among the files of a run on one clock."""
     shifts = [
         int(source.clock.common_ns(np.array([start]))[0]) - start if source.clock else 0
         for source, start in zip(sources, starts_ns, strict=True)
@@ -97,7 +102,7 @@ def line_up(sources: Sequence[Source], starts_ns: Sequence[int]) -> list[int]:
 
 
 def captured_times(trace: Trace) -> tuple[int, int]:
-    """From the first event of a trace to the last; an instant lasts as long as a nanosecond."""
+    """Return the start of the first event and the end of the last one; an event without length counts as 1 ns."""
     calls, details = trace.calls.start_ns, trace.call_details
     columns = [
         (trace.activities.start_ns, trace.activities.end_ns),
@@ -110,7 +115,7 @@ def captured_times(trace: Trace) -> tuple[int, int]:
 
 
 def drift_text(source: Source, first_ns: int, last_ns: int) -> Iterator[str]:
-    """How far its clock drifts from the run's first file's meanwhile: pictures line up the starts and leave it out."""
+    """Yield a note if the clock drifts from that of the run's first file; pictures align only the starts."""
     if source.clock and source.clock.drift:
         first, last = source.clock.common_ns(np.array([first_ns, last_ns])).tolist()
         if drift_ns := abs(last - first - (last_ns - first_ns)):
@@ -119,21 +124,21 @@ def drift_text(source: Source, first_ns: int, last_ns: int) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class Boxes(Table):
-    """The boxes of one lane; ``UNKNOWN`` is what is not told, or is none.
+    """The boxes of one lane; a value that is not known, or does not exist, is ``UNKNOWN``.
 
     Attributes:
         start_ns, end_ns: From the panel's time 0.
         category: Index into ``theme.CATEGORIES``.
-        name_id: Index into :attr:`Lane.names`; ``UNKNOWN`` where the category says it all.
-        step: Key of the measured step it belongs to; see ``Steps.keys``.
+        name_id: Index into :attr:`Lane.names`; ``UNKNOWN`` if the category is name enough.
+        step: Key of the measured step; see ``Steps.keys``.
         phase: Index into ``range_names.PHASES`` of the phase that launched it.
-        call: Row in ``Trace.calls`` of the call that launched it, or that it is.
-        shape: Index into :attr:`Lane.names` of its launch shape.
-        registers: Of a thread.
-        collective: Row in :attr:`RankLanes.explained` of the collective that it is, or for which something stood still;
-            ``UNKNOWN`` of warm-up.
-        consumer: Row there of the first collective that it needs, and that it needs more closely than others do.
-        level: Row within the lane, from 0 at its top.
+        call: Row in ``Trace.calls`` of its launch call; the box of a call has its own row.
+        shape: Index into :attr:`Lane.names` of the launch shape.
+        registers: Registers per thread.
+        collective: Row in :attr:`RankLanes.explained` of this collective, or of the collective that a waiting box
+            waits for; ``UNKNOWN`` in warm-up.
+        consumer: Row in :attr:`RankLanes.explained` of the first collective whose consumer this box is.
+        level: Row within the lane, from 0 at the top.
     """
 
     start_ns: Ints
@@ -154,12 +159,12 @@ class Boxes(Table):
 
 @dataclass(frozen=True)
 class Lane:
-    """Boxes on a row or, stacked, on a few.
+    """Boxes on one or several rows.
 
     Attributes:
         kind: One of ``HOST`` to ``STRIP``.
-        names: What ``Boxes.name_id`` points into.
-        from_launch: Whether boxes last from launch to completion, as the host saw them, not from start to end.
+        names: The names that ``Boxes.name_id`` indexes.
+        from_launch: Whether boxes last from launch to completion on the host, not from start to end on the device.
     """
 
     title: str
@@ -170,7 +175,7 @@ class Lane:
 
     @property
     def is_folded(self) -> bool:
-        """Whether a page shows no more than the title at first, and a picture nothing."""
+        """Whether a page shows only the title at first; a picture leaves the lane out."""
         return self.kind in (RANGES, CALLS)
 
     @property
@@ -183,8 +188,8 @@ class RankLanes:
     """One rank: its lanes, and its figures over the whole capture.
 
     Attributes:
-        backward: How it was told: ``ranges``, ``inferred`` or ``none``.
-        why_unknown: Why it is not known of all collectives whether anything waited for them; ``None`` where it is.
+        backward: How backward was found: ``ranges``, ``inferred`` or ``none``.
+        why_unknown: Why blocking is not known for all collectives; ``None`` if it is.
     """
 
     title: str
@@ -196,12 +201,12 @@ class RankLanes:
 
     @property
     def knows_blocking(self) -> bool:
-        """Whether it is known of any collective how long something stood still for it."""
+        """Whether the blocking time of at least one collective is known."""
         return self.why_unknown is None or bool((self.explained.timings.blocking_ns != UNKNOWN).any())
 
 
 class StepMark(NamedTuple):
-    """Where a step lies, from the panel's time 0, over all its ranks; and its key, see ``Steps.keys``."""
+    """The key of a step (see ``Steps.keys``), and its interval over all ranks, from the panel's time 0."""
 
     key: int
     start_ns: int
@@ -209,7 +214,7 @@ class StepMark(NamedTuple):
 
 
 def choose_step(steps: Sequence[StepMark], typical: int | None) -> int:
-    """Key of the step to look at first: the typical one, or where that is not shown the one of median length."""
+    """Return the key of the step to show first: the typical one, or if it is not shown, the one of median length."""
     lengths = {step.key: step.end_ns - step.start_ns for step in steps}
     if typical in lengths:
         return typical
@@ -218,14 +223,14 @@ def choose_step(steps: Sequence[StepMark], typical: int | None) -> int:
 
 @dataclass(frozen=True)
 class Panel:
-    """One trace.
+    """One trace. Times count from the start of the first step shown on any rank.
 
     Attributes:
-        gain, typical_step: As of ``Source``.
-        facts: What else is known of the run, a short text each.
-        step_names: What all measured steps are called, by ``Steps.keys``.
-        start_ns, end_ns: Of what is held, from time 0: the start of the first step shown on any rank.
-        home_ns: From when to when the measured steps lie, or all that was captured where there are none.
+        gain, typical_step: As in :class:`Source`.
+        facts: Short texts about the run.
+        step_names: Names of all measured steps, by ``Steps.keys``.
+        start_ns, end_ns: Interval of the boxes.
+        home_ns: Interval of the measured steps, or of the whole capture if there are none.
     """
 
     title: str
@@ -242,14 +247,14 @@ class Panel:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Share of all communication of all ranks that compute hides, over the whole capture."""
+        """Share of all ranks' communication that is overlapped, over the whole capture."""
         comm_ns = sum(rank.overlap.comm_ns or 0 for rank in self.ranks)
         return sum(rank.overlap.overlapped_ns or 0 for rank in self.ranks) / comm_ns if comm_ns else None
 
 
 @dataclass(frozen=True)
 class Timeline:
-    """Panels above each other on one axis of time, each from the start of its first step shown."""
+    """Panels below each other, on one axis of time."""
 
     panels: tuple[Panel, ...]
 
@@ -260,7 +265,6 @@ class Timeline:
 
     @property
     def start_ns(self) -> int:
-        """Start of what is held; not after 0."""
         return min((panel.start_ns for panel in self.panels), default=0)
 
     @property
@@ -274,9 +278,9 @@ class Timeline:
 
     @property
     def opening_ns(self) -> tuple[tuple[int, int], ...] | None:
-        """Of each panel what a page shows at first: the typical step, and a little on either side.
+        """The interval of each panel that a page shows first: the typical step with a margin.
 
-        ``None`` where no panel has steps. A panel without this step is shown where the first that has it is.
+        A panel without this step takes the interval of the first panel that has it. ``None`` without any steps.
         """
         key = self.typical_step
         marks = [next((mark for mark in panel.steps if mark.key == key), None) for panel in self.panels]
@@ -289,6 +293,6 @@ class Timeline:
 
     @property
     def typical_step(self) -> int | None:
-        """Key of the first panel's step that :func:`choose_step` takes."""
+        """Key of the step that :func:`choose_step` takes from the first panel with steps."""
         first = next((panel for panel in self.panels if panel.steps), None)
         return choose_step(first.steps, first.typical_step) if first else None
