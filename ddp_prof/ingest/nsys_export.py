@@ -1,7 +1,7 @@
-"""The SQLite database that ``nsys export --type sqlite`` writes, of any release: tables and columns are probed.
+"""Reads the SQLite database that ``nsys export --type sqlite`` writes, of any release.
 
-A table that is absent or empty means that nothing of the kind was recorded, never an error. Process and thread ids
-are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
+Releases differ in their tables and columns. An absent or empty table means that no such event was recorded; it is never
+an error. Process and thread ids are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END = 59, 60
-_ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
-_RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
-_CALL_COLUMNS = ("start", "globalTid", "correlationId")
+IS_RANGE = f"eventType IN ({_PUSH_POP}, {_START_END})"
+"""SQL condition for rows of NVTX; other rows name domains and the like."""
+ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
+RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
+CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _CALL_DETAILS = ("end", "nameId")
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
@@ -46,7 +48,7 @@ _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA gr
 def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
     """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
-    ``run`` is the file whose ``run.json`` counts, where it is not the export's own.
+    ``run`` is the file beside which the ``run.json`` lies, if that is not the export.
     """
     with open_sqlite(path) as file:
         manifest = load_manifest(manifest_path(run or path))
@@ -55,7 +57,7 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
 
 def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
     _require_export(file)
-    # The tables are read side by side: SQLite and Arrow work outside Python's lock.
+    # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
     activity_columns = file.start(_activity_columns, file)
     range_rows = file.start(_range_rows, file)
     call_columns = file.start(_call_columns, file, options.with_launches)
@@ -117,8 +119,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         gpu_ids=gpu_ids,
         manifest=manifest,
     )
-    # Copies become communication before collectives get their metadata. No step changes the rows of activities or
-    # calls, so that the join of activities and launching calls holds for all of them.
+    # Copies become communication before collectives get their metadata. None of these functions adds or removes
+    # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
     trace = mark_copy_engine_collectives(enrich.name_ranks(find_streams_of_records(trace)))
     if 1 in ranges["hasPayload"]:
@@ -139,19 +141,19 @@ def _require_export(file: SqliteFile) -> None:
 
 
 def _process_ids(global_id: Ints) -> Ints:
-    """Process ids; a single one, as is usual, takes no memory."""
+    """Return process ids; a column of a single process, the usual case, takes no memory."""
     low, high = (int(edge) >> 24 for edge in (global_id.min(), global_id.max())) if len(global_id) else (0, 0)
     return constant_column(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
 
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
-    """The rows of all activities, kernels first."""
+    """Return the columns of all activities, kernels first."""
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
     tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
-    grown = {column: GrowingColumn() for column in (*_ACTIVITY_COLUMNS, "name", "kind")}
+    grown = {column: GrowingColumn() for column in (*ACTIVITY_COLUMNS, "name", "kind")}
     for table, kind in tables.items():
         file.require(table, "start", "end")
-        for batch in file.batches(table, (*_ACTIVITY_COLUMNS, name)):
+        for batch in file.batches(table, (*ACTIVITY_COLUMNS, name)):
             grown["kind"].add(constant_column(kind, len(batch["start"])))
             grown["name"].add(batch.pop(name))
             for column, values in batch.items():
@@ -160,7 +162,7 @@ def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
-    """Names of the activities that are kernels, the first rows; ``UNKNOWN`` for kernels without any and for others."""
+    """Return the names of kernels; ``UNKNOWN`` for kernels without a name and for all other activities."""
     name_id = names.intern_ids(columns["name"], strings)
     name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
     for other in ("shortName", "mangledName"):
@@ -193,15 +195,15 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
 
 
 def _kernel_columns(file: SqliteFile, columns: Sequence[str]) -> list[Ints]:
-    """Columns of the kernels that have a start."""
+    """Return columns of the kernels that have a start."""
     start, *found = file.read_integers(KERNELS, ("start", *columns)).values()
     return [column[start != UNKNOWN] for column in found]
 
 
 def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
-    """The calls by correlation id, as they are looked up; equal ones in the order of the file."""
+    """Return the calls, sorted by correlation id for the join; calls with one id in the order of the file."""
     file.require(CALLS, "start")
-    columns = file.read_integers(CALLS, (*_CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
+    columns = file.read_integers(CALLS, (*CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
     correlation = columns["correlationId"]
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
@@ -210,19 +212,18 @@ def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
 
 
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
-    """Ranges of both kinds, and their inline texts, which column ``text`` points into."""
-    columns, texts = (*_RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
+    """Return the ranges of both kinds, and their inline texts, which column ``text`` refers to."""
+    columns, texts = (*RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
     grown = {column: GrowingColumn() for column in (*columns, "text")}
-    file.require(NVTX, *_RANGE_COLUMNS)
+    file.require(NVTX, *RANGE_COLUMNS)
     text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
     wanted = (
-        f"{', '.join(_RANGE_COLUMNS)}, {text_id} AS textId, "
-        # No NULL, or a first batch without text would be of integers.
+        f"{', '.join(RANGE_COLUMNS)}, {text_id} AS textId, "
+        # Never NULL: a first batch of NULLs would be taken for integers.
         f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
         f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
     )
-    of_ranges = f"eventType IN ({_PUSH_POP}, {_START_END})"
-    for batch in file.query(wanted, NVTX, of_ranges) if file.has_columns(NVTX) else ():
+    for batch in file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ():
         for column in columns:
             grown[column].add(file.batch_integers(batch, column))
         grown["text"].add(intern_texts(batch.column("text"), texts))
@@ -231,7 +232,7 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:
     start, end, tid = column["start"], column["end"], column["globalTid"]
-    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN, -1, finds the last
+    inline = np.array([*map(names.intern, texts), UNKNOWN], np.int64)[column["text"]]  # UNKNOWN is -1: the last element
     name_id = np.where(inline == UNKNOWN, names.intern_ids(column["textId"], strings), inline)
     return Spans(
         start_ns=start,
@@ -240,13 +241,16 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, 
         lane=tid & 0xFFFFFF,
         name_id=names.fill_unknown(name_id, enrich.UNNAMED_RANGE),
         is_start_end=(column["eventType"] == _START_END).astype(np.int64),
-        # Releases write NULL, 0 or -1 for an end that never came; a range made before recording may start below 0.
+        # Releases write NULL, 0 or -1 for a range that did not end. A range opened before recording may start below 0.
         is_open=((end < start) | ((start < 0) & ((end == 0) | (end == UNKNOWN)))).astype(np.int64),
     )
 
 
 def _nccl_payloads(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[int, int, int, str], str]:
-    """The arguments of NCCL's ranges, JSON texts, by process, thread, start and name: in the row, or among strings."""
+    """Return the JSON payloads of NCCL's ranges by process, thread, start and name.
+
+    A payload is in the row of its range, or in the table of strings.
+    """
     label, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
     query = (
         f"SELECT start, globalTid, CAST({label} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
@@ -263,7 +267,7 @@ def _nccl_payloads(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[i
 def _thread_names(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[int, int], str]:
     if not file.has_columns("ThreadNames", "nameId", "globalTid"):
         return {}
-    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a thread renamed has several names
+    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
     rows = file.rows(
         f"SELECT globalTid, nameId FROM {file.bounded_table('ThreadNames')} WHERE {are_integers('globalTid')} "
         f"ORDER BY {priority}, nameId"
@@ -276,7 +280,7 @@ def _unpack_ids(global_id: int) -> tuple[int, int]:
 
 
 def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
-    """The value of a name in a table of names and values; ``None`` if there is none, or several."""
+    """Return the value of a name in a table of names and values; ``None`` if there is none, or several."""
     if not file.has_columns(table, "name", "value"):
         return None
     found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")
@@ -284,7 +288,10 @@ def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
 
 
 def _gpus(file: SqliteFile, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
-    """The machine's number and the name of each GPU, by process and CUDA number: a process may see only some GPUs."""
+    """Return the machine's number and the name of each GPU, both by process and the process's own number of the GPU.
+
+    The numbers differ if a process sees only some of the GPUs.
+    """
     names: dict[int, str] = {}
     if file.has_columns("TARGET_INFO_GPU", "id", "name"):
         names = dict(

@@ -1,21 +1,20 @@
-"""A large export cut along its time into parts, each of which the reader of exports reads as a small one.
+"""Cuts a large export into parts along time; each part is read like a small export.
 
-A part is made for a span of time, from the start of a step to that of a later one. It holds
+Each part covers a span of time, from the start of a step to the start of a later one. It holds
 
-- every activity that runs in the span, or was launched in one of the steps that start in it, or runs beside such a one;
+- the activities that run in the span or were launched in its steps, and those that run at the same time as these;
 - the calls that launched them;
-- all ranges that tell steps and phases, of the whole capture, and those of NCCL round the launches.
+- all ranges of the capture that mark steps and phases, and NCCL's ranges around the launches.
 
-So what is measured in the span, and of its steps, is what the whole capture would give. A part is a database of its own
-in a temporary folder; the capture is only read.
+So measurements of the span and its steps equal those of the whole capture. A part is a database of its own in a
+temporary folder; the capture is only read.
 
-Exports have no indexes. One pass over a table notes what each block of consecutive rows holds: its edges in time and
-correlation ids. A question then reads the blocks that may answer it; of a table in no order, each reads all of it.
+Exports have no indexes. So one pass over a table records the limits of the times and correlation ids in each block of
+consecutive rows, and a query then reads only the blocks that may hold its rows. In an unordered table, these are all.
 """
 
 from __future__ import annotations
 
-import re
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
@@ -31,30 +30,43 @@ import numpy as np
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.names import read_strings
-from ddp_prof.ingest.nsys_export import CALLS, COPIES, GRAPHS, KERNELS, MEMORY_SETS, NVTX, OVERHEADS, load_nsys_sqlite
+from ddp_prof.ingest.nsys_export import (
+    ACTIVITY_COLUMNS,
+    CALL_COLUMNS,
+    CALLS,
+    COPIES,
+    GRAPHS,
+    IS_RANGE,
+    KERNELS,
+    MEMORY_SETS,
+    NVTX,
+    OVERHEADS,
+    RANGE_COLUMNS,
+    load_nsys_sqlite,
+)
 from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
 
 PART_ROWS = 3_000_000
-"""Approximate rows of activities and calls per part: some hundred megabytes while it is measured."""
+"""Approximate rows of activities and calls per part; measuring a part takes some hundred megabytes."""
 MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
 LEAST_BYTES_PER_ROW = 15
-"""Lower bound of bytes per row of an export: smaller files have fewer rows."""
+"""Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
 BLOCK_ROWS = 1 << 16
 END = 'max(start, coalesce("end", start))'
-"""When a row ends, in SQL: not before it starts, and where it starts if it has no end."""
+"""SQL for the end of a row: its start, if it has no end or ends before it starts."""
 
 
 class CannotSplitError(DdpProfError):
-    """A capture that has to be read as a whole, and why: ``it has no steps``."""
+    """A capture that cannot be read in parts; the message is the reason: ``it has no ranges``."""
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """The blocks of one table that hold rows, in the order of the file, with the edges of their times and ids.
+    """The non-empty blocks of one table, in the order of the file, with the limits of their times and ids.
 
-    ``first`` is the least row id of each, the largest is ``first + BLOCK_ROWS - 1``. The latest end is the latest start
-    where the table has no ends.
+    A block has the row ids from ``first`` to ``first + BLOCK_ROWS - 1``. If the table has no ends, ``end_ns`` is the
+    latest start.
     """
 
     table: str
@@ -67,6 +79,7 @@ class Blocks:
     most_id: Ints
 
     def where(self, chosen: Mask) -> str:
+        """Return an SQL condition for the rows of the chosen blocks."""
         edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
         runs = [
             f"rowid BETWEEN {self.first[low]} AND {self.first[high - 1] + BLOCK_ROWS - 1}"
@@ -78,10 +91,10 @@ class Blocks:
 def scan_blocks(
     database: sqlite3.Connection, table: str, columns: Sequence[str], max_id_gap: int, condition: str = "1"
 ) -> Blocks:
-    """Look at all rows once of a table with a column ``start`` in the database attached as ``whole``.
+    """Read a table with a column ``start`` once, in the database attached as ``whole``, and return its blocks.
 
-    Row ids may be ``max_id_gap`` apart; only rows that meet the condition count. It is a CannotSplitError that a row
-    has no start, or not a number for one, or that rows are numbered by no order.
+    Only rows that meet the condition count. Raises CannotSplitError if a start is missing or no integer, or if the
+    largest and smallest row ids differ by more than ``max_id_gap``.
     """
     end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"
@@ -113,24 +126,20 @@ _SMALL = (
     *("StringIds", "ThreadNames", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SESSION_START_TIME"),
     *("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", *OVERHEADS),
 )
-_RANGES = "eventType IN (59, 60)"
-_NCCL = re.compile("^nccl")
+"""Tables that each part holds whole."""
 _ID_RANGE = "SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM {}"
 _COLUMNS = {
-    CALLS: ("start", "globalTid", "correlationId"),
-    NVTX: ("start", "end", "eventType", "globalTid", "textId", "text", "jsonText", "jsonTextId"),
-    **dict.fromkeys(
-        _ACTIVITIES,
-        (
-            *("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes"),
-            *("demangledName", "shortName", "mangledName"),
-        ),
-    ),
+    CALLS: CALL_COLUMNS,
+    NVTX: (*RANGE_COLUMNS, "textId", "text", "jsonText", "jsonTextId"),
+    **dict.fromkeys(_ACTIVITIES, (*ACTIVITY_COLUMNS, "demangledName", "shortName", "mangledName")),
 }
 
 
 class Part(NamedTuple):
-    """A part of a capture; its trace holds more than its span, which is open, ``END_OF_TIME_NS``, at the edges."""
+    """A part of a capture: its span, and a trace that holds more than the span.
+
+    The first span starts at ``-END_OF_TIME_NS``, the last one ends at ``END_OF_TIME_NS``.
+    """
 
     trace: Trace
     start_ns: int
@@ -138,11 +147,17 @@ class Part(NamedTuple):
 
 
 class SplitExport:
-    """A large export, cut into parts, of which there is one at a time in a folder; or a CannotSplitError.
+    """A large export, cut into parts; only one part at a time is on the disk.
 
-    ``marks_structure`` says whether a range of this name tells steps, phases or the like. ``find_step_times`` finds,
-    from the ranges of a trace, when each step of each process starts, and until when a launch belongs to it. About
-    ``part_rows`` rows of activities and calls lie in a span.
+    Args:
+        folder: Where the part is written.
+        marks_structure: Whether a range with this name marks a step, a phase, a collective or a process.
+        find_step_times: Returns, from the ranges of a trace, the start of each step of each process, and the time until
+            which its launches matter.
+        part_rows: Approximate number of rows of activities and calls in a span.
+
+    Raises:
+        CannotSplitError: The export must be read as a whole.
     """
 
     def __init__(
@@ -162,13 +177,13 @@ class SplitExport:
             file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *_COLUMNS[CALLS])
         ):
             raise CannotSplitError("it has no kernels with the calls that launched them")
-        if not file.has_columns(NVTX, "start", "end", "eventType", "globalTid"):
+        if not file.has_columns(NVTX, *RANGE_COLUMNS):
             raise CannotSplitError("it has no ranges")
         with self._translate_errors():
             file.run_with_deadline(lambda: self._make_base(marks_structure))
             self.steps = find_step_times(self._load(self._base))
             if not len(self.steps[0]):
-                raise CannotSplitError("no range of it tells steps, as --step-range may")
+                raise CannotSplitError("no range of it is known to be a step, and --step-range names none")
             file.run_with_deadline(self._add_ranges_that_start_with_steps)
             self.spans = self._spans(part_rows)
 
@@ -189,14 +204,13 @@ class SplitExport:
             self._blocks = {
                 table: scan_blocks(database, table, self._existing_columns(table), max_id_gap) for table in tables
             }
-            self._ranges = scan_blocks(database, NVTX, ("start",), max_id_gap, _RANGES)
-            last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {_RANGES}'
+            self._ranges = scan_blocks(database, NVTX, ("start",), max_id_gap, IS_RANGE)
+            last = f'SELECT max({END}) FROM whole."{NVTX}" WHERE {IS_RANGE}'
             ends = [int(blocks.end_ns.max()) for blocks in self._blocks.values()]
             self._last_ns = max(*ends, database.execute(last).fetchone()[0] or 0)
-            # What all parts have in common.
             for table in _SMALL:
                 if table in file.columns:
-                    columns = ", ".join(map(quote_name, file.columns[table]))  # not those that are computed
+                    columns = ", ".join(map(quote_name, file.columns[table]))  # "*" would include generated columns
                     database.execute(f'CREATE TABLE main."{table}" AS SELECT {columns} FROM whole."{table}"')
             for table in (*self._blocks, NVTX):
                 database.execute(
@@ -207,18 +221,18 @@ class SplitExport:
             database.execute("CREATE TEMP TABLE structure (id INTEGER PRIMARY KEY)")
             ids = [(key,) for key, name in names.items() if marks_structure(name)]
             database.executemany("INSERT INTO structure VALUES (?)", ids)
-            database.create_function("tells", 1, lambda name: isinstance(name, str) and marks_structure(name))
+            database.create_function("marks", 1, lambda name: isinstance(name, str) and marks_structure(name))
             database.create_function("is_named", 2, lambda name, key: bool(name) or key in names)
-            unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {_RANGES} AND NOT is_named({text}, {text_id}) LIMIT 1'
+            unnamed = f'SELECT 1 FROM whole."{NVTX}" WHERE {IS_RANGE} AND NOT is_named({text}, {text_id}) LIMIT 1'
             if database.execute(unnamed).fetchone():
                 raise CannotSplitError("it has ranges without a name")
-            told = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND tells({text})))"
-            self._copy_rows(database, NVTX, f"NOT {_RANGES} OR {told}")
+            is_structure = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND marks({text})))"
+            self._copy_rows(database, NVTX, f"NOT {IS_RANGE} OR {is_structure}")
             database.commit()
-            self._nccl_ids = [key for key, name in names.items() if _NCCL.match(name)]
+            self._nccl_ids = [key for key, name in names.items() if name.startswith("nccl")]
 
     def parts(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
-        """The parts with their numbers, one after the other; all or those asked for."""
+        """Yield the parts with these numbers, or all, one after the other."""
         for number in range(len(self.spans)) if numbers is None else numbers:
             start_ns, end_ns = self.spans[number]
             with self._translate_errors():
@@ -230,18 +244,18 @@ class SplitExport:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """Report errors of a part as errors of the capture, except a full disk."""
+        """Turn errors of a part into a CannotSplitError, but a full disk into a TraceError."""
         try:
             yield
         except TraceError as error:
             if isinstance(error.__cause__, sqlite3.Error) and "full" in str(error.__cause__):
-                reason = f"its parts, one at a time, find no room in {self._made.parent.parent}"
+                reason = f"its parts, even one at a time, have no room in {self._made.parent.parent}"
                 raise TraceError(self.path, reason, "make room there, or set TMPDIR") from error
             raise CannotSplitError(f"its parts cannot be made ({error})") from error
 
     @contextmanager
     def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
-        """Open a database of ours with the export attached as ``whole``."""
+        """Open the database of a part with the export attached as ``whole``."""
         with self._file.connect(f"file:{path}") as database:
             database.execute("PRAGMA journal_mode=OFF")
             database.execute("PRAGMA synchronous=OFF")
@@ -249,12 +263,12 @@ class SplitExport:
             yield database
 
     def _add_ranges_that_start_with_steps(self) -> None:
-        """A thread that opens a range at the instant at which a step begins counts as a main thread."""
+        """Copy ranges that start exactly with a step: a thread that opens one counts as a main thread."""
         with self._open(self._base) as database:
             database.execute("CREATE TEMP TABLE starts (at INTEGER PRIMARY KEY)")
             rows = ((start,) for start in np.unique(self.steps[0]).tolist())
             database.executemany("INSERT INTO starts VALUES (?)", rows)
-            self._copy_rows(database, NVTX, f"{_RANGES} AND start IN (SELECT at FROM starts)")
+            self._copy_rows(database, NVTX, f"{IS_RANGE} AND start IN (SELECT at FROM starts)")
             database.commit()
 
     def _existing_columns(self, table: str) -> list[str]:
@@ -264,7 +278,7 @@ class SplitExport:
         return ", ".join(f'"{column}"' for column in self._existing_columns(table))
 
     def _copy_rows(self, database: sqlite3.Connection, table: str, condition: str) -> None:
-        """Copy rows at the places where they are, so that their order stays, too; those that are there stay."""
+        """Copy rows with their row ids, which keeps their order; skip rows that are already there."""
         columns = self._column_list(table)
         database.execute(
             f'INSERT OR IGNORE INTO main."{table}" (rowid, {columns}) '
@@ -272,7 +286,7 @@ class SplitExport:
         )
 
     def _spans(self, part_rows: int) -> list[tuple[int, int]]:
-        """From the start of a step to that of one so many rows later."""
+        """Return spans of about so many rows each, from the start of one step to that of another."""
         starts = np.unique(self.steps[0])
         blocks = list(self._blocks.values())
         first = np.concatenate([block.start_ns for block in blocks])
@@ -334,7 +348,7 @@ class SplitExport:
         self._copy_rows(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")
 
     def _copy_nccl_ranges(self, database: sqlite3.Connection) -> None:
-        """Those from one part before the launches to the last of them, which tell what copies and sizes are."""
+        """Copy NCCL's ranges, which name collectives and their sizes, from one part before the launches to the last."""
         first, last = database.execute(f'SELECT min(start), max(start) FROM main."{CALLS}"').fetchone()
         if first is None:
             return
@@ -345,15 +359,15 @@ class SplitExport:
         self._copy_rows(
             database,
             NVTX,
-            f"{where} AND {_RANGES} AND start BETWEEN {since} AND {last} "
+            f"{where} AND {IS_RANGE} AND start BETWEEN {since} AND {last} "
             f"AND ({text_id} IN ({ids}) OR {text} GLOB 'nccl*')",
         )
 
 
 def count_rows(path: Path, part_rows: int | None) -> int:
-    """About how many activities, calls and ranges an export holds, unread; 0 where it is to be read as a whole.
+    """Return about how many activities, calls and ranges an export holds; 0 if it is to be read as a whole.
 
-    Those are small ones, where ``part_rows`` does not ask for parts, and what is no export.
+    These are files that are no exports, and small exports, unless ``part_rows`` asks for parts of any export.
     """
     least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
     if not path.is_file() or path.stat().st_size < least * LEAST_BYTES_PER_ROW:
