@@ -1,6 +1,6 @@
-"""``run.json``: what a capture was a capture of, written beside it, last, and only on success.
+"""The manifest of a run, ``run.json``: it is written beside the capture, last, and only on success.
 
-Nothing about a run is ever read from a file name: the variant, the sizes and the settings are here.
+The variant, sizes and settings of a run are always read from here, never from a file name.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -21,18 +21,18 @@ from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_o
 SCHEMA = 1
 SUFFIX = ".run.json"
 RANKS_PER_GPU = "ranks_per_gpu"
-"""Key of ``Manifest.options``, and field of the ``process`` range: how many ranks have one GPU."""
+"""Key of ``Manifest.options``, and field of the ``process`` range: how many ranks share a GPU."""
 
 _MOST = 2**53
 MOST_RANKS = 1 << 20
-"""More than any job has: a larger number is no rank, and no number of ranks."""
+"""More than any job has: larger numbers are no ranks and no world sizes."""
 _LONGEST = 1000
 
 Item = TypeVar("Item")
 
 
 class Caveat(str, Enum):
-    """Why the figures of a run are not representative; the value is the text that is shown."""
+    """Why the figures of a run are not representative; the value is the text shown to users."""
 
     SHARED_GPU = "shared GPU: time-sliced, bandwidth and overlap not representative"
     ONE_RANK = "one rank: it has no peer to communicate with, so no figure is about communication"
@@ -40,7 +40,7 @@ class Caveat(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One parameter of the model, in the order of ``model.parameters()``."""
+    """One parameter of the model."""
 
     name: str
     numel: int
@@ -50,13 +50,13 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:
-    """Time of a step on rank 0 by the host's clock; ``None`` for what is not known.
+    """Times of one step on rank 0 by the host's clock; ``None`` if unknown.
 
     Attributes:
         is_synchronized: Whether the host waited for the device at each change of phase.
-        communication_ns: From the end of backward until the variant has synchronized all gradients; of torch's DDP,
-            which waits within backward, the end of backward, counted in both; not known of fsdp and of torch without
-            its communication hook.
+        communication_ns: From the end of backward until the variant has synchronized all gradients. Torch's DDP waits
+            within backward: this wait counts here and in ``backward_ns``. Unknown for fsdp, and for torch without its
+            communication hook.
     """
 
     is_synchronized: bool
@@ -70,7 +70,7 @@ class HostTimes:
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """All-reduces of one size, for each of which rank 0 waited: how many were timed, and their times on rank 0."""
+    """Blocking all-reduces of one size: how many were timed on rank 0, and their times."""
 
     bytes: int
     calls: int
@@ -84,20 +84,20 @@ class Manifest:
 
     Attributes:
         variant: Key of :data:`ddp_prof.variants.VARIANTS`.
-        bucket_size_mb: Cap of a bucket in MiB; ``None`` where the variant has none, or no cap.
-        step_seconds: Host seconds of each measured step on rank 0, profiler's cost included.
-        communication_seconds: Of each measured step that rank 0 spent waiting for communication: the host's on a CPU,
-            the device's on a GPU; empty where this is not known.
-        final_loss: ``None`` where it was not finite: training diverged.
-        profiler: What recorded the run, with its version; ``None`` for an unprofiled run.
-        key: Digest of machine, settings and code; a finished run is skipped only where it is unchanged.
-        parameters: The model's parameters in order, which with the ranges' ``bucket`` and ``params`` gives
-            each bucket's content.
-        host_times: Of the measured steps, then of the synchronized ones.
-        messages: Of the synchronized steps, where the variant blocks in each all-reduce.
-        collectives: A step's, of one rank; ``None`` where no synchronized steps were taken, which count them.
-        communicated_bytes: A step's, of one rank: the sum of its messages; ``None`` as above.
-        peak_memory_bytes: Of the rank that needed most: allocated on the GPU, on a CPU resident.
+        bucket_size_mb: Cap of a bucket in MiB; ``None`` if the variant takes no bucket size, or has no cap.
+        step_seconds: Host time of each measured step on rank 0, including the cost of the profiler.
+        communication_seconds: Time that rank 0 waited for communication in each measured step: on a CPU the host, on a
+            GPU the device; empty if unknown.
+        final_loss: ``None`` if it was not finite, because training diverged.
+        profiler: The profiler that recorded the run, with its version; ``None`` for an unprofiled run.
+        key: Digest of machine, settings and code; a finished run is skipped only if it is unchanged.
+        parameters: The model's parameters in the order of ``model.parameters()``; with ``bucket`` and ``params`` of the
+            ranges they give the content of each bucket.
+        host_times: The measured steps, then the synchronized ones.
+        messages: Messages of the synchronized steps, if the variant blocks in each all-reduce.
+        collectives: Number per step and rank; ``None`` without synchronized steps, which count them.
+        communicated_bytes: Sum of the message sizes per step and rank; ``None`` without synchronized steps.
+        peak_memory_bytes: Largest of all ranks: memory allocated on the GPU, or resident memory on a CPU.
     """
 
     variant: str
@@ -132,10 +132,10 @@ class Manifest:
 
 
 def manifest_path(trace: Path) -> Path:
-    """Where the manifest of a trace lies.
+    """Return the path of a trace's manifest.
 
-    ``overlap.sqlite`` has ``overlap.run.json`` beside it, and so have ``overlap.rank0.json.gz`` and its peers, and
-    ``overlap.node1.sqlite``: files with one manifest are the ranks of one run.
+    It is ``overlap.run.json`` for ``overlap.sqlite``, for ``overlap.rank0.json.gz`` and for ``overlap.node1.sqlite``:
+    files with the same manifest are ranks of one run.
     """
     return trace.with_name(
         re.sub(r"(?:\.(?:rank|node)\d+)?(?:\.json\.gz|\.[^.]+|_(?:pqt|arw)dir)?$", "", trace.name, count=1) + SUFFIX
@@ -143,14 +143,14 @@ def manifest_path(trace: Path) -> Path:
 
 
 def label_of(trace: Path, manifest: Manifest | None) -> str:
-    """Label of a run in tables and figures: ``bucketed 10 MB``; without a manifest the file's name."""
+    """Return the label of a run in tables and figures: ``bucketed 10 MB``; without a manifest the file's name."""
     if manifest is None:
         return manifest_path(trace).name.removesuffix(SUFFIX)
     return variant_label(manifest.variant, manifest.bucket_size_mb, variant_extras(manifest.options))
 
 
 def label_of_ranks(labels: Sequence[str]) -> str:
-    """Label of a run of several files: ``job_rank{0-7}`` if their names differ in a number."""
+    """Return the label of a run of several files: ``job_rank{0-7}`` if their names differ in one number."""
     names = list(dict.fromkeys(labels))
     if len(names) == 1:
         return names[0]
@@ -164,26 +164,28 @@ def label_of_ranks(labels: Sequence[str]) -> str:
 
 
 def device_of(devices: Iterable[str]) -> str:
-    """The device of a run by those of its files: one of a GPU job may hold no device's work, as where that was lost."""
+    """Return ``cuda`` if a file of the run has that device: some files of a GPU job may hold no device's work."""
     return max(devices, default="cpu")  # "cuda" comes last
 
 
 def distinct_names(files: Iterable[Path]) -> dict[Path, str]:
-    """What files are called: each by its name, those of one name in several folders with what differs of these."""
+    """Return a name for each file: its own, with as many folders as files of the same name differ in."""
     alike: dict[str, set[Path]] = {}
     for file in files:
         alike.setdefault(file.name, set()).add(file)
-    found: dict[Path, str] = {}
-    for same in alike.values():
-        parts = 1
-        while len({file.parts[-parts:] for file in same}) < len(same):
-            parts += 1
-        found |= {file: str(Path(*file.parts[-parts:])) for file in same}
-    return found
+    return {file: name for same in alike.values() for file, name in distinct_ends(same).items()}
+
+
+def distinct_ends(paths: Collection[Path]) -> dict[Path, str]:
+    """Return the last parts of different paths, as few as tell them apart: ``before/train``, ``after/train``."""
+    parts = 1
+    while len({path.parts[-parts:] for path in paths}) < len(paths):
+        parts += 1
+    return {path: str(Path(*path.parts[-parts:])) for path in paths}
 
 
 def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:
-    """``1-3, 5`` for 1, 2, 3, 5."""
+    """Return ``1-3, 5`` for 1, 2, 3, 5."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][-1] + 1:
@@ -194,7 +196,6 @@ def format_ranges(numbers: Sequence[int], between: str = ", ") -> str:
 
 
 def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
-    """The caveats of a run, for everything that shows it, its ``run.json`` included."""
     caveats = []
     sharing = manifest.options.get(RANKS_PER_GPU)
     if isinstance(sharing, int) and sharing > 1:
@@ -205,7 +206,7 @@ def caveats_of(manifest: Manifest) -> tuple[Caveat, ...]:
 
 
 def in_variant_order(items: Sequence[Item], manifest_of: Callable[[Item], Manifest | None]) -> list[Item]:
-    """Runs in the order of their variants, buckets by size; as given where not all are of a known variant."""
+    """Sort runs by variant and bucket size; keep their order unless all are of known variants."""
     manifests = [manifest_of(item) for item in items]
     if not all(manifest and manifest.variant in VARIANTS for manifest in manifests):
         return list(items)
@@ -226,7 +227,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """Read a manifest; ``None`` where there is none, TraceError where it is not ours or cannot be true."""
+    """Read a manifest; return ``None`` if there is none. Raises TraceError if it is not ours or contradicts itself."""
     if not is_file(path):
         return None
     import msgspec
@@ -260,7 +261,7 @@ def _problem(manifest: Manifest) -> str | None:
 
 
 def _problem_of_buckets(manifest: Manifest) -> str | None:
-    """Buckets are lists of positions among the trained parameters, each of which is in one bucket at most."""
+    """Check that buckets are lists of positions among the trained parameters, each in one bucket at most."""
     buckets = manifest.options.get("buckets") or []
     free = set(range(sum(parameter.requires_grad for parameter in manifest.parameters)))
     if not isinstance(buckets, list):

@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
-from ddp_prof.manifest import manifest_path
+from ddp_prof.manifest import distinct_ends, manifest_path
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
@@ -82,7 +82,7 @@ def load_runs(
 
 
 def _tell_apart(runs: Sequence[Run]) -> None:
-    """Name the folders of runs whose files are called the same: ``before/train``, ``after/train``."""
+    """Add their folders to the labels of runs whose files have the same name: ``before/train``, ``after/train``."""
     by_label: dict[str, list[Run]] = {}
     for run in runs:
         if run.manifest is None:  # else it is named after its variant, which a baseline is found by
@@ -90,11 +90,9 @@ def _tell_apart(runs: Sequence[Run]) -> None:
     for alike in by_label.values():
         folders = [run.files[0].absolute().parent for run in alike]
         if len(set(folders)) == len(alike) > 1:
-            parts = 1
-            while len({folder.parts[-parts:] for folder in folders}) < len(alike):
-                parts += 1
+            ends = distinct_ends(folders)
             for run, folder in zip(alike, folders, strict=True):
-                run.folder = "/".join(folder.parts[-parts:])
+                run.folder = ends[folder]
 
 
 def find_files(paths: Iterable[Path | str]) -> list[Path]:
