@@ -1,4 +1,4 @@
-"""The document that ``torch.profiler`` writes: from a file to its events."""
+"""Decodes the JSON document of ``torch.profiler`` into events."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ import msgspec
 
 from ddp_prof.errors import TraceError
 
-_UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # traces shrink by 10 to 25
-_FEW_BYTES, _BYTES_PER_OBJECT = 1 << 24, 24  # of a trace an object has a hundred bytes, and one has no less than 40
-_SAFE_US = 2.0**43  # below it a float64 of microseconds still tells nanoseconds apart
+_UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # gzip makes traces 10 to 25 times smaller
+_FEW_BYTES, _BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a hundred bytes, at least 40
+_SAFE_US = 2.0**43  # below, a float64 of microseconds still distinguishes nanoseconds
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _NO_NUMBER = re.compile(rb":\s*-?(?:inf|nan)(?:inity)?(?=\s*[,}\]])", re.IGNORECASE)
 
 
 class EventArguments(msgspec.Struct, gc=False):
-    """The fields of an event's ``args`` that are used; each may have any type."""
+    """The fields of an event's ``args`` that are read; each may have any type."""
 
     name: Any = None
     device: Any = None
     stream: Any = None
     correlation: Any = None
     bytes: Any = None
-    grid: msgspec.Raw = msgspec.Raw()  # decoded on request
+    grid: msgspec.Raw = msgspec.Raw()  # decoded only if launch shapes are read
     block: msgspec.Raw = msgspec.Raw()
     registers: Any = msgspec.field(default=None, name="registers per thread")
     collective: Any = msgspec.field(default=None, name="Collective name")
@@ -57,12 +57,12 @@ class Event(msgspec.Struct, gc=False):
     pid: Any = 0
     tid: Any = 0
     ts: int | float = 0
-    dur: int | float = -1  # where there is none
+    dur: int | float = -1  # if the event has none
     args: EventArguments | None = None
 
 
 class _ExactEvent(Event, gc=False):
-    """An event with exact times; slower to decode."""
+    """An event whose times are exact; it is slower to decode."""
 
     ts: Decimal = Decimal(0)  # type: ignore[assignment]
     dur: Decimal = Decimal(-1)  # type: ignore[assignment]
@@ -82,7 +82,10 @@ class _ExactDocument(Document):
 
 
 def read_document(path: Path) -> Document:
-    """The document in a file, gzipped or not, with exact times; TraceError for what is cut off, no JSON or no trace."""
+    """Read the document in a file, gzipped or not, with times exact to the nanosecond.
+
+    Raises TraceError for a file that is cut off, no JSON or no trace.
+    """
     data = _read_bytes(path)
     if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_PER_OBJECT:
         reason = f"it holds more objects than one in {_BYTES_PER_OBJECT} bytes, which no trace does"
@@ -96,9 +99,9 @@ def read_document(path: Path) -> Document:
 
 
 def _escape_invalid_json(data: bytes) -> bytes:
-    """Replace what some releases of torch write and JSON does not allow.
+    """Replace text that some releases of torch write although JSON does not allow it.
 
-    These are ``inf`` and ``nan``, and names with control characters, single backslashes or bytes that are no UTF-8.
+    This is ``inf`` and ``nan``, and names with control characters, single backslashes or bytes that are no UTF-8.
     """
     text = data.translate(_NO_CONTROLS).decode(errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else rb"\\", text)

@@ -1,7 +1,7 @@
-"""The JSON that ``torch.profiler`` writes (Kineto's Chrome trace), plain or gzipped.
+"""Reads the JSON that ``torch.profiler`` writes (Kineto's Chrome trace), plain or gzipped.
 
-A file holds one process, numbered 0 here: the events of a device carry the device's number where the others carry
-the process id. ``gpu_user_annotation`` mirrors the host's ranges onto streams; it is neither a range nor an activity.
+A file holds one process, which gets the number 0: the ``pid`` of a device's events is the number of the device.
+Events of ``gpu_user_annotation`` are copies of the host's ranges on streams, so they are not read.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
-from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, read_document
+from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
 from ddp_prof.ingest.names import NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
@@ -48,16 +48,14 @@ PROCESS = 0
 _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
 _OF_DEVICE = (_KERNEL, *_COPY, *_MEMORY_SET)
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
-_RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # the last as old torch has it
+_RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in old releases of torch
 _SYNCHRONIZATION = "cuda_sync"
-_OF_HOST = re.compile(
-    r"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|(?:.*_)?(?:runtime|driver)"
-)
-"""Categories that tell a trace without kernels and copies from one of another program."""
+_OF_HOST = re.compile(rf"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|{_CALL.pattern}")
+"""Categories by which a trace without kernels and copies is known to be of ``torch.profiler``."""
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
-_ASKING = "c10d::"
-_COMMUNICATING = (_ASKING, "_c10d_functional")
+_COLLECTIVE_CALL = "c10d::"
+_COMMUNICATING = (_COLLECTIVE_CALL, "_c10d_functional")
 _MOST_US = 2.0**52
 _MOST = 2**62
 _YEAR_2000_NS = 946_684_800_000_000_000
@@ -67,17 +65,7 @@ _MOST_LETTERS = 100
 def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     document = read_document(path)
-    by_category: dict[str, list[Event]] = defaultdict(list)
-    for event in document.traceEvents:
-        if event.ph == "X":
-            by_category[(event.cat or "").lower()].append(event)
-        elif event.ph == "B" and event.cat and (event.cat in _OF_DEVICE or _OF_HOST.fullmatch(event.cat)):
-            reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
-            raise TraceError(path, reason, "give the file that torch.profiler wrote")
-    tells_device = any(map(by_category.get, _OF_DEVICE))
-    if by_category and not tells_device and ("" in by_category or not any(map(_OF_HOST.fullmatch, by_category))):
-        reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
-        raise TraceError(path, reason, "record with torch.profiler or with nsys")
+    by_category = _events_by_category(path, document)
     launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
     call_ns, call_end_ns = _times(launches)
     operations = _events_of_categories(by_category, _OPERATIONS)
@@ -89,22 +77,22 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         ranges = [*by_category[_RANGE], *ours]
     names = NameTable()
     spans = _spans(ranges, names)
-    told = document.distributedInfo or {}
-    rank, world, base_ns = told.get("rank"), told.get("world_size"), document.baseTimeNanoseconds
+    distributed = document.distributedInfo or {}
+    rank, world, base_ns = distributed.get("rank"), distributed.get("world_size"), document.baseTimeNanoseconds
     synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
     activities = concatenate(
         _activities(by_category[_KERNEL], names, Kind.KERNEL, options.comm_patterns),
         _activities(_events_of_categories(by_category, _COPY), names, Kind.COPY),
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
-    of_host = [] if len(activities) else operations
+    host_operations = [] if len(activities) else operations
     processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
     # ``distributedInfo`` describes only one of several ranks.
     may_hold_several_ranks = processes > 1 or (not processes and len(distinct(activities.device)) > 1)
     if processes > 1:
-        taken = f"{processes} processes launched what is in this file, and are taken for one"
-        doubt = "which rank each device is of is not known; give the file of each rank"
-        warnings = (f"{taken}: steps and phases may be wrong, and {doubt}",)
+        merged = f"{processes} processes launched the work in this file, and they are treated as one"
+        doubt = "the rank of each device is not known; give the file of each rank"
+        warnings = (f"{merged}: steps and phases may be wrong, and {doubt}",)
     without_end = sum(event.dur < 0 for event in _events_of_categories(by_category, _OF_DEVICE))
     warnings = (*warnings, *enrich.warn_missing_ends(without_end))
     call_details = None
@@ -127,8 +115,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         overhead=Overhead(*_times(by_category["overhead"])),
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
-        operators=_operators(of_host),
-        collective_calls=_collective_calls(of_host, names),
+        operators=_operators(host_operations),
+        collective_calls=_collective_calls(host_operations, names),
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
@@ -146,15 +134,31 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     return enrich.add_launch_shapes(trace, [*_launch_sizes(kernels), _argument(kernels, "registers")])
 
 
+def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]]:
+    """Return the complete events by category; raise TraceError for traces of other programs."""
+    by_category: dict[str, list[Event]] = defaultdict(list)
+    for event in document.traceEvents:
+        if event.ph == "X":
+            by_category[(event.cat or "").lower()].append(event)
+        elif event.ph == "B" and event.cat and (event.cat in _OF_DEVICE or _OF_HOST.fullmatch(event.cat)):
+            reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
+            raise TraceError(path, reason, "give the file that torch.profiler wrote")
+    has_device_events = any(map(by_category.get, _OF_DEVICE))
+    if by_category and not has_device_events and ("" in by_category or not any(map(_OF_HOST.fullmatch, by_category))):
+        reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
+        raise TraceError(path, reason, "record with torch.profiler or with nsys")
+    return by_category
+
+
 def _epoch_ns(base_ns: int, *starts_ns: Ints) -> int | None:
-    """UTC of time 0: as noted; without a note times are UTC themselves, unless another program made them relative."""
+    """Return the UTC of time 0: the recorded base; without one, 0 if the times are themselves UTC."""
     is_utc = all(int(start_ns.min(initial=_MOST)) > _YEAR_2000_NS for start_ns in starts_ns)
     return base_ns if 0 < base_ns < _MOST else 0 if base_ns == 0 and is_utc else None
 
 
-def _read_gpu_names(noted: Any) -> Iterator[tuple[tuple[int, int], str]]:
-    """Names of GPUs by (process, device); the document may hold any type here."""
-    for properties in noted if isinstance(noted, list) else ():
+def _read_gpu_names(devices: Any) -> Iterator[tuple[tuple[int, int], str]]:
+    """Yield (process, device) and name of each GPU; the document may hold any type here."""
+    for properties in devices if isinstance(devices, list) else ():
         number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
         if isinstance(number, int) and isinstance(name, str):
             yield (PROCESS, number), name[:_MOST_LETTERS]
@@ -174,9 +178,9 @@ def _times(events: Sequence[Event]) -> tuple[Ints, Ints]:
 
 
 def _nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
-    """Exact integers of microseconds with three decimals: the fraction is rounded on its own, without the rest.
+    """Convert microseconds with three decimals exactly: their fraction is rounded on its own.
 
-    Anything else, or a value beyond what a trace can hold, becomes the largest number, which is refused later.
+    A value that is no number or too large becomes the largest time, which is refused later.
     """
     if microseconds and isinstance(microseconds[0], Decimal):
         return np.array([round(_clamp_time(microsecond) * 1000) for microsecond in microseconds], np.int64)
@@ -219,38 +223,41 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
 
 
 def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
-    """A column for each size of grid and block; there are few shapes, so each is decoded once."""
+    """Return a column for each size of grid and block. There are few shapes, so each is decoded once."""
 
     @cache
     def decoded(text: bytes) -> tuple[int, ...]:
         try:
             found: Any = msgspec.json.decode(text)
-        except msgspec.DecodeError:  # there is none, or a number in it is beyond every range
+        except msgspec.DecodeError:  # no shape was recorded, or it holds a number that is too large
             found = None
         is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
         return tuple(found) if is_shape else (UNKNOWN,) * 3
 
-    noted = [event.args or NO_ARGUMENTS for event in kernels]
-    rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in noted]
+    arguments_of = [event.args or NO_ARGUMENTS for event in kernels]
+    rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in arguments_of]
     return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
 
 
 def _collective_calls(events: Sequence[Event], names: NameTable) -> CollectiveCalls:
-    asking = [event for event in events if str(event.name).startswith(_ASKING)]
-    return CollectiveCalls(_times(asking)[0], _intern_names(asking, names))
+    calls = [event for event in events if str(event.name).startswith(_COLLECTIVE_CALL)]
+    return CollectiveCalls(_times(calls)[0], _intern_names(calls, names))
 
 
 def _operators(events: Sequence[Event]) -> Operators:
-    """Operators that compute. One that asks for a collective may wait for it: of it counts what else it calls."""
-    talks = np.array([str(event.name).startswith(_COMMUNICATING) for event in events], np.bool_)
+    """Return the operators that compute.
+
+    An operator that calls a collective may wait for it, so it is left out; the other operators that it calls stay.
+    """
+    communicates = np.array([str(event.name).startswith(_COMMUNICATING) for event in events], np.bool_)
     is_backward = np.array([str(event.name).startswith(_ENGINE) for event in events], np.bool_)
     (start_ns, end_ns), thread = _times(events), _thread_ids(events)
-    computes = ~talks
-    for lane in np.unique(thread[talks]):
+    computes = ~communicates
+    for lane in np.unique(thread[communicates]):
         own = np.flatnonzero(thread == lane)
-        asked_ns = np.sort(start_ns[own[talks[own]]])
-        computes[own] &= np.searchsorted(asked_ns, start_ns[own]) == np.searchsorted(asked_ns, end_ns[own])
-        left_out = own[is_backward[own] & ~computes[own]]  # what these call is backward's, too
+        called_ns = np.sort(start_ns[own[communicates[own]]])
+        computes[own] &= np.searchsorted(called_ns, start_ns[own]) == np.searchsorted(called_ns, end_ns[own])
+        left_out = own[is_backward[own] & ~computes[own]]  # the operators that these call belong to backward, too
         begun, ended = (np.searchsorted(np.sort(at[left_out]), start_ns[own], "right") for at in (start_ns, end_ns))
         is_backward[own] |= begun > ended
     return select(Operators(start_ns, end_ns, is_backward.astype(np.int64)), computes)
@@ -265,7 +272,7 @@ def _spans(events: Sequence[Event], names: NameTable) -> Spans:
         process=np.full(rows, PROCESS, np.int64),
         lane=_thread_ids(events),
         name_id=_intern_names(events, names, unnamed=enrich.UNNAMED_RANGE),
-        # Kineto does not tell; ours of collectives end on other threads.
+        # Kineto does not record the kind; our ranges of collectives may end on other threads.
         is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
         is_open=np.zeros(rows, np.int64),
     )
@@ -288,24 +295,24 @@ _NO_RECORDS = "the trace does not tell which records stream waits are for, as wi
 
 
 def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tuple[Synchronizations, str, str | None]:
-    """The waits with the records they wait for, the source of this, and why it is not known (or ``None``).
+    """Return the waits and the records they wait for, the source of this, and why it is not known (or ``None``).
 
-    A wait names its record by the record's call number and stream. If only the call is known, the record is unknown.
+    A wait identifies its record by the record's call number and stream. It stays unknown if only the call is recorded.
     """
     rows = [event for event in events if event.name in _SYNC_KINDS]
     seen = set(_argument(rows, "correlation").tolist())
     numbers = _argument(launches, "correlation").tolist()
-    bare, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
+    only_calls, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
     for event, number in zip(launches, numbers, strict=True):
         if number not in seen and (found := _CALL_NAME.match(str(event.name))):
-            bare.append(event)
+            only_calls.append(event)
             kinds.append(_CALL_KINDS[found[1]])
-    both = [*rows, *bare]
+    both = [*rows, *only_calls]
     start_ns, end_ns = _times(both)
     correlation, count = _argument(both, "correlation"), len(both)
     thread_of = dict(zip(numbers, _thread_ids(launches).tolist(), strict=True))
     record, stream = _argument(both, "awaited_record"), _argument(both, "awaited_stream")
-    is_told = (record > 0) & (stream >= 0)
+    is_known = (record > 0) & (stream >= 0)
     waits = Synchronizations(
         kind=np.array(kinds, np.int64),
         start_ns=start_ns,
@@ -315,51 +322,51 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
         correlation=correlation,
         device=_argument(both, "device"),
         stream=_argument(both, "stream"),
-        awaits=np.where(is_told, count + np.cumsum(is_told) - 1, UNKNOWN),
+        awaits=np.where(is_known, count + np.cumsum(is_known) - 1, UNKNOWN),
     )
-    told = int(is_told.sum())
-    nothing, no_time = np.full(told, UNKNOWN), np.full(told, NO_TIME)
+    known = int(is_known.sum())
+    nothing, no_time = np.full(known, UNKNOWN), np.full(known, NO_TIME)
     records = replace(
-        select(waits, is_told),
-        kind=np.full(told, SyncKind.RECORD, np.int64),
+        select(waits, is_known),
+        kind=np.full(known, SyncKind.RECORD, np.int64),
         start_ns=no_time,
         end_ns=no_time,
         thread=nothing,
-        correlation=record[is_told],
-        stream=stream[is_told],
+        correlation=record[is_known],
+        stream=stream[is_known],
         awaits=nothing,
     )
     can_record = not launches or any(str(event.name).startswith("cu") for event in launches)
-    reason = None if told else _NO_RECORDS if rows else _NO_SYNCS if can_record else _ONLY_CUDA
-    return concatenate(waits, records), "kineto" if told else "none", reason
+    reason = None if known else _NO_RECORDS if rows else _NO_SYNCS if can_record else _ONLY_CUDA
+    return concatenate(waits, records), "kineto" if known else "none", reason
 
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
-    """Metadata of the collectives; kernels are the first activities."""
+    """Return the metadata of the collectives; the kernels are the first activities."""
     rows = [
         CollectiveRow(
             activity,
-            op=str(noted.collective),
-            bytes=message_bytes((noted.elements_in, noted.elements_out), noted.element_type),
-            # Several releases give the groups that one is split into one name.
-            group=None if noted.group is None else f"{noted.group} {noted.group_ranks}".strip(),
-            group_size=noted.group_size if isinstance(noted.group_size, int) else UNKNOWN,
-            sequence=noted.sequence if isinstance(noted.sequence, int) else UNKNOWN,
+            op=str(arguments.collective),
+            bytes=message_bytes((arguments.elements_in, arguments.elements_out), arguments.element_type),
+            # Some releases give all subgroups of a split group the same name.
+            group=None if arguments.group is None else f"{arguments.group} {arguments.group_ranks}".strip(),
+            group_size=arguments.group_size if isinstance(arguments.group_size, int) else UNKNOWN,
+            sequence=arguments.sequence if isinstance(arguments.sequence, int) else UNKNOWN,
         )
         for activity, event in enumerate(kernels)
-        if (noted := event.args) is not None and noted.collective is not None
+        if (arguments := event.args) is not None and arguments.collective is not None
     ]
     return collective_metadata(rows, names)
 
 
 def _intern_names(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:
-    """Indices of the events' names; an event without a name gets ``unnamed``, or ``UNKNOWN`` if that is empty."""
+    """Return the indices of the events' names; without a name, that of ``unnamed``, or ``UNKNOWN`` if that is empty."""
     found = (event.name if isinstance(event.name, str) and event.name else unnamed for event in events)
     return np.array([names.intern(name) if name else UNKNOWN for name in found], np.int64)
 
 
 def _parse_integers(values: Any) -> Ints:
-    """Whole numbers of 63 bits, also within texts as torch 1.8 writes ids, ``"stream 7"``; else ``UNKNOWN``."""
+    """Return the whole numbers, also those within text (torch 1.8 writes ``"stream 7"``); else ``UNKNOWN``."""
 
     def within(text: object) -> int:
         found = _NUMBER.search(text) if isinstance(text, str) else None
@@ -369,7 +376,7 @@ def _parse_integers(values: Any) -> Ints:
 
 
 def _argument(events: Sequence[Event], name: str, otherwise: str | None = None) -> Ints:
-    """An argument of each event; where it has none, one of its fields."""
+    """Return an argument of each event as whole numbers; an event without it gives its field ``otherwise``."""
     found = [getattr(event.args or NO_ARGUMENTS, name) for event in events]
     if otherwise:
         found = [
@@ -385,7 +392,7 @@ def _thread_ids(events: Iterable[Event]) -> Ints:
 def _thread_names(
     events: Sequence[Event], operations: Sequence[Event], ranges: Sequence[Event]
 ) -> dict[tuple[int, int], str]:
-    """Names of threads; a thread other than the main one that runs autograd's engine gets torch's name for those."""
+    """Return the names of threads. Threads that run autograd's engine beside the main one get torch's name for them."""
     named = [event for event in events if event.ph == "M" and event.name == "thread_name" and event.args]
     texts = (str(event.args and event.args.name) for event in named)
     names = dict(zip(_thread_ids(named).tolist(), texts, strict=True))
