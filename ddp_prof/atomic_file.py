@@ -15,9 +15,9 @@ _PROTECTED: list[dict[str | tuple[int, int], Path]] = []
 
 @contextmanager
 def protect_files(files: Iterable[Path]) -> Iterator[None]:
-    """Context in which nothing is written to these files, by any name or link, nor into folders among them.
+    """Return a context in which nothing can write to these files, under any name or link, nor into these folders.
 
-    They need not be there: what would be taken for one of them is not made, either.
+    A file need not exist: then it cannot be created.
     """
     keys = {key: file for file in files for key in _keys(file)}
     _PROTECTED.append(keys)
@@ -28,7 +28,7 @@ def protect_files(files: Iterable[Path]) -> Iterator[None]:
 
 
 def refuse_protected(path: Path) -> None:
-    """Refuse, by a TraceError, to write a protected file or to replace a capture."""
+    """Raise TraceError if ``path`` is protected, or if a capture or a database is there."""
     real = Path(os.path.realpath(path))
     for place in (real, *real.parents):
         for key in _keys(place):
@@ -52,14 +52,14 @@ def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
 
 @contextmanager
 def atomic_write(path: Path) -> Iterator[Path]:
-    """A new file to write: at the end it takes the place of ``path``, and where writing fails it is removed.
+    """Return a context with a new file to write, which replaces ``path`` at the end and is removed if writing fails.
 
-    The folders of ``path`` are made; a device or a pipe is written as it is. Each process has a file of its own, so of
-    two that write one path at once the last one wins.
+    Missing folders of ``path`` are created. A device or a pipe is written directly. Each process writes a file of its
+    own, so if two processes write the same path, the last one wins.
 
     Raises:
-        OSError: The disk is full, say; it names ``path``.
-        TraceError: What is read is there.
+        OSError: Writing failed, for example because the disk is full; the error names ``path``.
+        TraceError: ``path`` is protected, or a capture or a database is there.
     """
     refuse_protected(path)
     real = Path(os.path.realpath(path))
@@ -80,7 +80,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a file; one whose name is too long is not there, as is what would lie beside a long name."""
+    """Whether it is a file; a path whose name is too long is none, for example a name with a suffix added."""
     try:
         return path.is_file()
     except OSError as error:

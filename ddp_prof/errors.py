@@ -1,4 +1,4 @@
-"""The errors of this package: what is wrong, where, and what to do, on one line that is safe to print."""
+"""The errors of this package: each says on one printable line what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class TraceError(DdpProfError):
 
 
 class InterruptedReadingError(TraceError):
-    """Reading many traces was interrupted, ``path`` first: what had been read is shown."""
+    """Reading many traces was interrupted; ``path`` is the first one that was not read, and the others are shown."""
 
     def __init__(self, path: Path, unread: int, traces: int) -> None:
         super().__init__(path, f"interrupted: {unread} of {traces} traces were not read", "run the command again")
 
 
 class CommunicationError(DdpProfError):
-    """A collective failed, as a rule because a peer ended: names the rank, the collective and the cause."""
+    """A collective failed, usually because a peer ended; the message names the rank, the collective and the cause."""
 
 
 class WorkloadError(DdpProfError):
-    """The workload cannot run as asked: fewer GPUs than ranks, a missing backend."""
+    """The workload cannot run with these settings: fewer GPUs than ranks, a missing backend."""
 
 
 class OutOfMemoryError(WorkloadError):
@@ -47,11 +47,11 @@ class OutOfMemoryError(WorkloadError):
 
 
 class NotMetError(DdpProfError):
-    """A run does not meet what was required of it. The command line exits with 3."""
+    """A run does not meet a requirement. The command line exits with 3."""
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, or the name of its class if there is none."""
+    """Return the first line of an error's message, or the name of its class if there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
 
 
@@ -60,14 +60,14 @@ _NOT_PRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 
 
 def printable(text: str) -> str:
-    r"""The text on one line, with ``\x1b``, ``\n`` or ``\u202e`` written out in the place of what controls a terminal.
+    r"""Return the text on one line, with ``\x1b``, ``\n`` or ``\u202e`` in place of characters that control a terminal.
 
-    Everything of a trace that is printed to a terminal or into an error message passes through here. JSON needs it
-    not: it has escapes of its own. CSV holds the text as it is: it is for programs.
+    All text of a trace that is printed to a terminal or in an error message passes through here. JSON escapes such
+    characters itself, and CSV keeps them, since programs read it.
     """
     return _NOT_PRINTABLE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
 
 
 def printable_lines(text: str) -> str:
-    """The same of several lines, which stay."""
+    """Do the same for each line."""
     return "\n".join(map(printable, text.split("\n")))

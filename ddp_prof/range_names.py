@@ -1,6 +1,6 @@
-"""The grammar of range names: the contract between what is captured and what is read.
+"""The grammar of range names, the contract between programs that are captured and the readers of captures.
 
-A name is followed by fields, all separated by ``|``::
+A range name is a name and fields, separated by ``|``::
 
     process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu
     step|index=3
@@ -15,13 +15,13 @@ A name is followed by fields, all separated by ``|``::
     broadcast|bucket=0|bytes=64|params=1
     buckets|bytes=1048576,2097152|others=0
 
-An optimizer that steps on one bucket, within backward or synchronize, names the bucket. What came to a bucket after its
-gradients were taken has a range with ``late=1``. A step that holds a range ``unfinished=1`` is no whole one, since the
-program ended in it. Where DDP's own all-reduces have no ranges, ``buckets`` tells before a backward pass how large each
-is, and how many others follow them.
+An optimizer that updates one bucket, within backward or synchronize, names the bucket. ``late=1`` marks the collective
+of gradients that arrived after their bucket was sent. A step that holds a range with ``unfinished=1`` is not complete,
+because the program ended in it. If DDP's own all-reduces have no ranges, ``buckets`` gives their sizes before a
+backward pass, and the number of other all-reduces after them.
 
-Ranges made by others share the trace with ours, so parsing never fails: a foreign name is a name without fields.
-This module needs nothing but Python, so that any program can use it.
+A trace also holds ranges of other programs, so parsing never fails: a foreign name is a name without fields.
+This module needs only Python, so that any program can use it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DOMAIN = "ddp_prof"
 """The NVTX domain of our ranges."""
 
 OPERATOR_PREFIX = f"{DOMAIN}|"
-"""How the names of ranges begin that torch.profiler records as operators."""
+"""Start of the names of our ranges if torch.profiler records them as operators."""
 
 PROCESS = "process"
 STEP = "step"
@@ -48,7 +48,7 @@ BROADCAST = "broadcast"
 BUCKETS = "buckets"
 
 COLLECTIVES = (ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST)
-"""Ranges of one collective each; ``bytes`` is the whole: a reduce-scatter's input, an all-gather's output."""
+"""Ranges of one collective each; ``bytes`` is the larger buffer: input of a reduce-scatter, output of an all-gather."""
 
 PHASES = (FORWARD, BACKWARD, SYNCHRONIZE, OPTIMIZER)
 """The parts of a step, in the order in which they run."""
@@ -57,18 +57,18 @@ Value = int | str
 
 
 class Range(NamedTuple):
-    """A parsed range name: ``name`` and its ``fields``; a number is an ``int``, anything else stays text."""
+    """A parsed range name; a field is an ``int`` if it is a whole number, else text."""
 
     name: str
     fields: dict[str, Value]
 
     def number(self, key: str) -> int | None:
-        """The field ``key`` as a whole number, ``None`` where it is absent or no number."""
+        """Return a field as a whole number, ``None`` if it is absent or no number."""
         value = self.fields.get(key)
         return value if isinstance(value, int) else None
 
     def text(self, key: str) -> str | None:
-        """The field ``key`` as text, ``None`` where it is absent."""
+        """Return a field as text, ``None`` if it is absent."""
         value = self.fields.get(key)
         return None if value is None else str(value)
 
@@ -77,7 +77,7 @@ def format_range(name: str, **fields: Value) -> str:
     """Write a range name; :func:`parse_range` reads it back.
 
     Raises:
-        ValueError: A part holds ``|``, or a key ``=``, which would not be read back.
+        ValueError: A part contains ``|``, or the name or a key contains ``=``.
     """
     parts = [name, *(f"{key}={value}" for key, value in fields.items())]
     if any("|" in part for part in parts) or any("=" in part for part in (name, *fields)):
@@ -86,7 +86,7 @@ def format_range(name: str, **fields: Value) -> str:
 
 
 def parse_range(text: str) -> Range:
-    """Read a range name. A name that does not follow the grammar comes back whole, without fields."""
+    """Read a range name; a name that does not follow the grammar is returned whole, without fields."""
     name, *pairs = text.split("|")
     fields: dict[str, Value] = {}
     for pair in pairs:
@@ -98,13 +98,13 @@ def parse_range(text: str) -> Range:
 
 
 def parse_ranges(names: Sequence[str], *kinds: str) -> dict[int, Range]:
-    """Our ranges of these kinds among names of any origin, by their position."""
+    """Return our ranges of these kinds, by their position among ``names``."""
     starts = tuple(f"{kind}|" for kind in kinds)
     return {index: parse_range(name) for index, name in enumerate(names) if name.startswith(starts)}
 
 
 def _value(text: str) -> Value:
-    """A whole number as it would be written by :func:`format_range`, else the text itself."""
+    """Return a whole number if :func:`format_range` would write it so, else the text itself."""
     digits = text.removeprefix("-")
     is_number = digits.isascii() and digits.isdigit() and len(digits) < 19 and text == str(int(text))
     return int(text) if is_number else text

@@ -1,6 +1,6 @@
-"""One run of the workload, described once: its command line, its capture, its ``run.json``, its database row.
+"""The configuration of one run of the workload, for its command line, capture, ``run.json`` and database row.
 
-Options of ``python -m ddp_prof.train`` are named as the fields here, and have the defaults given here.
+Options of ``python -m ddp_prof.train`` have the names and defaults of the fields here.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ SCRIPT_VARIABLES = {
     "world_size": "NGPU",
     "device": "DEVICE",
 }
-"""Fields that ``scripts/profile_variant.sh`` reads from its environment, by the names of the variables."""
+"""Fields that ``scripts/profile_variant.sh`` reads from its environment, and the names of the variables."""
 MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq_len", "steps", "warmup", "seed")
 """Fields that a ``run.json`` has under the same names."""
 FAULTS = ("nothing", "host-sync", "one-bucket", "reversed", "slow-rank", "starved")
 """Faults that ``--inject`` can put into a run, to test the doctor."""
 LEARNING_RATE = 1e-3
-"""Of AdamW."""
+"""Learning rate of AdamW."""
 NUMERICS = ("precision", "tf32", "compile", "activation_checkpointing")
 
 
@@ -35,12 +35,13 @@ class RunConfig:
     """What a run computes, on which ranks, and for how long.
 
     Attributes:
-        bucket_size_mb: Cap of a bucket in MiB; ``None``: no cap, or the variant takes none.
-        comm_hook: One of ``variants.COMM_HOOKS``, of torch's DDP; ``None``: gradients travel as they are.
-        batch_size: Sequences a step of all ranks together, of ``seq_len`` tokens each.
-        steps: Measured steps; ``warmup`` come before them, and after them ``synchronized_steps``, in which the host
-            waits for the device after each phase.
-        world_size: Ranks; ``None``: as many as the launcher started, else one.
+        bucket_size_mb: Cap of a bucket in MiB; ``None``: no cap, or the variant takes no bucket size.
+        comm_hook: A communication hook of torch's DDP, one of ``variants.COMM_HOOKS``; ``None``: gradients are sent
+            unchanged.
+        batch_size: Sequences per step of all ranks together, of ``seq_len`` tokens each.
+        steps: Measured steps, after ``warmup`` steps. Then follow ``synchronized_steps``, in which the host waits for
+            the device after each phase.
+        world_size: Number of ranks; ``None``: as many as the launcher started, else one.
         compile: ``None``, ``blocks`` or ``model``.
         inject: One of :data:`FAULTS`.
     """
@@ -74,7 +75,7 @@ class RunConfig:
 
     @property
     def label(self) -> str:
-        """As tables show it: ``bucketed 10 MB``."""
+        """Name of the run in tables: ``bucketed 10 MB``."""
         return variant_label(self.variant, self.bucket_size_mb, variant_extras(self.manifest_options()))
 
     @property
@@ -83,32 +84,32 @@ class RunConfig:
         return self.batch_size // (self.world_size or 1)
 
     def argv(self, *, leave_out: Collection[str] = ()) -> list[str]:
-        """The command line of ``python -m ddp_prof.train``, without fields that are passed in some other way."""
+        """Return the arguments of ``python -m ddp_prof.train`` for all fields but those of ``leave_out``."""
         return [word for field in fields(RunConfig) if field.name not in leave_out for word in self._option(field.name)]
 
     def script_argv(self) -> list[str]:
-        """The arguments of ``scripts/profile_variant.sh``, which go with :meth:`script_environment`."""
+        """Return the arguments of ``scripts/profile_variant.sh``, to be used with :meth:`script_environment`."""
         by_environment = {"variant", "bucket_size_mb", *SCRIPT_VARIABLES}
         return [self.variant, *self._option("bucket_size_mb"), "--", *self.argv(leave_out=by_environment)]
 
     def script_environment(self) -> dict[str, str]:
-        """The variables of ``scripts/profile_variant.sh`` that describe the run."""
+        """Return the environment variables of ``scripts/profile_variant.sh`` that describe the run."""
         known = {variable: getattr(self, name) for name, variable in SCRIPT_VARIABLES.items()}
         return {variable: str(value) for variable, value in known.items() if value is not None}
 
     def manifest_options(self) -> dict[str, Any]:
-        """What the ``run.json`` lists under ``options``."""
+        """Return the ``options`` of the ``run.json``."""
         fault = ("inject",) if self.inject != FAULTS[0] else ()
         names = ("comm_hook", "no_communication_hook", "find_unused_parameters", *fault, *NUMERICS)
         return {"lr": LEARNING_RATE, **{name: getattr(self, name) for name in names}}
 
     def row_fields(self) -> dict[str, Any]:
-        """What a row of the results database says of the run as it was asked for."""
+        """Return the columns of the results database that hold settings."""
         names = ("variant", "bucket_size_mb", "model_size", "local_batch_size", "seq_len", "warmup", "steps")
         return {"world_size": self.world_size or 1, **{name: getattr(self, name) for name in names}}
 
     def _option(self, name: str) -> list[str]:
-        """One option with its value; nothing where it is off or left to the workload."""
+        """Return one option with its value; nothing if it is off or the workload chooses it."""
         flag, value = f"--{name.replace('_', '-')}", getattr(self, name)
         if name == "bucket_size_mb" and value is None and VARIANTS[self.variant].can_be_uncapped:
             return [flag, "none"]

@@ -1,4 +1,4 @@
-"""Tables of columns: a column is a one-dimensional NumPy array with one element per row."""
+"""Tables of columns; a column is a one-dimensional NumPy array with one element per row."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _MOST_FLAGS = 1 << 20
 UNKNOWN = -1
 """In a column: no value (no correlation, no name, size not known)."""
 NO_TIME = -(2**62)
-"""In a column of times: not known. Times of a trace may be negative; this is earlier than any of them."""
+"""In a column of times: not known. It is earlier than all times of traces, which may be negative."""
 
 
 class Brief:
-    """A dataclass whose repr is one short line: long values are counted, not listed."""
+    """A dataclass whose repr is one short line, with the lengths of its collections instead of their values."""
 
     __slots__ = ()
 
     def __init_subclass__(cls) -> None:
-        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]  # as its own: else the dataclass makes a long one
+        # As an attribute of its own, or else the dataclass would make one that lists all values.
+        cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
         values = (f"{item.name}={_brief(getattr(self, item.name))}" for item in fields(self))  # type: ignore[arg-type]
@@ -59,7 +60,7 @@ AnyTable = TypeVar("AnyTable", bound=Table)
 
 
 def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
-    """The chosen rows, as a table of the same kind; the very same where all are chosen."""
+    """Return a table of the chosen rows; the same object if a mask chooses all."""
     if rows.dtype == np.bool_ and rows.all():
         return table
     chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
@@ -67,17 +68,20 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
 
 
 def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
-    """The chosen rows; of a column of one value, which takes no memory, another such column."""
+    """Return the chosen rows; a column of one value, which takes no memory, stays such a column."""
     return column[rows] if column.strides[0] or not len(column) else np.broadcast_to(column[0], len(rows))
 
 
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
-    """The column's values at the rows, ``missing`` where the row is ``UNKNOWN``."""
+    """Return the column's values at the rows, ``missing`` if the row is ``UNKNOWN``."""
     return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
 
 
 def positions(rows: Ints, length: int) -> Ints:
-    """Where each number from 0 on below ``length`` stands in ``rows``, which may hold ``UNKNOWN``; else ``UNKNOWN``."""
+    """Return the position in ``rows`` of each number below ``length``, ``UNKNOWN`` for numbers that it lacks.
+
+    ``rows`` may hold ``UNKNOWN``.
+    """
     found = np.full(length, UNKNOWN, np.int64)
     known = np.flatnonzero(rows != UNKNOWN)
     found[rows[known]] = known
@@ -85,14 +89,14 @@ def positions(rows: Ints, length: int) -> Ints:
 
 
 def begins_run(*columns: NDArray[Any]) -> Mask:
-    """Which rows differ from the one before in any of the columns; the first row does."""
+    """Return which rows differ from the one before in any of the columns; the first row counts as different."""
     begins = np.ones(len(columns[0]), np.bool_)
     begins[1:] = np.any([column[1:] != column[:-1] for column in columns], axis=0)
     return begins
 
 
 def distinct(column: Ints) -> list[int]:
-    """The values that occur, ascending; quickest where they are small, as ids of processes, devices and streams are."""
+    """Return the distinct values in ascending order; fast if they lie close together, such as ids of streams."""
     if not len(column):
         return []
     low, high = int(column.min()), int(column.max())
@@ -102,7 +106,7 @@ def distinct(column: Ints) -> list[int]:
 
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
-    """The first row of each distinct combination, and for each row which combination it is."""
+    """Return the first row of each distinct combination, and the number of the combination for each row."""
     which = np.zeros(len(columns[0]), np.int64)
     combinations = 1
     for column in columns:
@@ -112,12 +116,12 @@ def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
             which = codes if combinations == 1 else _codes(which * values + codes)
             combinations = int(which.max()) + 1
     first = np.zeros(which.max(initial=-1) + 1, np.int64)
-    first[which[::-1]] = np.arange(len(which))[::-1]  # of several rows of a combination the last one written stays
+    first[which[::-1]] = np.arange(len(which))[::-1]  # a combination's first row is written last
     return first, which
 
 
 def _codes(column: Ints) -> Ints:
-    """Distinct values as 0, 1, 2, ...; several times as fast as sorting where they are small, as sizes are."""
+    """Number the distinct values 0, 1, 2, ...; several times faster than sorting if they lie close together."""
     low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
     if low == high:
         return np.zeros_like(column)
@@ -125,7 +129,7 @@ def _codes(column: Ints) -> Ints:
         is_far = column > low + _MOST_FLAGS
         if 2 * is_far.sum() > len(column):
             return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
-        # A few values far from the others, as an id of -1 in 32 bits: only they are sorted.
+        # Sort only the few values that are far from the others, such as an id of -1 in 32 bits.
         near, far = _codes(column[~is_far]), np.unique(column[is_far], return_inverse=True)[1]
         together = np.empty(len(column), np.int64)
         together[~is_far], together[is_far] = near, near.max() + 1 + far
@@ -138,7 +142,7 @@ def _codes(column: Ints) -> Ints:
 
 
 def count_before(group: Ints) -> Ints:
-    """How many rows before each are of its group."""
+    """Return for each row how many rows of its group come before it."""
     order = np.argsort(group, kind="stable")
     first = np.searchsorted(group[order], group[order])
     found = np.empty(len(group), np.int64)
@@ -152,7 +156,7 @@ def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
-    """Concatenate columns; if all hold one value the result takes no memory."""
+    """Concatenate columns; if all rows have one value, the result takes no memory."""
     some = [part for part in parts if len(part)]
     if some and not any(part.strides[0] for part in some) and len({int(part[0]) for part in some}) == 1:
         return np.broadcast_to(some[0][0], sum(map(len, some)))
@@ -164,17 +168,17 @@ def empty(kind: type[AnyTable]) -> AnyTable:
 
 
 def fill(kind: type[AnyTable], rows: int, /, **columns: Ints) -> AnyTable:
-    """A table whose other columns hold ``UNKNOWN``, and take no memory."""
+    """Return a table with these columns; all others hold ``UNKNOWN`` and take no memory."""
     unknown = np.broadcast_to(np.int64(UNKNOWN), rows)
     return kind(**{item.name: columns.get(item.name, unknown) for item in fields(kind)})
 
 
 class Sequences:
-    """Rows in groups, each group in order of its places: which row comes last before a place, or first after it?
+    """An index of rows by group and place, which finds the rows before and after a place.
 
     Args:
-        group: Number of each row's group, from 0 on and small.
-        place: Where in its group each row stands.
+        group: Group of each row, a small number from 0 on.
+        place: Place of each row within its group.
     """
 
     def __init__(self, group: Ints, place: Ints) -> None:
@@ -193,11 +197,11 @@ class Sequences:
         return key
 
     def last_before(self, group: Ints, place: Ints) -> Ints:
-        """The row that comes last before each place of a group, ``UNKNOWN`` where none does."""
+        """Return the last row before each place of a group, ``UNKNOWN`` if there is none."""
         return self._checked(np.searchsorted(self._keys, self._key(group, place)) - 1, group)
 
     def first_after(self, group: Ints, place: Ints) -> Ints:
-        """The row that comes first after each place of a group, ``UNKNOWN`` where none does."""
+        """Return the first row after each place of a group, ``UNKNOWN`` if there is none."""
         return self._checked(np.searchsorted(self._keys, self._key(group, place), side="right"), group)
 
     def _checked(self, at: Ints, group: Ints) -> Ints:

@@ -1,8 +1,8 @@
-"""The trace in the middle: three tables of columns that are never mixed.
+"""A trace: everything read from one capture, in tables of columns.
 
-``Activities`` are what a device did, ``Spans`` what the program said, ``Calls`` what the host asked of the device.
-Times are int64 nanoseconds on the trace's own clock, half-open ``[start, end)``. A trace is never changed after it was
-read.
+The three main tables are ``Activities``, what a device did; ``Spans``, the ranges that the program marked; and
+``Calls``, what the host launched. Times are int64 nanoseconds on the trace's own clock, half-open ``[start, end)``.
+A trace is immutable.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 
 from ddp_prof.manifest import Manifest
 
-# What a reader of traces needs of tables, too.
+# Users of traces also need these names of tables.
 from ddp_prof.table import NO_TIME as NO_TIME
 from ddp_prof.table import UNKNOWN as UNKNOWN
 from ddp_prof.table import Brief
@@ -32,13 +32,13 @@ from ddp_prof.table import select as select
 from ddp_prof.table import take_or_unknown as take_or_unknown
 
 AUTOGRAD = "pt_autograd"
-"""What torch calls the threads in which autograd computes backward, before their number."""
+"""Start of torch's names for the threads in which autograd computes backward; a number follows."""
 
 SYNC_IN_PARTS = "the capture was read in parts, in which waits are not followed"
-"""Why dependencies are not known in a part of a capture."""
+"""Why dependencies are not known in the parts of a capture."""
 
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
-"""The program that recorded a trace, as it is shown to users, where :attr:`Trace.source` does not name it."""
+"""Names of profilers as users see them, by :attr:`Trace.source`."""
 
 
 class Kind(IntEnum):
@@ -57,19 +57,19 @@ class Category(IntEnum):
     COMMUNICATION = 1
     MEMORY = 2
     OTHER = 3
-    UNKNOWN = 4  # a kernel whose name the trace does not tell
+    UNKNOWN = 4  # a kernel without a name
 
 
 @dataclass(frozen=True)
 class Activities(Table):
-    """What a device did: a kernel, a copy, a memory set, a CUDA graph recorded whole.
+    """What a device did: kernels, copies, memory sets, and CUDA graphs that were recorded as one activity each.
 
     Attributes:
-        device: CUDA ordinal, as the process counts.
+        device: CUDA ordinal within the process.
         lane: CUDA stream id.
         name_id: Index into :attr:`Trace.names`.
         kind, category: A :class:`Kind` and a :class:`Category`.
-        correlation: Id that the launching call carries too, unique within a process; ``UNKNOWN`` where none.
+        correlation: Id that the launching call of the same process also has; ``UNKNOWN`` if none was recorded.
         bytes: Size of a copy or a memory set; ``UNKNOWN`` for kernels.
     """
 
@@ -87,14 +87,14 @@ class Activities(Table):
 
 @dataclass(frozen=True)
 class Spans(Table):
-    """What the program said: a range of time with a name.
+    """The ranges that the program marked, each with a name.
 
     Attributes:
         lane: Thread that opened the range.
-        is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another one;
+        is_start_end: 1 for a start/end range, which may overlap others of its thread and end on another thread;
             0 for a push/pop range, which nests.
-        is_open: 1 for a range that was still open when recording stopped: its end is the last event of the capture,
-            and nobody knows how long it would have lasted.
+        is_open: 1 for a range that was still open when recording stopped: it ends with the last event of the capture,
+            and its real duration is not known.
     """
 
     start_ns: Ints
@@ -108,7 +108,7 @@ class Spans(Table):
 
 @dataclass(frozen=True)
 class Calls(Table):
-    """What the host asked: a CUDA API call that launched something; ``lane`` is the thread that made it."""
+    """CUDA API calls that launched something; ``lane`` is the calling thread."""
 
     start_ns: Ints
     process: Ints
@@ -118,7 +118,7 @@ class Calls(Table):
 
 @dataclass(frozen=True)
 class CallDetails(Table):
-    """When each call ended, and its name without the version that CUDA adds; rows as those of :class:`Calls`."""
+    """The end of each row of :class:`Calls`, and its name without the version that CUDA adds."""
 
     end_ns: Ints
     name_id: Ints
@@ -127,25 +127,25 @@ class CallDetails(Table):
 class SyncKind(IntEnum):
     """What a call does to the order of work."""
 
-    RECORD = 0  # marks a place in a stream
-    STREAM_WAIT = 1  # a stream waits for such a place
-    HOST_WAIT_EVENT = 2  # the host waits for such a place
-    HOST_WAIT_STREAM = 3  # the host waits for all of a stream
-    HOST_WAIT_DEVICE = 4  # the host waits for all of a device
-    COPY = 5  # launches a copy, and may return only once it is done
+    RECORD = 0  # records an event in a stream
+    STREAM_WAIT = 1  # a stream waits for an event
+    HOST_WAIT_EVENT = 2  # the host waits for an event
+    HOST_WAIT_STREAM = 3  # the host waits for all work of a stream
+    HOST_WAIT_DEVICE = 4  # the host waits for all work of a device
+    COPY = 5  # launches a copy, and may wait for its end
 
 
 @dataclass(frozen=True)
 class Synchronizations(Table):
-    """Calls that make a stream or the host wait, or may do so, and those that record the events waited for.
+    """Calls that make, or may make, a stream or the host wait, and calls that record the events waited for.
 
     Attributes:
         kind: A :class:`SyncKind`.
-        start_ns: Start of the call on the host; ``end_ns`` its end. ``NO_TIME`` where only its effect was recorded.
-        thread: Thread that made the call, ``UNKNOWN`` likewise.
-        correlation: Number of the call; calls of a process are numbered in their order.
-        stream: The stream that waits, that is waited for by the host, or that the event is recorded on.
-        awaits: Of a wait for an event the row of its record, ``UNKNOWN`` where the trace does not tell it.
+        start_ns, end_ns: Start and end of the call on the host; ``NO_TIME`` if the call itself was not recorded.
+        thread: Thread that made the call; ``UNKNOWN`` if the call itself was not recorded.
+        correlation: Number of the call; a process numbers its calls in their order.
+        stream: The stream that waits, the stream that the host waits for, or the stream of the recorded event.
+        awaits: For waits for an event: the row of its record, ``UNKNOWN`` if the trace does not hold it.
     """
 
     kind: Ints
@@ -161,12 +161,12 @@ class Synchronizations(Table):
 
 @dataclass(frozen=True)
 class CollectiveMetadata(Table):
-    """What is known of collectives beside their kernels, where the profiler noted it; ``UNKNOWN`` where not.
+    """Facts about collectives that the profiler recorded besides their kernels; ``UNKNOWN`` if it did not.
 
     Attributes:
-        activity: Row in :class:`Activities` of what the collective launched.
-        op_id: Index into :attr:`Trace.names` of the collective's name, as the profiler calls it.
-        bytes: Size of the larger one of what goes in and what comes out.
+        activity: Row in :class:`Activities` of the collective's kernel or copy.
+        op_id: Index into :attr:`Trace.names` of the operation, as the profiler names it.
+        bytes: Size of the input or the output, whichever is larger.
         group_id: Index into :attr:`Trace.names` of the communicator's name, the same on all its ranks.
         sequence: Number of the collective within the communicator.
     """
@@ -181,7 +181,7 @@ class CollectiveMetadata(Table):
 
 @dataclass(frozen=True)
 class Overhead(Table):
-    """When the profiler itself was at work, flushing its buffers and the like."""
+    """When the profiler itself worked, for example flushed its buffers."""
 
     start_ns: Ints
     end_ns: Ints
@@ -189,7 +189,7 @@ class Overhead(Table):
 
 @dataclass(frozen=True)
 class CollectiveCalls(Table):
-    """When the host asked for collectives, by torch's operators of these names."""
+    """When the host called collectives: starts and names of torch's operators."""
 
     start_ns: Ints
     name_id: Ints
@@ -197,9 +197,10 @@ class CollectiveCalls(Table):
 
 @dataclass(frozen=True)
 class Operators(Table):
-    """When the host computed: torch's operators, nested ones included, but for those that hold a collective's call.
+    """When the host computed: torch's operators, including nested ones, except those that call a collective.
 
-    ``is_backward`` is 1 for what autograd's engine runs, itself; where that holds a call, for what it runs besides.
+    ``is_backward`` is 1 for operators of autograd's engine. If such an operator calls a collective, it is 1 for the
+    other operators that it calls.
     """
 
     start_ns: Ints
@@ -209,9 +210,9 @@ class Operators(Table):
 
 @dataclass(frozen=True)
 class UnresolvedNames:
-    """How many kernels of a trace have no name, so that nobody knows whether they compute or communicate.
+    """How many kernels of a trace have no name, so that it is unknown whether they compute or communicate.
 
-    They are ``kernels`` of all ``of_kernels``, and last ``time_ns`` of ``of_time_ns``, both sums of durations.
+    They are ``kernels`` of ``of_kernels`` kernels; their durations sum to ``time_ns`` of ``of_time_ns``.
     """
 
     kernels: int
@@ -221,7 +222,7 @@ class UnresolvedNames:
 
     @property
     def share(self) -> float:
-        """From 0 to 1: the share in number or in time, whichever is larger."""
+        """Their share of all kernels or of the time, whichever is larger, from 0 to 1."""
         return max(self.kernels / max(1, self.of_kernels), self.time_ns / max(1, self.of_time_ns))
 
 
@@ -231,24 +232,24 @@ class Trace(Brief):
 
     Attributes:
         source: Format of the file; see :data:`SOURCE_NAMES`.
-        producer: The profiler's version, ``None`` where the file does not say.
-        names: The string table that every ``name_id`` points into.
-        threads: Name of a thread by (process, lane), where known.
-        operators: When the host computed, where the trace holds nothing of a device; empty where it does not tell.
-        collective_calls: When it asked for collectives, likewise.
-        sync_source: Where synchronizations are from: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
-        sync_reason: Why it is not known, or not all of it; ``None`` where it is.
-        launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` where the trace holds
-            none. Joined when the trace is built, and kept by ``replace``: who replaces the rows of activities or calls
-            must hand over ``None``, which joins again.
-        shape_id: For each activity the index into ``names`` of its launch shape, ``UNKNOWN`` where it has none;
-            ``None`` where shapes were not asked for.
-        registers: For each activity the registers a thread of it uses; ``None`` where launches were not asked for, as
-            is ``call_details``.
-        epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` where unknown.
-        warnings: What the reader could not know or had to assume, a line each.
-        gpus: Name of the GPU by (process, device), where the trace tells it.
-        gpu_ids: The machine's number of the GPU likewise; the same for two processes that share it.
+        producer: The profiler's version, ``None`` if the file does not hold it.
+        names: The string table that every ``name_id`` refers to.
+        threads: Known names of threads by (process, lane).
+        operators: When the host computed, for traces without activities of a device; else empty.
+        collective_calls: When the host called collectives, for traces without activities of a device; else empty.
+        sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
+        sync_reason: Why they are unknown or incomplete; ``None`` if they are known.
+        launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.
+            It is joined when the trace is built and kept by ``replace``; to replace the rows of activities or calls,
+            pass ``launching_calls=None``, which joins again.
+        shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none; ``None`` if shapes
+            were not read.
+        registers: Registers per thread of each activity; ``None`` if details of launches were not read.
+        call_details: ``None`` if details of launches were not read.
+        epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` if unknown.
+        warnings: Assumptions of the reader and facts that it could not find, a line each.
+        gpus: Known names of GPUs by (process, device).
+        gpu_ids: The machine's number of a GPU by (process, device); equal for processes that share the GPU.
     """
 
     path: Path
@@ -287,7 +288,7 @@ class Trace(Brief):
 
     @cached_property
     def has_ambiguous_launch(self) -> Mask:
-        """Mask of the activities with several earlier calls of their number; the last of these is taken."""
+        """Which activities have several earlier calls with their number; the last one counts as the launch."""
         is_one_number_each = all(
             _are_unique(self.calls.correlation[_rows(self.calls.process == process)])
             for process in distinct(self.calls.process)
@@ -297,7 +298,7 @@ class Trace(Brief):
 
     @property
     def device(self) -> str:
-        """``cuda`` where it holds activities of a device, else ``cpu``."""
+        """``cuda`` if the trace holds activities of a device, else ``cpu``."""
         return "cuda" if len(self.activities) else "cpu"
 
     @cached_property
@@ -317,21 +318,21 @@ class Trace(Brief):
 
     @cached_property
     def duration_ns(self) -> int:
-        """From the first event to the last; 0 for a trace without any."""
+        """Time from the first activity or range to the end of the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
         return int(max(t.end_ns.max() for t in tables) - min(t.start_ns.min() for t in tables)) if tables else 0
 
 
 def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
-    """Row in ``calls`` of the call that launched each activity, and whether that is one of several with its number.
+    """Return the row in ``calls`` of the call that launched each activity, and whether several calls have its number.
 
-    Joined on process *and* correlation: the ids of two processes collide. Where a process uses a number again, the last
-    call before the activity counts::
+    Process *and* correlation must match, because two processes use the same ids. If a process uses a number again, the
+    last call before the activity counts::
 
-        calls         5.......5........     both of number 5
+        calls         5.......5........     both with number 5
         activities    ..5.......5......     each launched by the call before it
 
-    Of a runtime call and the driver call in it, which may carry one number, the first counts.
+    If a runtime call and the driver call within it have the same number, the runtime call counts.
     """
     row, is_one_of_several = np.full(len(activities), UNKNOWN, np.int64), np.zeros(len(activities), np.bool_)
     for process in distinct(activities.process):
@@ -358,15 +359,16 @@ def _are_unique(keys: Ints) -> bool:
 
 
 def _rows(chosen: Mask) -> Ints | slice:
-    """The chosen rows; all of them as a slice, which copies nothing."""
+    """Return the chosen rows; if all are chosen a slice, which copies nothing."""
     return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_ns: Ints) -> tuple[Ints, Mask]:
-    """Position of the last call with each wanted key before the activity, and whether others are before it, too.
+    """Return the position of the last call with each wanted key before its activity, and whether there are several.
 
-    Where none is, as clocks of host and device may differ, it is the first one after it; ``UNKNOWN`` where none has it.
-    A call that follows one of its key on its thread, with no activity of that key between, is a part of that one.
+    If there is none before, as clocks of host and device may differ, it is the first one after; ``UNKNOWN`` without any
+    call with the key. A call that directly follows one with its key on its thread, with no activity of that key in
+    between, counts as part of that call.
     """
     is_call = np.arange(len(keys) + len(wanted)) < len(keys)
     key, time = np.concatenate([keys, wanted]), np.concatenate([call_ns, activity_ns])
@@ -379,7 +381,7 @@ def _last_before(keys: Ints, lanes: Ints, wanted: Ints, call_ns: Ints, activity_
     is_part[1:] = is_call[1:] & is_call[:-1] & (key[1:] == key[:-1]) & (lanes[call[1:]] == lanes[call[:-1]])
     is_part[1:] &= (on_thread[call[1:]] == on_thread[call[:-1]] + 1) | (time[1:] == time[:-1])
     begins = is_call & ~is_part
-    # Places in the order: of the last call at or before each, of the next one after it, of the first of its key.
+    # Positions in this order: of the last call at or before each row, of the next call, of the first row with its key.
     place = np.arange(len(order))
     before = np.maximum.accumulate(np.where(begins, place, -1))
     after = np.minimum.accumulate(np.where(begins, place, len(order))[::-1])[::-1]

@@ -1,4 +1,4 @@
-"""The data-parallel variants: names, order, baseline, bucket sizes. Needs no torch.
+"""The data-parallel variants: names, order, baseline, bucket sizes; needs no torch.
 
 A new variant is a row of :data:`VARIANTS` and a class in ``ddp_prof.ddp``.
 """
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 BYTES_PER_MB = 2**20
-"""Bytes of one unit of ``bucket_size_mb``: MiB, as of torch's ``bucket_cap_mb``."""
+"""Bytes of one unit of ``bucket_size_mb``: a MiB, as in torch's ``bucket_cap_mb``."""
 BASELINE = "naive"
 """The variant that speed-ups refer to."""
 BUCKETED = "bucketed"
@@ -23,8 +23,8 @@ class VariantInfo:
     """Properties of a variant, known without its class.
 
     Attributes:
-        default_bucket_size_mb: The cap where none is asked for; ``None``: the variant's own default, or no option.
-        can_be_uncapped: Whether all gradients may share one bucket, which ``bucket_size_mb = None`` then means.
+        default_bucket_size_mb: Default cap of a bucket; ``None``: torch's own default, or the variant takes no size.
+        can_be_uncapped: Whether ``bucket_size_mb = None`` means that all gradients share one bucket.
     """
 
     takes_bucket_size: bool = False
@@ -41,7 +41,7 @@ VARIANTS: dict[str, VariantInfo] = {
     "sharded": VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
     "fsdp": VariantInfo(),
 }
-"""In the order in which tables and figures show them: each improves on the one before; the reference comes after."""
+"""The variants in the order of tables and figures; up to ``bucketed``, each improves on the one before."""
 VARIANT_NAMES = tuple(VARIANTS)
 UNKNOWN_VARIANT = VariantInfo()
 COMM_HOOKS = ("bf16", "powersgd")
@@ -49,9 +49,9 @@ COMM_HOOKS = ("bf16", "powersgd")
 
 
 def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str] = ()) -> str:
-    """Label of a variant in tables and figures: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``, ``torch + bf16``.
+    """Return the label of a variant: ``overlap``, ``bucketed 10 MB``, ``bucketed no cap``, ``torch + bf16``.
 
-    The name may be that of a later version's variant.
+    ``name`` may be a variant that only a later version has.
     """
     label = name if bucket_size_mb is None else f"{name} {bucket_size_mb:g} MB"
     if bucket_size_mb is None and VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped:
@@ -60,9 +60,9 @@ def variant_label(name: str, bucket_size_mb: float | None, extras: Sequence[str]
 
 
 def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
-    """Short labels of options that change a variant: ``bf16``, ``no communication hook``.
+    """Return short labels of options that change a variant: ``bf16``, ``no communication hook``.
 
-    Captures of version 0.1 may name a ``compression``, or ``step_in_backward``.
+    Older captures may have the options ``compression`` and ``step_in_backward``.
     """
     words = (options.get(name) for name in ("comm_hook", "compression"))
     flags = ("no_communication_hook", "step_in_backward")
@@ -73,12 +73,12 @@ def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def variant_position(name: str) -> int:
-    """Where a variant stands in the order; an unknown one comes after all others."""
+    """Return the position of a variant in the order; an unknown one comes after all others."""
     return VARIANT_NAMES.index(name) if name in VARIANTS else len(VARIANTS)
 
 
 def variant_order(name: str, bucket_size_mb: float | None) -> tuple[int, str, float]:
-    """Sorts variants by their order, and one variant by its bucket size; no cap comes last."""
+    """Return a sort key for variants: their order, then the bucket size; no cap comes last."""
     if bucket_size_mb is None:
         bucket_size_mb = math.inf if VARIANTS.get(name, UNKNOWN_VARIANT).can_be_uncapped else 0.0
     return variant_position(name), name, bucket_size_mb

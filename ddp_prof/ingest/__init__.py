@@ -1,4 +1,4 @@
-"""Files to traces: one reader per format."""
+"""Readers that turn files into traces, one per format."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions:
-    """What is read of a file.
+    """What to read from a file.
 
     Attributes:
-        comm_patterns: Regular expressions for kernels that communicate, beside those that are known.
-        with_launches: Read more of launches: kernels' shapes and registers, names and ends of calls, which timelines
-            show.
-        with_shapes: Read shapes alone. What is measured of each kernel is measured with them, whatever is said here.
+        comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
+        with_launches: Also read what timelines show of launches: shapes and registers of kernels, names and ends of
+            calls.
+        with_shapes: Also read the shapes of kernels. They are always read when single kernels are measured.
     """
 
     comm_patterns: tuple[str, ...] = ()

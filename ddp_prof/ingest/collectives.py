@@ -1,7 +1,8 @@
-"""What is told of collectives beside their kernels: ranges of libraries round the launch calls, and metadata.
+"""Facts about collectives that their kernels do not hold: operation, bytes and communicator.
 
-The metadata (operation, bytes, communicator) Kineto writes on a kernel's event (PyTorch 2.2 and later). NCCL (2.16 and
-later) hands it to NVTX; Nsight Systems exports it as ``jsonText`` where it is asked to (``--include-json=true``).
+Ranges of torch and NCCL around the launch calls name the operation. Kineto writes all three into the event of a kernel
+(PyTorch 2.2 and later). NCCL 2.16 and later passes them to NVTX as payloads, which Nsight Systems exports as
+``jsonText`` with ``--include-json=true``.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ _GROUP = ("ncclGroupStart", "ncclGroupEnd")
 
 
 def mark_copy_engine_collectives(trace: Trace) -> Trace:
-    """Make copies COMMUNICATION whose launch call lies in the range of an NCCL collective, on the same thread.
+    """Make a copy COMMUNICATION if an NCCL collective launched it: if its call lies in such a range of its thread.
 
-    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. A collective within a group
-    is launched by the ``ncclGroupEnd`` that follows it, so that range counts, too.
+    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows. ``ncclGroupEnd`` launches the
+    collectives of a group, so its range counts, too.
     """
     copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
     ranges = np.array(list(find_nccl_calls(trace)) if len(copies) else [], np.int64)
@@ -44,40 +45,43 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
 def name_operations(trace: Trace) -> Trace:
     """Take a collective's operation from the range around its launch, if the profiler recorded none.
 
-    A kernel's name is a hint only: NCCL carries out an all-to-all by a kernel called ``SendRecv``, and some releases
-    carry out every operation by that one. Torch's ranges (``nccl:all_to_all``) say more than NCCL's own (``ncclSend``).
+    The name of the kernel is only a hint: NCCL runs an all-to-all as a kernel called ``SendRecv``, and some releases
+    run every operation as that kernel. Torch's ranges (``nccl:all_to_all``) say more than NCCL's own (``ncclSend``).
     """
-    noted = trace.collective_metadata
+    recorded = trace.collective_metadata
     rows = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
-    rows[noted.activity[noted.op_id != UNKNOWN]] = False
-    asked = np.flatnonzero(rows)
-    calls = select(trace.calls, trace.launching_calls[asked])
-    op_id = np.full(len(asked), UNKNOWN, np.int64)
-    # Torch's ranges round collectives.
-    ids = [index for index, name in enumerate(trace.names) if name.startswith(("nccl:", "xccl:"))]
-    torchs = np.flatnonzero(np.isin(trace.spans.name_id, ids)) if ids else np.empty(0, np.int64)
-    # NCCL's launching calls: of a group the operation that all its calls share; send and receive may mix.
-    calls_of, of_groups = find_nccl_calls(trace), []
-    for members in calls_of.values():
-        used = {int(trace.spans.name_id[row]): trace.names[trace.spans.name_id[row]] for row in members}
-        told = [key for key, name in used.items() if name != "ncclSend" or "ncclRecv" not in used.values()]
-        of_groups.append(told[0] if len(told) == 1 else UNKNOWN)
-    nccls = np.array(list(calls_of), np.int64), np.array(of_groups, np.int64)
-    for ranges, name_id in ((torchs, trace.spans.name_id[torchs]), nccls):
+    rows[recorded.activity[recorded.op_id != UNKNOWN]] = False
+    activity = np.flatnonzero(rows)
+    calls = select(trace.calls, trace.launching_calls[activity])
+    op_id = np.full(len(activity), UNKNOWN, np.int64)
+    torch_ids = [index for index, name in enumerate(trace.names) if name.startswith(("nccl:", "xccl:"))]
+    torch_ranges = np.flatnonzero(np.isin(trace.spans.name_id, torch_ids))
+    # A group of NCCL's calls has the operation that they share; a mix of sends and receives counts as receives.
+    members_of, group_ops = find_nccl_calls(trace), []
+    for members in members_of.values():
+        names = {int(trace.spans.name_id[row]): trace.names[trace.spans.name_id[row]] for row in members}
+        ops = [key for key, name in names.items() if name != "ncclSend" or "ncclRecv" not in names.values()]
+        group_ops.append(ops[0] if len(ops) == 1 else UNKNOWN)
+    nccl_ranges = np.array(list(members_of), np.int64)
+    for ranges, name_id in (
+        (torch_ranges, trace.spans.name_id[torch_ranges]),
+        (nccl_ranges, np.array(group_ops, np.int64)),
+    ):
         open_range = last_opened(select(trace.spans, ranges), calls)
         op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
-    told = op_id != UNKNOWN
-    row = positions(noted.activity, len(trace.activities))
-    is_new, noted_ops = told & (row[asked] == UNKNOWN), noted.op_id.copy()
-    noted_ops[row[asked[told & ~is_new]]] = op_id[told & ~is_new]
-    found = fill(CollectiveMetadata, int(is_new.sum()), activity=asked[is_new], op_id=op_id[is_new])
-    return replace(trace, collective_metadata=concatenate(replace(noted, op_id=noted_ops), found))
+    row = positions(recorded.activity, len(trace.activities))[activity]
+    is_known, is_new = op_id != UNKNOWN, row == UNKNOWN
+    completed = recorded.op_id.copy()
+    completed[row[is_known & ~is_new]] = op_id[is_known & ~is_new]
+    added = is_known & is_new
+    found = fill(CollectiveMetadata, int(added.sum()), activity=activity[added], op_id=op_id[added])
+    return replace(trace, collective_metadata=concatenate(replace(recorded, op_id=completed), found))
 
 
 def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
-    """NCCL's calls that may launch collectives, and which these are, both as rows of the trace's spans.
+    """Return the NCCL calls that may launch collectives, and the calls of these collectives, as rows of the spans.
 
-    A collective is launched by its own call; in a group, by the end of the outermost one::
+    Each call launches its own collective. In a group, the end of the outermost group launches all::
 
         ncclGroupStart  ncclAllReduce  ncclAllReduce  ncclGroupEnd
                              A              B            A and B
@@ -110,46 +114,46 @@ def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
 
 
 def last_opened(ranges: Spans, calls: Calls) -> Ints:
-    """Row of the range that the call's own thread had opened last, ``UNKNOWN`` where it is closed again."""
+    """Return for each call the range that its thread opened last, ``UNKNOWN`` if that range has ended by then."""
     found = np.full(len(calls), UNKNOWN, np.int64)
-    for mine, asked in _by_thread(ranges, calls):
-        mine = mine[np.argsort(ranges.start_ns[mine], kind="stable")]
-        at = np.searchsorted(ranges.start_ns[mine], calls.start_ns[asked], side="right") - 1
-        holds = (at >= 0) & (ranges.end_ns[mine[at]] > calls.start_ns[asked])
-        found[asked[holds]] = mine[at[holds]]
+    for of_ranges, of_calls in _by_thread(ranges, calls):
+        ordered = of_ranges[np.argsort(ranges.start_ns[of_ranges], kind="stable")]
+        at = np.searchsorted(ranges.start_ns[ordered], calls.start_ns[of_calls], side="right") - 1
+        holds = (at >= 0) & (ranges.end_ns[ordered[at]] > calls.start_ns[of_calls])
+        found[of_calls[holds]] = ordered[at[holds]]
     return found
 
 
 def _inside(ranges: Spans, calls: Calls) -> Mask:
     inside = np.zeros(len(calls), np.bool_)
-    for mine, asked in _by_thread(ranges, calls):
-        at = calls.start_ns[asked]
-        begun = np.searchsorted(np.sort(ranges.start_ns[mine]), at, side="right")
-        ended = np.searchsorted(np.sort(ranges.end_ns[mine]), at, side="right")
-        inside[asked] = begun > ended
+    for of_ranges, of_calls in _by_thread(ranges, calls):
+        at = calls.start_ns[of_calls]
+        begun = np.searchsorted(np.sort(ranges.start_ns[of_ranges]), at, side="right")
+        ended = np.searchsorted(np.sort(ranges.end_ns[of_ranges]), at, side="right")
+        inside[of_calls] = begun > ended
     return inside
 
 
 def _by_thread(ranges: Spans, calls: Calls) -> Iterator[tuple[Ints, Ints]]:
-    """Rows of the ranges and of the calls of each thread that has ranges."""
+    """Yield the rows of the ranges and of the calls of each thread that has ranges."""
     first, which = distinct_rows(ranges.process, ranges.lane)
     for thread, row in enumerate(first.tolist()):
-        asked = (calls.process == ranges.process[row]) & (calls.lane == ranges.lane[row])
-        yield np.flatnonzero(which == thread), np.flatnonzero(asked)
+        is_own_call = (calls.process == ranges.process[row]) & (calls.lane == ranges.lane[row])
+        yield np.flatnonzero(which == thread), np.flatnonzero(is_own_call)
 
 
 ELEMENT_BYTES = {
     "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
     "short": 2, "uint64": 8, "uint32": 4, "uint16": 2, "char": 1, "byte": 1, "bool": 1,
 }  # fmt: skip
-"""Size of an element by torch's name of its type, in lower case; each kind of Float8 has one byte."""
+"""Size of an element by torch's name of its type, in lower case. All Float8 types have one byte."""
 
 _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
-"""NCCL's calls whose size is the whole message; of the others it notes one rank's share."""
+"""NCCL's calls whose recorded size is the whole message; for all others it is the share of one rank."""
 
 
 class CollectiveRow(NamedTuple):
-    """One row of :class:`~ddp_prof.trace.CollectiveMetadata`, names still as text."""
+    """One row of :class:`~ddp_prof.trace.CollectiveMetadata`, with names as text."""
 
     activity: int
     op: str | None
@@ -175,12 +179,11 @@ def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> Coll
 
 
 def _int64_or_unknown(number: int) -> int:
-    """``UNKNOWN`` for a number that is no size or count, or does not fit into the column."""
     return number if 0 <= number < 2**62 else UNKNOWN
 
 
 def message_bytes(elements: Iterable[object], element_type: object) -> int:
-    """Bytes of the larger buffer; ``UNKNOWN`` if the number of elements or their type is unknown."""
+    """Return the bytes of the larger buffer, ``UNKNOWN`` if the number of elements or their type is unknown."""
     kind = str(element_type).lower()
     size = 1 if kind.startswith("float8") else ELEMENT_BYTES.get(kind)
     counts = [element for element in elements if isinstance(element, int)]
@@ -190,33 +193,34 @@ def message_bytes(elements: Iterable[object], element_type: object) -> int:
 def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str], str]) -> Trace:
     """Give each collective the payload of the NCCL call that is open when it is launched.
 
-    Collectives launched outside of such a call, for example by a CUDA graph, stay unknown. If one kernel carries out a
-    whole group, its bytes are the group's sum. If several kernels do, their sizes stay unknown.
+    A collective launched outside of such a call, for example by a CUDA graph, stays unknown. If one kernel carries out
+    a whole group, its size is the sum over the group. If several kernels do, their sizes are known only if there is one
+    kernel for each call and all calls are alike.
 
-    ``payloads`` are JSON texts of NCCL's ranges, by process, thread, start and name.
+    ``payloads`` are the JSON texts of NCCL's ranges, by process, thread, start and name.
     """
     spans, nccl_calls = trace.spans, find_nccl_calls(trace)
-    launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
-    asked = np.flatnonzero(launched)
-    rows = np.array(list(nccl_calls), np.int64)
-    call = take_or_unknown(rows, last_opened(select(spans, rows), select(trace.calls, trace.launching_calls[asked])))
+    is_launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    activities = np.flatnonzero(is_launched)
+    rows, launches = np.array(list(nccl_calls), np.int64), select(trace.calls, trace.launching_calls[activities])
+    call = take_or_unknown(rows, last_opened(select(spans, rows), launches))
     kernels = Counter(call.tolist())
     found = []
-    for activity, row in zip(asked.tolist(), call.tolist(), strict=True):
+    for activity, row in zip(activities.tolist(), call.tolist(), strict=True):
         keys = [
             (int(spans.process[member]), int(spans.lane[member]), int(spans.start_ns[member]), name)
             for member in nccl_calls.get(row, ())
             if (name := trace.names[spans.name_id[member]])
         ]
         if any(key in payloads for key in keys):
-            told = [_size_and_group(key[-1], payloads.get(key, "")) for key in keys]
-            found.append(_row(activity, told, kernels[row]))
+            members = [_size_and_group(key[-1], payloads.get(key, "")) for key in keys]
+            found.append(_row(activity, members, kernels[row]))
     names = NameTable(trace.names)
     return replace(trace, collective_metadata=collective_metadata(found, names), names=names.as_tuple())
 
 
 def _row(activity: int, members: Sequence[tuple[int, str | None]], kernels: int) -> CollectiveRow:
-    """Metadata of one kernel of a group of ``members``: (bytes, communicator) of each collective."""
+    """Return the metadata of one of the ``kernels`` of a group; ``members`` are (bytes, communicator) of its calls."""
     sizes, groups = [size for size, _ in members], {group for _, group in members}
     size = UNKNOWN
     if kernels == 1 and UNKNOWN not in sizes:
@@ -228,7 +232,7 @@ def _row(activity: int, members: Sequence[tuple[int, str | None]], kernels: int)
 
 
 def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:
-    """Bytes of a call's message and the name of its communicator."""
+    """Return the bytes of a call's message and the name of its communicator."""
     try:
         fields = dict(_fields(json.loads(payload)))
     except (ValueError, RecursionError):
@@ -239,7 +243,7 @@ def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:
 
 
 def _fields(document: Any) -> Iterable[tuple[str, Any]]:
-    """All fields of a JSON document by name in lower case, however deep: the payload's nesting is not documented."""
+    """Yield all fields of a JSON document, at any depth: the nesting of payloads is not documented."""
     if isinstance(document, dict):
         for key, value in document.items():
             yield key.lower(), value

@@ -15,7 +15,7 @@ from ddp_prof.range_names import PROCESS, parse_ranges
 from ddp_prof.trace import UNKNOWN, Ints, Mask, Trace, distinct, distinct_rows
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
-"""Columns of Nsight Systems that hold the launch shape."""
+"""Columns with the launch shape, as Nsight Systems names them."""
 REGISTERS = "registersPerThread"
 
 _LATEST_NS = 4 * 10**18
@@ -25,7 +25,7 @@ UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range",
 
 
 def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[str]:
-    """Warnings about rows without a start; raises TraceError if no row of a table has one."""
+    """Yield warnings about rows without a start; raise TraceError if no row of a table has one."""
     for table, rows in has_start.items():
         missing = len(rows) - int(rows.sum())
         if missing == len(rows) > 0:
@@ -35,13 +35,13 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
 
 
 def warn_missing_ends(without: int) -> Iterator[str]:
-    """A warning about activities without an end, or with one before their start."""
+    """Yield a warning about activities without an end, or with an end before their start."""
     if without:
         yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
 
 
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
-    """Refuse an export in which processes on two machines share a process id: nothing else distinguishes them."""
+    """Refuse an export in which processes of two machines share a process id: nothing else distinguishes them."""
     if not len(global_id) or int(global_id.min()) >> 48 == int(global_id.max()) >> 48:
         return
     numbers = np.unique(global_id >> 24) & 0xFFFFFF
@@ -52,13 +52,13 @@ def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:
 
 
 def refuse_impossible_times(trace: Trace) -> Trace:
-    """Refuse times later than 2096 or earlier than 1843, and events further apart than ten years.
+    """Refuse times later than 2096 or earlier than 1843, and events more than ten years apart.
 
-    Only a damaged file holds such; sums and differences of all others fit into 64 bits.
+    Only damaged files hold such times. Sums and differences of all others fit into 64 bits.
     """
     tables = (trace.activities, trace.spans, trace.overhead, trace.operators)
-    asked = (trace.calls.start_ns, trace.collective_calls.start_ns)
-    columns = [*asked, *(table.start_ns for table in tables), *(table.end_ns for table in tables)]
+    calls = (trace.calls.start_ns, trace.collective_calls.start_ns)
+    columns = [*calls, *(table.start_ns for table in tables), *(table.end_ns for table in tables)]
     first = min((int(column.min()) for column in columns if len(column)), default=0)
     last = max((int(column.max()) for column in columns if len(column)), default=0)
     if first < -_LATEST_NS or last > _LATEST_NS or last - first > _LONGEST_NS:
@@ -68,7 +68,7 @@ def refuse_impossible_times(trace: Trace) -> Trace:
 
 
 def report_unresolved_names(trace: Trace) -> Trace:
-    """Warn of kernels and ranges without a name; raises TraceError if no kernel has one."""
+    """Warn of kernels and ranges without a name; raise TraceError if no kernel has one."""
     unresolved, warnings = trace.unresolved_names, []
     if unresolved.kernels:
         if unresolved.kernels == unresolved.of_kernels:
@@ -88,7 +88,7 @@ def report_unresolved_names(trace: Trace) -> Trace:
 
 
 def close_open_ranges(trace: Trace) -> Trace:
-    """End ranges that were open when recording stopped with the last event of the capture."""
+    """Let ranges that were open when recording stopped end with the last event of the capture."""
     spans, is_open = trace.spans, trace.spans.is_open == 1
     if not is_open.any():
         return trace
@@ -100,7 +100,7 @@ def close_open_ranges(trace: Trace) -> Trace:
 def name_ranks(trace: Trace) -> Trace:
     """Add rank by process and world size from the ``process|rank=...|world=...`` ranges, if the file lacks them.
 
-    Processes without such a range stay without a rank; the world size stays unknown where ranges disagree.
+    A process without such a range gets no rank. The world size stays unknown if the ranges disagree.
     """
     ours = parse_ranges(trace.names, PROCESS)
     spans = trace.spans
@@ -115,12 +115,12 @@ def name_ranks(trace: Trace) -> Trace:
 
 
 def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
-    """Name the launch shape of each kernel, ``grid 256x1x1 block 128x1x1``; few questions need it.
+    """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``.
 
     Args:
-        trace: Its kernels come first among the activities.
-        columns: One for each of :data:`SHAPE_COLUMNS`, then the registers per thread, where these are known; one row
-            per kernel; ``UNKNOWN`` where the profiler noted none.
+        trace: A trace whose first activities are the kernels.
+        columns: The :data:`SHAPE_COLUMNS`, and the registers per thread if they were read; a row per kernel.
+            ``UNKNOWN`` stands for values that the profiler did not record.
     """
     sizes, registers = columns[: len(SHAPE_COLUMNS)], columns[len(SHAPE_COLUMNS) :]
     names = NameTable(trace.names)

@@ -1,4 +1,4 @@
-"""The formats that can be read, and the choice of a reader by a file's first bytes."""
+"""The supported formats; the first bytes of a file decide which reader reads it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ ALL_BUT_LAUNCHES = ReadOptions()
 _HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _TABLE_FOLDER = b"\0folder of tables"
-"""Used in place of first bytes for a folder with an export of Nsight Systems, one file per table."""
+"""Stands for the first bytes of a folder that holds an export of Nsight Systems, one file per table."""
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -32,9 +32,9 @@ class Reader(NamedTuple):
     """One format.
 
     Attributes:
-        source: What :attr:`~ddp_prof.trace.Trace.source` says; shown as it is where ``SOURCE_NAMES`` has no other.
-        load: The function that reads it, as ``module:function``; imported when it is needed.
-        is_common_suffix: Files of other kinds are named so, too; in a folder they are passed over.
+        source: Value of :attr:`~ddp_prof.trace.Trace.source`.
+        load: The function that reads this format, as ``module:function``; imported on first use.
+        is_common_suffix: Other kinds of files have this suffix, too: in a folder the content decides.
     """
 
     source: str
@@ -45,11 +45,11 @@ class Reader(NamedTuple):
 
 
 def _is_kineto(head: bytes) -> bool:
-    """An object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
+    """Whether it is an object with one of Kineto's keys, or the bare list of events that Chrome's format allows."""
     try:
         text = _unzip_head(head).lstrip()
     except zlib.error:
-        return True  # damaged, as its reader will say
+        return True  # damaged: the reader reports that
     return (
         any(key in text for key in _KINETO_KEYS) if text.startswith(b"{") else text.startswith(b"[") and b'"ph"' in text
     )
@@ -60,7 +60,7 @@ def _unzip_head(head: bytes) -> bytes:
 
 
 def _is_kineto_in_another_encoding(head: bytes) -> bool:
-    """Whether it is Kineto's JSON in UTF-16 or behind a byte order mark, as tools of Windows write it."""
+    """Whether it is Kineto's JSON in UTF-16 or with a byte order mark, as Windows tools write it."""
     text = _unzip_head(head)
     letters = text.replace(b"\0", b"")
     for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
@@ -101,8 +101,8 @@ READERS = (
 def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
     """Read a trace of any supported format; the format is detected by content, not by name.
 
-    It is a report of Nsight Systems or its export, as SQLite or as a folder of Parquet or Arrow files, or a PyTorch
-    profiler's JSON, plain or gzipped.
+    Supported are reports of Nsight Systems, their exports (SQLite, or a folder of Parquet or Arrow files), and the JSON
+    of the PyTorch profiler, plain or gzipped.
 
     Raises:
         TraceError: The file cannot be read as a trace.
@@ -131,10 +131,10 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
 
 
 def find_traces(path: Path) -> list[Path]:
-    """The traces that a path stands for: the file itself, or those in a folder.
+    """Return the traces at a path: the file itself, or all traces in a folder.
 
-    Sorted by name, or in the variants' order if all of them are runs of known variants. A report with its export beside
-    it counts once. JSON files of other kinds are skipped; a folder without traces is a TraceError.
+    They are sorted by name, or by variant if all of them are runs of known variants. A report with its export beside it
+    counts once. JSON files of other kinds are skipped. A folder without traces raises TraceError.
     """
     if not path.is_dir() or _is_table_folder(path):
         return [path]
@@ -160,7 +160,7 @@ def find_traces(path: Path) -> list[Path]:
 
 
 def refuse_to_export(path: Path) -> None:
-    """Raise TraceError for a raw report without its export: to read it would write one."""
+    """Raise TraceError for a raw report without its export, because reading it would write one."""
     from ddp_prof.ingest.nsys_conversion import is_exported
 
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
@@ -170,7 +170,7 @@ def refuse_to_export(path: Path) -> None:
 
 
 def files_of(trace: Path) -> Iterator[Path]:
-    """All files that belong to a trace, including ones that do not exist yet but would be read with it."""
+    """Yield all files that belong to a trace, including files that would be read with it if they existed."""
     yield from (trace, manifest_path(trace))
     if trace.is_dir():
         yield from trace.iterdir()
@@ -180,12 +180,12 @@ def files_of(trace: Path) -> Iterator[Path]:
 
 
 def _is_table_folder(path: Path) -> bool:
-    """Whether it is an export as one file per table; each has the table of texts, which the others refer to."""
+    """Whether it is an export with one file per table: each such export has the table of strings."""
     return any((path / f"StringIds{suffix}").is_file() for suffix in (".parquet", ".arrow"))
 
 
 def _head(path: Path) -> bytes:
-    """The first bytes of a regular file. Anything else is refused: to open a pipe would wait for its writer."""
+    """Return the first bytes of a regular file; refuse anything else, since opening a pipe would wait for a writer."""
     try:
         if _is_table_folder(path):
             return _TABLE_FOLDER

@@ -1,8 +1,7 @@
-"""The names of a trace, and what a kernel's name says that it was for.
+"""The names of a trace, and the category of a kernel by its name.
 
-A copy or a memory set is MEMORY and a graph launch OTHER whatever it is called. Only a kernel is classified by its
-name, where a pattern of :data:`COMMUNICATION_KERNELS` is found in it; a kernel without a name is UNKNOWN.
-Stream and thread names never count.
+A kernel communicates if its name matches a pattern of :data:`COMMUNICATION_KERNELS`; else it computes. A kernel without
+a name is UNKNOWN. The names of copies, memory sets, graph launches, streams and threads do not matter.
 """
 
 from __future__ import annotations
@@ -18,17 +17,17 @@ from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.trace import UNKNOWN, Category, Ints, distinct_rows
 
 MOST_LETTERS = 4096
-"""Longest name that is kept: the time of some regular expressions grows with the square of the length."""
+"""Longer names are cut: the time of some regular expressions grows with the square of the length."""
 
 
 class NameTable:
-    """The names of a trace: each string once, numbered in the order of arrival; becomes ``Trace.names``."""
+    """The names of a trace, each string once, numbered in the order of arrival. It becomes ``Trace.names``."""
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         self._index: dict[str, int] = {name: index for index, name in enumerate(names)}
 
     def intern(self, name: str) -> int:
-        """The number of a string, a new one where it is new; one that is too long ends with a digest of the whole."""
+        """Return the number of a string, a new one for a new string. A digest replaces the end of a long string."""
         if len(name) > MOST_LETTERS:
             name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
         return self._index.setdefault(name, len(self._index))
@@ -38,7 +37,7 @@ class NameTable:
         return np.where(is_unknown, self.intern(name), name_id) if is_unknown.any() else name_id
 
     def intern_ids(self, string_ids: Ints, strings: Mapping[int, str], shorten: Callable[[str], str] = str) -> Ints:
-        """The numbers of the strings that a column refers to; ``UNKNOWN`` for ids that ``strings`` do not have."""
+        """Return the numbers of the strings that a column refers to, ``UNKNOWN`` for ids without a string."""
         first, which = distinct_rows(string_ids)
         texts = [shorten(strings.get(value, "")) for value in string_ids[first].tolist()]
         return np.array([self.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
@@ -48,16 +47,16 @@ class NameTable:
 
 
 def read_strings(file: SqliteFile) -> dict[int, str]:
-    """The strings of an export by the ids that its tables refer to; without those that are empty."""
+    """Return the strings of an export by id, without the empty ones."""
     rows = file.rows("SELECT id, value FROM StringIds") if file.has_columns("StringIds", "id", "value") else []
     return {key: text for key, text in rows if isinstance(key, int) and isinstance(text, str) and text}
 
 
 def intern_texts(column: Any, names: NameTable) -> Ints:
-    """Indices into ``names`` for an Arrow array of text; ``UNKNOWN`` for an empty one."""
+    """Return indices into ``names`` for an Arrow array of text, ``UNKNOWN`` for an empty text."""
     import pyarrow
 
-    # pyarrow.compute makes a Python function of each kernel when it is imported, which takes longer than all this.
+    # Not pyarrow.compute: importing it takes longer than all of this.
     from pyarrow._compute import call_function
 
     encoded = call_function("dictionary_encode", [column])
@@ -75,7 +74,7 @@ COMMUNICATION_KERNELS = {
     "NCCL, one rank": r"oneRankReduce",
     "RCCL": r"rcclGenericKernel",
     "MSCCL": r"mscclKernel",
-    # Not within a word: AsyncClear and FuncClamp hold the four letters, too.
+    # At the start of a word: AsyncClear and FuncClamp contain the four letters, too.
     "other NCCL descendants": r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)",
     "PyTorch symmetric memory": r"multimem_\w{0,200}(?:reduce|gather)",
     "PyTorch symmetric memory, barriers": r"c10d::symmetric_memory::\w{0,200}(?:barrier|signal)",
@@ -88,16 +87,16 @@ COMMUNICATION_KERNELS = {
     "MSCCL++": r"mscclpp",
     "Transformer Engine": r"userbuffers_",
     "oneCCL": r"oneccl",
-    # What counts tokens before a dispatch only computes.
+    # The kernel that counts tokens before a dispatch only computes.
     "DeepEP, UCCL": r"(?:::ep|deep_ep|uccl)::(?:intranode|internode|internode_ll|elastic)::(?!get_dispatch_layout)",
     "HybridEP": r"hybrid_ep::(?:dispatch|combine|device_sync)_kernel",
     "MORI": r"(?<![A-Za-z])Ep(?:Dispatch|Combine)\w{0,200}Kernel",
 }
-"""Patterns of communication kernels by the libraries that they come from."""
+"""Patterns for names of communication kernels, by library; case is ignored."""
 
 
 def kernel_categories(names: Sequence[str], comm_patterns: Iterable[str] = ()) -> Ints:
-    """COMMUNICATION or COMPUTE by the index of a kernel's name; UNKNOWN at the last position, which is index -1."""
+    """Return COMMUNICATION or COMPUTE for each name, and UNKNOWN at the last position, which is index -1."""
     patterns = (*COMMUNICATION_KERNELS.values(), *comm_patterns)
     communicating = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
     found = (Category.COMMUNICATION if communicating.search(name) else Category.COMPUTE for name in names)

@@ -1,11 +1,11 @@
-"""What Nsight Systems wrote that is no SQLite export: it is made into one, and read as such.
+"""Converts other files of Nsight Systems to SQLite exports, and reads these.
 
-A raw report (``.nsys-rep``, ``.qdrep``) is exported by the nsys found. The export lies beside the report under its name
-with ``.sqlite``, where ``nsys stats`` leaves it too, and is used again while it is newer than the report; where that
-folder cannot be written, it is made anew in a temporary one.
+The nsys of this machine exports a raw report (``.nsys-rep``, ``.qdrep``). The export is written beside the report with
+the suffix ``.sqlite``, as ``nsys stats`` does, and is used again as long as it is newer than the report. If that folder
+is read-only, each reading exports into a temporary folder.
 
 A folder with one file per table (``nsys export --type parquetdir``, ``arrowdir``) holds the tables of the SQLite
-export, so they are written into one, in a temporary folder.
+export. They are written into a database in a temporary folder.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
 from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
-"""Assumed size of an export over that of its report; ours are 3.3 times as large."""
+"""Assumed ratio of the sizes of an export and its report; measured: 3.2 to 3.4."""
 _VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
 def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
-    """Read a raw report, which stays as it is; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    """Read a raw report without changing it; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
 
     def load(export: Path) -> Trace:
@@ -54,13 +54,13 @@ def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
 
 
 def is_exported(report: Path) -> bool:
-    """Whether the export lies beside the report, so that reading writes no file."""
+    """Whether a current export lies beside the report, so that reading writes no file."""
     beside = report.with_suffix(".sqlite")
     return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
 
 
 def _export(report: Path, target: Path) -> None:
-    """Export to ``target``; after a failure there is no file."""
+    """Export to ``target``; a failure leaves no file."""
     nsys = find_nsys()
     if nsys is None:
         raise TraceError(
@@ -90,9 +90,9 @@ def _export(report: Path, target: Path) -> None:
 
 
 FOLDER_TO_EXPORT = 6
-"""Assumed size of the database over that of the compressed tables."""
+"""Assumed ratio of the sizes of the database and the compressed tables."""
 _READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_DATA|StringIds|ThreadNames|PRO\w+)")
-"""The tables that a trace is made of; others, such as samples of the CPU, may be many times larger."""
+"""The tables that are read; others, such as samples of the CPU, may be many times larger."""
 MOST_VALUES_PER_BYTE = 32
 MOST_TEXT_PER_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26
 """Largest plausible compression; a table that claims more is refused before it is unpacked."""
@@ -124,7 +124,7 @@ def _write_database(tables: Sequence[Path], export: Path) -> None:
         raise TraceError(twice, "the table is there as Parquet and as Arrow", "delete the one or the other")
     with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
         for file in tables:
-            if file.exists() and not file.is_file():  # to open a pipe would wait for its writer
+            if file.exists() and not file.is_file():  # opening a pipe would wait for its writer
                 raise TraceError(file, "not a regular file", _HINT)
             try:
                 table = _READERS[file.suffix](file)
@@ -136,7 +136,10 @@ def _write_database(tables: Sequence[Path], export: Path) -> None:
 
 
 def _read_parquet(file: Path) -> Any:
-    """The columns of use; text as Parquet holds it, each once, as a few bytes may stand for a billion rows of one."""
+    """Read the columns of supported types.
+
+    Text stays dictionary-encoded, because a few bytes of Parquet may stand for a billion rows of one text.
+    """
     from pyarrow.parquet import ParquetFile
 
     with ParquetFile(file) as opened:
@@ -147,7 +150,7 @@ def _read_parquet(file: Path) -> Any:
 
 
 def _read_arrow(file: Path) -> Any:
-    """The columns of use, batch by batch; what points beyond the file is refused."""
+    """Read the columns of supported types, batch by batch; refuse buffers that reach beyond the file."""
     import pyarrow
 
     most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
@@ -160,20 +163,20 @@ def _read_arrow(file: Path) -> Any:
             rows += batch.num_rows
             _refuse_too_many(file, rows, len(names))
             batches.append(batch.select(names))
-            for column in batches[-1].columns:  # where text lies, not whether it is UTF-8
+            for column in batches[-1].columns:  # checks where texts lie, not whether they are UTF-8
                 (column.view(_BYTES[str(column.type)]) if str(column.type) in _BYTES else column).validate(full=True)
         empty = pyarrow.schema([field for field in reader.schema if field.name in names])
     return _to_sqlite_types(file, pyarrow.Table.from_batches(batches, empty))
 
 
 def _unpacked_bytes(file: Path) -> int:
-    """Unpacked size of a stream's buffers, by its own headers; pyarrow does not check it before unpacking.
+    """Return the unpacked size of a stream's buffers from its headers; pyarrow does not check it before unpacking.
 
-    A message is a table of FlatBuffers and a body. Of a batch the table gives where in the body each buffer lies, and
-    whether they are packed; then each begins with its length.
+    A message is a FlatBuffers table and a body. The table of a batch tells where each buffer lies in the body, and
+    whether buffers are packed. A packed buffer begins with its unpacked length.
     """
     total = 0
-    with file.open("rb") as source, suppress(*_DAMAGED):  # the reader says it
+    with file.open("rb") as source, suppress(*_DAMAGED):  # the reader reports damage
         while True:
             mark, size = struct.unpack("<Ii", source.read(8))
             if mark != _CONTINUES or size <= 0:
@@ -197,7 +200,7 @@ def _unpacked_bytes(file: Path) -> int:
 
 
 def _field(table: bytes, at: int, number: int) -> int:
-    """Where a field of a table of FlatBuffers lies; 0 where it is absent."""
+    """Return the position of a field of a FlatBuffers table, 0 if the field is absent."""
     fields = at - struct.unpack_from("<i", table, at)[0]
     if 4 + 2 * number >= struct.unpack_from("<H", table, fields)[0]:
         return 0
@@ -229,7 +232,7 @@ def _refuse_long_text(file: Path, column: Any) -> None:
     total = 0
     for chunk in column.chunks:
         length = np.append(integer_array(call_function("binary_length", [chunk.dictionary])), 0)
-        total += int(length[integer_array(chunk.indices)].sum())  # where there is none it is the last
+        total += int(length[integer_array(chunk.indices)].sum())  # the index of no text is -1: the last length, 0
     if total > most:
         raise TraceError(file, f"it unpacks to {total:,} bytes of text, which no capture has", _HINT)
 
@@ -249,7 +252,7 @@ def _value_type(kind: Any) -> Any:
 
 
 def _to_sqlite_types(file: Path, table: Any) -> Any:
-    """Convert to types that SQLite has, unsigned integers to signed ones with the same bits; refuse too long text."""
+    """Convert columns to types of SQLite, unsigned integers to signed ones with the same bits; refuse too much text."""
     from pyarrow import int64, string, types
 
     columns = {}

@@ -1,4 +1,4 @@
-"""Finds the nsys of this machine, with its version and options, and exports reports with it."""
+"""Finds an nsys on this machine, its version and its options, and exports reports with it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PLACES = (
     "/usr/local/cuda*/bin/nsys",
     "/usr/lib/nsight-systems/bin/nsys",
 )
-"""Where an nsys may be that is neither on PATH nor where ``scripts/install_nsys.sh`` puts it."""
+"""Where else to search for an nsys, after PATH and the place where ``scripts/install_nsys.sh`` puts it."""
 ANSWER_LIMIT_S = 30
 """Time limit for ``nsys --version`` and ``--help``, in seconds."""
 EXPORT_LIMIT_S = 300
@@ -29,7 +29,7 @@ EXPORT_BYTES_PER_S = 100_000
 
 @dataclass(frozen=True)
 class Nsys:
-    """A program of Nsight Systems that runs here; ``version`` is as in 2022.4.2.1."""
+    """A program of Nsight Systems that runs on this machine; a ``version`` looks like 2022.4.2.1."""
 
     path: str
     version: str
@@ -38,28 +38,31 @@ class Nsys:
         return option in _read_help(self.path, command)
 
     def export(self, report: Path, target: Path) -> str:
-        """Export a report to SQLite, as a file that does not exist; returns the output of nsys."""
-        # Sizes of collectives travel in JSON, which newer releases leave out unless told.
+        """Export a report to SQLite, into a file that does not exist yet; return the output of nsys."""
+        # The sizes of collectives are in JSON columns, which newer releases export only on request.
         more = ["--include-json", "true"] if self.supports("export", "--include-json") else []
-        # Paths are absolute: one that begins with a dash would be an option.
+        # Absolute paths, since a path that begins with a dash would be an option.
         command = [self.path, "export", "--type", "sqlite", "--output", str(target.absolute()), *more]
         limit_s = EXPORT_LIMIT_S + report.stat().st_size // EXPORT_BYTES_PER_S
         try:
-            code, said = _run([*command, str(report.absolute())], limit_s)
+            code, output = _run([*command, str(report.absolute())], limit_s)
         except subprocess.TimeoutExpired:
-            code, said = 1, f"error: not done after {limit_s} s"
+            code, output = 1, f"error: not done after {limit_s} s"
         if code:
             target.unlink(missing_ok=True)
-        return said
+        return output
 
 
 def find_nsys(environ: Mapping[str, str] = os.environ) -> Nsys | None:
-    """The best of :func:`list_nsys`."""
+    """Return the first program of :func:`list_nsys`."""
     return next(list_nsys(environ), None)
 
 
 def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
-    """Those that run: ``$NSYS`` alone, else on PATH, in ``$NSYS_PREFIX``, of each usual place the newest first."""
+    """Yield the programs that run: only ``$NSYS`` if set; else those on PATH, in ``$NSYS_PREFIX`` and the usual places.
+
+    The newest of each usual place comes first.
+    """
     for candidate in _candidates(environ):
         if os.access(candidate, os.X_OK) and (
             version := re.search(r"20\d\d(\.\d+)+", _query_nsys(candidate, "--version"))
@@ -89,7 +92,7 @@ def _read_help(nsys: str, command: str) -> str:
 
 
 def _query_nsys(nsys: str, *question: str) -> str:
-    """Output of nsys; empty if it does not run."""
+    """Return the output of nsys, empty if it does not run."""
     try:
         return _run([nsys, *question], ANSWER_LIMIT_S)[1]
     except (OSError, subprocess.SubprocessError):
@@ -97,7 +100,7 @@ def _query_nsys(nsys: str, *question: str) -> str:
 
 
 def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
-    """Exit code and output; after the time limit the command and all that it started are ended."""
+    """Return exit code and output; at the time limit, end the command and all processes that it started."""
     with subprocess.Popen(  # noqa: S603
         command,
         stdin=subprocess.DEVNULL,
@@ -108,9 +111,9 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
         start_new_session=True,
     ) as program:
         try:
-            said, errors = program.communicate(timeout=limit_s)
+            output, errors = program.communicate(timeout=limit_s)
         except BaseException:
             with suppress(ProcessLookupError):
                 os.killpg(program.pid, signal.SIGKILL)
             raise
-    return program.returncode, errors + said
+    return program.returncode, errors + output

@@ -1,13 +1,13 @@
-"""Which stream or host waits for which operation, as Nsight Systems recorded it.
+"""Reads from an export of Nsight Systems which stream or host waits for which operation.
 
-What a row of the synchronization table means depends on the release: the name of the API call tells it, never
-``syncType``. The record that a wait is for is told
+The meaning of ``syncType`` depends on the release, so the name of the API call decides what kind of wait a row is. The
+event record that a wait is for is found
 
-- by the table of event records (``--cuda-event-trace=true``): the latest record of the same event by the same process
-  that was called before the wait. Handles of events are reused, so it is not the first;
-- else by ``eventSyncId``, which numbers the records of a process: of a wait for the latest record it exceeds the number
-  of records before the wait by a constant. Where most waits have this constant, and none exceeds it, it holds. The
-  stream of a record is then that of its thread's last launch before it.
+- in the table of event records (``--cuda-event-trace=true``): it is the process's latest record of the same event
+  before the wait. It is not the first one, because handles of events are reused;
+- else by ``eventSyncId``, which numbers the records of a process. If a wait is for the latest record, its id exceeds
+  the number of records before the wait by a constant. The ids are trusted if most waits have the same difference and
+  none has a larger one. The stream of a record is then that of its thread's last launch before it.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ _CALL_NAMES = {
 }
 _COLUMNS = ("start", "correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
 _NO_IDS = (UNKNOWN, 0, 2**32 - 1)
-_LAW_HOLDS = 0.5
-"""Share of a process's waits that must have the constant; torch waits for most events as soon as they are recorded."""
+_LEAST_SHARE = 0.5
+"""Share of a process's waits that must have the constant: torch waits for most events right after their record."""
 
 NOT_RECORDED = "no stream waits were recorded"
 NO_CALLS = "no CUDA API calls were recorded"
@@ -44,41 +44,41 @@ NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=tr
 
 
 def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str | None]:
-    """The calls that make a stream or the host wait, the source of this, and why it is not known (or ``None``)."""
+    """Return the calls that order work, the source of what they wait for, and why it is not known (or ``None``)."""
     calls = _calls(file)
     if not len(calls):
         return calls, "none", NOT_RECORDED if CALLS in file.columns else NO_CALLS
-    noted = file.read_integers(SYNCHRONIZATIONS, _COLUMNS)
-    call = _match_calls(calls, noted)
+    recorded = file.read_integers(SYNCHRONIZATIONS, _COLUMNS)
+    call = _match_calls(calls, recorded)
     row = np.full(len(calls), UNKNOWN, np.int64)
-    told = np.flatnonzero(call != UNKNOWN)[::-1]
-    row[call[told]] = told  # of several rows of a call the first stays
+    matched = np.flatnonzero(call != UNKNOWN)[::-1]
+    row[call[matched]] = matched  # a call with several rows gets the first, which is written last
     calls = replace(
-        calls, device=take_or_unknown(noted["deviceId"], row), stream=take_or_unknown(noted["streamId"], row)
+        calls, device=take_or_unknown(recorded["deviceId"], row), stream=take_or_unknown(recorded["streamId"], row)
     )
     is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
     if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
         return calls, "none", NOT_RECORDED
     events = file.read_integers(EVENTS, _COLUMNS)
     if len(events["correlationId"]):
-        return _match_by_event(calls, is_wait, take_or_unknown(noted["eventId"], row), events), "cuda_events", None
-    awaits = _match_by_sync_id(calls, is_wait, take_or_unknown(noted["eventSyncId"], row))
+        return _match_by_event(calls, is_wait, take_or_unknown(recorded["eventId"], row), events), "cuda_events", None
+    awaits = _match_by_sync_id(calls, is_wait, take_or_unknown(recorded["eventSyncId"], row))
     if awaits is None:
         return calls, "none", NO_EVENTS
     return replace(calls, awaits=awaits), "event_sync_ids", None
 
 
 def _calls(file: SqliteFile) -> Synchronizations:
-    """All calls of interest, in the order of their numbers; their streams and records not known yet."""
+    """Return the calls of the kinds above, in the order of their numbers, without their streams and records."""
     if not file.has_columns(CALLS, "nameId", "correlationId", "globalTid", "end") or not file.has_columns(
         "StringIds", "id", "value"
     ):
         return empty(Synchronizations)
-    alike = " OR ".join(f"value GLOB 'cu*{name}*'" for name in _CALL_NAMES)
+    is_such_name = " OR ".join(f"value GLOB 'cu*{name}*'" for name in _CALL_NAMES)
     kinds = {
         number: kind
         for number, name in file.rows(
-            f"SELECT id, value FROM {file.bounded_table('StringIds')} WHERE typeof(id) = 'integer' AND ({alike})"
+            f"SELECT id, value FROM {file.bounded_table('StringIds')} WHERE typeof(id) = 'integer' AND ({is_such_name})"
         )
         for part, kind in _CALL_NAMES.items()
         if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
@@ -104,29 +104,30 @@ def _calls(file: SqliteFile) -> Synchronizations:
     return select(calls, np.lexsort((start, correlation)))
 
 
-def _match_calls(calls: Synchronizations, noted: dict[str, Ints]) -> Ints:
-    """The call of each row of a table, by its number; where that comes again, the latest call before the row.
+def _match_calls(calls: Synchronizations, table: dict[str, Ints]) -> Ints:
+    """Return the call of each row of a table, by its number.
 
-    A table without times has its rows in the order of the calls.
+    If several calls have that number, it is the latest one before the row. The rows of a table without times are in the
+    order of the calls.
     """
-    process, number, count = noted["globalPid"] >> 24 & 0xFFFFFF, noted["correlationId"], len(calls)
+    process, number, count = table["globalPid"] >> 24 & 0xFFFFFF, table["correlationId"], len(calls)
     _, group = distinct_rows(np.concatenate([calls.process, process]), np.concatenate([calls.correlation, number]))
-    times = np.concatenate([calls.start_ns, noted["start"]])
-    if np.all(noted["start"] == UNKNOWN):
+    times = np.concatenate([calls.start_ns, table["start"]])
+    if np.all(table["start"] == UNKNOWN):
         times = np.concatenate([count_before(group[:count]), count_before(group[count:])])
     _, place = np.unique(times, return_inverse=True)
     by_number = Sequences(group[:count], place[:count])
     latest = by_number.last_before(group[count:], place[count:] + 1)
     any_of = by_number.last_before(group[count:], np.full(len(number), len(place)))
-    comes_again = np.bincount(group[:count], minlength=len(place))[group[count:]] > 1
-    return np.where(number == UNKNOWN, UNKNOWN, np.where(comes_again, latest, any_of))
+    has_several = np.bincount(group[:count], minlength=len(place))[group[count:]] > 1
+    return np.where(number == UNKNOWN, UNKNOWN, np.where(has_several, latest, any_of))
 
 
-def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: dict[str, Ints]) -> Synchronizations:
-    """The waits and the records of the event table; a wait belongs to the latest record of its event before it."""
-    process, rows = noted["globalPid"] >> 24 & 0xFFFFFF, len(noted["globalPid"])
+def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, events: dict[str, Ints]) -> Synchronizations:
+    """Return the records of the event table, then the waits, each for the latest record of its event before it."""
+    process, rows = events["globalPid"] >> 24 & 0xFFFFFF, len(events["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
-    call = take_or_unknown(is_record, _match_calls(select(calls, is_record), noted))
+    call = take_or_unknown(is_record, _match_calls(select(calls, is_record), events))
     records = fill(
         Synchronizations,
         rows,
@@ -135,17 +136,17 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: 
         end_ns=take_or_unknown(calls.end_ns, call, NO_TIME),
         process=process,
         thread=take_or_unknown(calls.thread, call),
-        correlation=noted["correlationId"],
-        device=noted["deviceId"],
-        stream=noted["streamId"],
+        correlation=events["correlationId"],
+        device=events["deviceId"],
+        stream=events["streamId"],
     )
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)
     _, handle = distinct_rows(
-        np.concatenate([process, waits.process]), np.concatenate([noted["eventId"], event[is_kept]])
+        np.concatenate([process, waits.process]), np.concatenate([events["eventId"], event[is_kept]])
     )
     places = records.correlation, waits.correlation
-    if len(distinct_rows(calls.process, calls.correlation)[0]) < len(calls):  # numbers that come again tell no order
+    if len(distinct_rows(calls.process, calls.correlation)[0]) < len(calls):  # repeated numbers give no order
         _, place = np.unique(np.concatenate([records.start_ns, waits.start_ns]), return_inverse=True)
         places = place[:rows], place[rows:]
     found = Sequences(handle[:rows], places[0]).last_before(handle[rows:], places[1])
@@ -153,7 +154,7 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, noted: 
 
 
 def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
-    """The record of each wait by its ``eventSyncId``; ``None`` if the ids do not differ by a constant."""
+    """Return the record of each wait by its ``eventSyncId``; ``None`` if the ids cannot be trusted."""
     awaits = np.full(len(calls), UNKNOWN, np.int64)
     for process in distinct(calls.process):
         records = np.flatnonzero((calls.process == process) & (calls.kind == SyncKind.RECORD))
@@ -161,7 +162,7 @@ def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> 
         if len(waits):
             before = np.searchsorted(calls.correlation[records], calls.correlation[waits])
             beyond = sync_id[waits] - before
-            if np.mean(beyond == beyond.max()) < _LAW_HOLDS:
+            if np.mean(beyond == beyond.max()) < _LEAST_SHARE:
                 return None
             number = sync_id[waits] - beyond.max() - 1
             awaits[waits] = np.where(number >= 0, take_or_unknown(records, number), UNKNOWN)
@@ -169,7 +170,7 @@ def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> 
 
 
 def find_streams_of_records(trace: Trace) -> Trace:
-    """The trace with a stream of each record that has none: that of the last launch of its thread before it."""
+    """Give each record without a stream that of the last launch of its thread before it."""
     calls, activities = trace.synchronizations, trace.activities
     records = np.flatnonzero((calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN))
     if trace.sync_source != "event_sync_ids" or not len(records):

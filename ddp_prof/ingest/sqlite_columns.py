@@ -1,4 +1,4 @@
-"""Integer columns out of a SQLite file: read-only, in C, without a Python object per row."""
+"""Reads integer columns from a SQLite file: read-only, in C, without a Python object per row."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ Read = TypeVar("Read")
 LEAST_S, BYTES_PER_SECOND = 20, 2_000_000
 """Time limit for reading a file: a constant plus its bytes at a fiftieth of the speed of a slow machine."""
 LEAST_BYTES_PER_ROW = 6
-"""Of SQLite's format: no table has more rows than the file has room for."""
+"""Smallest row in SQLite's format, which limits how many rows a file has room for."""
 MOST_BYTES_PER_VALUE = 1 << 26
 _HINT = "export the report again with nsys export"
 _TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^`]*)`|\[([^]]*)\]|([^\s("'`[]+))""")
-"""How SQLite notes a table: it writes the first two words itself, whatever the statement was."""
+"""How the schema describes a table: SQLite itself writes the first two words."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
 _BATCH_ROWS = 1 << 14
 """Rows per batch: few enough that each batch reuses the memory of the previous one."""
@@ -42,11 +42,11 @@ _LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
 
 @contextmanager
 def open_sqlite(path: Path) -> Iterator[SqliteFile]:
-    """Open a database so that neither it nor the folder it lies in is changed.
+    """Open a database without changing it or its folder.
 
-    'immutable' takes no lock and leaves no side file, but ignores a journal or log beside the file, whose content
-    belongs to the database. Where there is one, both are copied, put together, and the copy is read. Refused is the
-    journal of a transaction over several databases: it names a file, anywhere, which SQLite then deletes.
+    With 'immutable', SQLite takes no lock and leaves no other file, but ignores a journal or log beside the database,
+    whose content belongs to it. If there is one, both are copied, the journal is applied, and the copy is read. The
+    journal of a transaction over several databases is refused: it names another file, which SQLite would delete.
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
@@ -68,14 +68,14 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
 
 
 def _has_super_journal(journal: Path) -> bool:
-    """Whether it ends as journals do that name one: with the same eight bytes as all begin."""
+    """Whether a journal names a super-journal: then it ends with the eight bytes with which every journal begins."""
     with journal.open("rb") as file:
         file.seek(-min(8, journal.stat().st_size), os.SEEK_END)
         return file.read() == _JOURNAL_MAGIC
 
 
 def require_disk_space(path: Path, folder: Path, needed: int) -> None:
-    """Raise TraceError where to read ``path`` would fill the disk of ``folder``, by about so many bytes."""
+    """Raise TraceError if ``folder`` has less room than the bytes needed to read ``path``."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         reason = f"reading it takes about {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free"
@@ -85,14 +85,14 @@ def require_disk_space(path: Path, folder: Path, needed: int) -> None:
 class SqliteFile:
     """The tables of a SQLite file; made by :func:`open_sqlite`.
 
-    A small file may read as if it were endless: pages of a tree may have one child, rows may share their text, and a
-    view may stand under the name of a table. So only what SQLite noted as a table is one, no query returns more rows
-    or text than the file has bytes, and :meth:`run_with_deadline` ends what takes too long.
+    A damaged or hostile file can be small and seem endless: pages may point to one child, rows may share their text, a
+    view may have the name of a table. So views are ignored, no query returns more rows or text than the file has bytes,
+    and :meth:`run_with_deadline` stops reading after a time limit.
 
     Attributes:
         path: The file that errors name.
-        columns: Column names by table, of the tables that hold rows: an exporter may also create all tables empty.
-        most_rows: So many rows of a table it has room for.
+        columns: Column names by table; only tables that hold rows, since some exporters create all tables.
+        most_rows: Upper bound of the rows of a table, from the size of the file.
     """
 
     def __init__(self, path: Path, real: Path) -> None:
@@ -106,23 +106,23 @@ class SqliteFile:
         self._is_stopped = False
 
     def read_schema(self) -> None:
-        """Find the tables; raises TraceError where the file is no database, or is damaged."""
+        """Find the tables; raise TraceError if the file is no database, or is damaged."""
         query = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
         with self.connect(self.uri) as database:
-            names = [name for name, made_by in self._fetch(database, query) if _name_of_table(made_by) == name]
+            names = [name for name, statement in self._fetch(database, query) if _name_of_table(statement) == name]
             filled = [name for name in names if self._fetch(database, f"SELECT 1 FROM {quote_name(name)} LIMIT 1")]
             columns = {name: self._fetch(database, f"PRAGMA table_info({quote_name(name)})") for name in filled}
         self.columns = {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
 
     def apply_journal(self) -> None:
-        """Let SQLite apply the journal or log beside the file; damage is reported later."""
+        """Let SQLite apply the journal or log beside the file; reading reports damage later."""
         with suppress(sqlite3.Error), self.connect(str(self._real)) as database:
             database.execute("PRAGMA journal_mode=DELETE")
 
     def run_with_deadline(self, read: Callable[[], Read]) -> Read:
-        """Call a function that reads this file; that it takes longer than any file of its size is a TraceError.
+        """Call a function that reads this file; raise TraceError if it takes too long for the size of the file.
 
-        It runs in a thread of its own: SQLite heeds neither signals nor a clock.
+        The function runs in a thread of its own, because neither signals nor timers interrupt SQLite.
         """
         limit_s = LEAST_S + self.bytes / BYTES_PER_SECOND
         future = self.start(read)
@@ -138,16 +138,16 @@ class SqliteFile:
             raise TraceError(self.path, reason, _HINT) from None
 
     def start(self, read: Callable[..., Read], *arguments: object) -> Future[Read]:
-        """Begin to read side by side with others. Nobody waits for the thread when the program ends."""
+        """Call a function in a thread of its own, which does not delay the end of the program."""
         future = Future[Read]()
 
-        def fulfil() -> None:
+        def call() -> None:
             try:
                 future.set_result(read(*arguments))
-            except BaseException as error:  # who waits for the result gets it
+            except BaseException as error:  # raised again by future.result()
                 future.set_exception(error)
 
-        Thread(target=fulfil, daemon=True).start()
+        Thread(target=call, daemon=True).start()
         return future
 
     def has_columns(self, table: str, *columns: str) -> bool:
@@ -163,7 +163,7 @@ class SqliteFile:
                 raise TraceError(self.path, f"{table} has no column {column}", _HINT)
 
     def rows(self, query: str) -> list[tuple[Any, ...]]:
-        """All rows of a query that returns few; what is no UTF-8 in texts is replaced."""
+        """Return all rows of a query that returns few; bytes of texts that are no UTF-8 are replaced."""
         with self.connect(self.uri) as database:
             return self._fetch(database, query)
 
@@ -177,7 +177,7 @@ class SqliteFile:
         return found
 
     def bounded_table(self, table: str) -> str:
-        """SQL for a table with at most as many rows as the file has room for."""
+        """Return SQL for a table that reads one row more than the file has room for, at most."""
         return f"(SELECT * FROM {quote_name(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
 
     def _endless_error(self) -> TraceError:
@@ -185,7 +185,7 @@ class SqliteFile:
 
     @contextmanager
     def connect(self, uri: str) -> Iterator[sqlite3.Connection]:
-        """A connection that :meth:`run_with_deadline` interrupts; SQLite's errors name the file."""
+        """Open a connection that :meth:`run_with_deadline` can interrupt; errors of SQLite become TraceErrors."""
         try:
             with closing(sqlite3.connect(uri, uri=True)) as database:
                 if sys.version_info >= (3, 11):
@@ -197,7 +197,7 @@ class SqliteFile:
                     yield database
                 finally:
                     self._open.discard(database)
-        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter where SQLite quotes what is no text
+        except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter if SQLite quotes bytes that are no text
             raise TraceError(self.path, f"not a readable SQLite database ({error})", _HINT) from error
 
     def _check_not_stopped(self) -> None:
@@ -205,9 +205,9 @@ class SqliteFile:
             raise TraceError(self.path, "reading it was stopped", _HINT)
 
     def read_integers(self, table: str, columns: Sequence[str]) -> dict[str, Ints]:
-        """Columns of a table as int64; what is NULL or no column of it is ``UNKNOWN``.
+        """Return columns of a table as int64, with ``UNKNOWN`` for NULL and for columns that the table lacks.
 
-        Without rows where the table is absent: exporters leave out what was not recorded.
+        The columns of an absent table are empty: exporters leave out tables of events that were not recorded.
         """
         grown = {column: GrowingColumn() for column in columns}
         for batch in self.batches(table, columns):
@@ -216,14 +216,14 @@ class SqliteFile:
         return {column: values.whole() for column, values in grown.items()}
 
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
-        """The same, some rows at a time; each batch counts until the next one only."""
+        """Yield the same in batches of rows; a batch is valid only until the next one."""
         present = [column for column in columns if self.has_columns(table, column)]
         for batch in self.query(", ".join(map(quote_name, present)), table) if present else ():
             absent = constant_column(UNKNOWN, batch.num_rows)
             yield {name: self.batch_integers(batch, name) if name in present else absent for name in columns}
 
     def batch_integers(self, batch: Any, name: str) -> Ints:
-        """A column of a batch of rows as int64, NULL as ``UNKNOWN``."""
+        """Return a column of a batch of rows as int64, with ``UNKNOWN`` for NULL."""
         try:
             return integer_array(batch.column(name))
         except TypeError as error:
@@ -233,11 +233,11 @@ class SqliteFile:
         return TraceError(self.path, f"column {column} holds something that is no integer", _HINT)
 
     def query(self, wanted: str, table: str, where: str | None = None) -> Iterator[Any]:
-        """Rows of a table as batches, ``pyarrow.RecordBatch``; read outside Python's global lock.
+        """Yield the rows of a table as batches, ``pyarrow.RecordBatch``, read outside Python's global lock.
 
-        What is NULL throughout the first batch is taken for integers.
+        A column that is NULL throughout the first batch is taken for integers.
         """
-        # Of an endless table no row might meet the condition.
+        # An endless table may have no row that meets the condition, so count its rows first.
         if where and self.rows(f"SELECT 1 FROM {quote_name(table)} NOT INDEXED LIMIT 1 OFFSET {self.most_rows}"):
             raise self._endless_error()
         import adbc_driver_sqlite
@@ -252,7 +252,7 @@ class SqliteFile:
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 bound = f"WHERE {where}" if where else f"LIMIT {self.most_rows + 1}"
-                # Not by an index: what is counted here is the rows of the table.
+                # Without an index, because the limit applies to rows of the table itself.
                 statement.set_sql_query(f"SELECT {wanted} FROM {quote_name(table)} NOT INDEXED {bound}")
                 stream, _ = statement.execute_query()
                 with pyarrow.RecordBatchReader.from_stream(stream) as reader:
@@ -271,12 +271,12 @@ class SqliteFile:
 
 
 def are_integers(*columns: str) -> str:
-    """SQL condition that all these columns hold integers; SQLite allows any type in any column."""
+    """Return an SQL condition that all columns hold integers; SQLite allows any type in any column."""
     return " AND ".join(f"typeof({column}) = 'integer'" for column in columns)
 
 
 def constant_column(value: int, rows: int) -> Ints:
-    """A column of one value, which takes no memory; not to be written to."""
+    """Return a read-only column of one value, which takes no memory."""
     return np.broadcast_to(np.int64(value), rows)
 
 
@@ -285,10 +285,10 @@ def is_constant(column: Ints) -> bool:
 
 
 def integer_array(column: Any) -> Ints:
-    """A ``pyarrow`` array of integers as int64, NULL as ``UNKNOWN``; TypeError for an array of something else.
+    """Convert a ``pyarrow`` array of integers to int64, NULL to ``UNKNOWN``; raise TypeError for other types.
 
-    Reads Arrow's buffers (validity bits, values) itself: pyarrow's own conversions import pandas, which takes longer
-    than reading a million rows.
+    This reads Arrow's buffers (validity bits, values) itself: pyarrow's own conversions import pandas, which takes
+    longer than reading a million rows.
     """
     import pyarrow
 
@@ -304,12 +304,12 @@ def integer_array(column: Any) -> Ints:
 
 
 class GrowingColumn:
-    """A column of int64 that grows by some rows at a time; while all are of one value it takes no memory."""
+    """A column of int64 to which rows are added; it takes no memory while all rows have one value."""
 
     def __init__(self) -> None:
         self._rows = 0
         self._values = constant_column(UNKNOWN, 0)
-        """With room for more rows than there are, unless of one value."""
+        """The rows, with room for more unless all have one value."""
 
     def add(self, values: Ints) -> None:
         before, self._rows = self._rows, self._rows + len(values)
@@ -319,19 +319,19 @@ class GrowingColumn:
                 self._values = constant_column(only, self._rows)
                 return
         if is_constant(self._values) or self._rows > len(self._values):
-            grown = np.empty(4 * self._rows, np.int64)  # what is never written to takes no memory
+            grown = np.empty(4 * self._rows, np.int64)  # memory that is never written to is never allocated
             grown[:before] = self._values[:before]
             self._values = grown
         self._values[before : self._rows] = values
 
     def whole(self) -> Ints:
-        """All rows; not to be written to."""
+        """Return all rows, read-only."""
         return self._values[: self._rows]
 
 
-def _name_of_table(made_by: object) -> str | None:
-    """The name in a statement that makes a table; ``None`` of one that makes something else, such as a virtual one."""
-    found = _TABLE.match(made_by) if isinstance(made_by, str) else None
+def _name_of_table(statement: object) -> str | None:
+    """Return the name in a CREATE TABLE statement; ``None`` for any other, such as that of a virtual table."""
+    found = _TABLE.match(statement) if isinstance(statement, str) else None
     if not found:
         return None
     quote_sign = found[0].rstrip()[-1]
