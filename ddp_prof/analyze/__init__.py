@@ -1,5 +1,5 @@
-"""Traces to frozen results: pure functions on columns."""
+"""Pure functions that turn traces into frozen results."""
 
 DEFINITIONS = 2
-"""Version of what the figures of a step mean; a store of figures holds the one that they follow. Raise it with every
-change that gives another figure for the same capture, as when the tail was limited to what is exposed (2)."""
+"""Version of the definitions of a step's figures; a store of figures records the version. Increase it with every change
+after which a capture gives other figures (2: the tail is limited to exposed communication)."""

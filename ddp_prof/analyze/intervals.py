@@ -16,7 +16,7 @@ import numpy as np
 from ddp_prof.trace import UNKNOWN, Ints, Mask
 
 _BLOCK = 1 << 16
-"""Intervals asked for at a time, so that what is computed of them stays in the processor's cache."""
+"""Number of intervals that are processed at once, so that intermediate results fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Intervals:
         return int((self.end_ns - self.start_ns).sum())
 
     def __and__(self, other: Intervals) -> Intervals:
-        """Each interval of the smaller set, cut by those of the larger one that it meets."""
+        """The intersection: each interval of the smaller set, cut by the intervals of the larger one that it meets."""
         few, many = sorted((self, other), key=len)
         first = np.searchsorted(many.end_ns, few.start_ns, side="right")
         met = np.searchsorted(many.start_ns, few.end_ns, side="left") - first
@@ -53,7 +53,7 @@ class Intervals:
         return union(start, np.concatenate([self.end_ns, other.end_ns]))
 
     def __sub__(self, other: Intervals) -> Intervals:
-        """Each interval ends where what is common begins, and goes on where that ends."""
+        """The difference: each interval ends where the intersection begins, and continues where that ends."""
         common = self & other
         start = np.sort(np.concatenate([self.start_ns, common.end_ns]), kind="stable")
         end = np.sort(np.concatenate([common.start_ns, self.end_ns]), kind="stable")
@@ -61,7 +61,7 @@ class Intervals:
         return Intervals(start[some], end[some])
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
-        """How much of each interval ``[start, end)``, in any order, lies in this set; none ends before its start."""
+        """How much of each ``[start, end)``, in any order, lies in this set; ``end`` must not be before ``start``."""
         found = np.empty(len(start_ns), np.int64)
         for first in range(0, len(start_ns), _BLOCK):
             block = slice(first, first + _BLOCK)
@@ -70,20 +70,20 @@ class Intervals:
 
     def _cover(self, start_ns: Ints, end_ns: Ints) -> Ints:
         begun = np.searchsorted(self.start_ns, start_ns, side="right")
-        # As a rule few intervals of the set begin within those asked for: only there one looks again.
-        again = begun < len(self)
-        again[again] = end_ns[again] > self.start_ns[begun[again]]
+        # The second search is only needed if an interval of the set begins within [start, end), which few do.
+        more = begun < len(self)
+        more[more] = end_ns[more] > self.start_ns[begun[more]]
         begun_by_end = begun.copy()
-        begun_by_end[again] = np.searchsorted(self.start_ns, end_ns[again], side="right")
+        begun_by_end[more] = np.searchsorted(self.start_ns, end_ns[more], side="right")
         return self._length_before(end_ns, begun_by_end) - self._length_before(start_ns, begun)
 
     @cached_property
     def _length_by_begun(self) -> Ints:
-        """The length of the first 0, 1, 2, ... intervals."""
+        """The total length of the first 0, 1, 2, ... intervals."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)])
 
     def _length_before(self, time_ns: Ints, begun: Ints) -> Ints:
-        """How much of the set lies before each time, by when so many intervals had begun."""
+        """How much of the set lies before each time, at which ``begun`` intervals have begun."""
         before: Ints = self._length_by_begun[begun]
         if len(self):
             to_come = self.end_ns[begun - 1]
@@ -110,20 +110,20 @@ EVER = union_of_one(-(2**62), 2**62)
 
 
 def union(start_ns: Ints, end_ns: Ints) -> Intervals:
-    """The union of any intervals, in any order, overlapping or empty; one that ends before it starts is empty."""
+    """The union of intervals, which may overlap, be in any order, or be empty (end <= start)."""
     start, end, _ = _unite(start_ns, end_ns)
     return Intervals(start, end)
 
 
 def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Ints, Ints]:
-    """The union of the intervals of each group on its own; groups are not negative.
+    """The union of each group's intervals; numbers of groups must not be negative.
 
     Returns:
-        Starts, ends and groups of the united intervals, by group and then by start.
+        Starts, ends and groups of the united intervals, ordered by group and start.
     """
     if not len(start_ns):
         return start_ns, end_ns, group
-    # Laid end to end on one axis, groups cannot meet, so one pass unites all of them.
+    # On an axis with all groups end to end, groups cannot overlap, so one pass is enough.
     origin = int(start_ns.min())
     span = max(0, int(end_ns.max()) - origin) + 1
     shift = group * span - origin
@@ -134,7 +134,7 @@ def union_by_group(start_ns: Ints, end_ns: Ints, group: Ints) -> tuple[Ints, Int
 
 
 def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-    """Starts and ends of the union, and for each of its intervals a row that lies in it."""
+    """Starts and ends of the union's intervals, and for each of them a row of the input that lies in it."""
     rows = np.flatnonzero(end > start)
     if not len(rows):
         nothing = np.empty(0, np.int64)
@@ -149,9 +149,9 @@ def _unite(start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
-    """Index of the range that holds each instant, ``UNKNOWN`` where none does.
+    """Index of the innermost range that contains each instant, ``UNKNOWN`` if there is none.
 
-    Of several, the one that starts last, and of those that start together the shortest::
+    The innermost one starts last; of ranges that start together, it is the shortest::
 
         ranges    0000000000..
                   ...111......
@@ -162,7 +162,7 @@ def innermost(start_ns: Ints, end_ns: Ints, time_ns: Ints) -> Ints:
         return np.full(len(time_ns), UNKNOWN, np.int64)
     owner = np.full(len(edges) + 1, UNKNOWN, np.int64)
     first, last = np.searchsorted(edges, start_ns) + 1, np.searchsorted(edges, end_ns) + 1
-    for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first: inner ones overwrite their part
+    for row in np.lexsort((-end_ns, start_ns)):  # outer ranges first; inner ones overwrite them
         owner[first[row] : last[row]] = row
     holder: Ints = owner[np.searchsorted(edges, time_ns, side="right")]
     return holder

@@ -1,4 +1,4 @@
-"""What a trace holds, for which process, and what is missing for which question."""
+"""What a trace contains for each process, and what is missing for which question."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ddp_prof.trace import Category, Kind, Trace
 
 @dataclass(frozen=True, slots=True)
 class ProcessInventory:
-    """What one process left in a trace: numbers of rows, of measured steps, of warm-up steps, of backward's ranges."""
+    """The numbers of events, ranges and steps of one process; ``steps`` are without ``warmup_steps``."""
 
     process: int
     rank: int | None
@@ -38,10 +38,10 @@ class ProcessInventory:
 
 @dataclass(frozen=True, slots=True)
 class TraceInventory(Brief):
-    """What a trace holds.
+    """What a trace contains.
 
     Attributes:
-        recognized: Which names of ranges were taken for steps and phases: (kind, name, who writes such).
+        recognized: Names of ranges that were recognized as steps and phases: (kind, name, the program that uses it).
     """
 
     trace: Path
@@ -83,7 +83,7 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
 
 
 def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]:
-    """A name of a kind that the table knows, of the first writer of whom there is any."""
+    """A name of this kind in the trace, by the first known pattern that matches one; at most one item."""
     for known in (known for known in KNOWN_NAMES if known.kind == kind):
         if found := list(filter(re.compile(known.pattern, re.IGNORECASE).search, trace.names)):
             yield kind, min(found, key=_natural_sort_key), known.writer
@@ -91,7 +91,7 @@ def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]
 
 
 def _natural_sort_key(name: str) -> tuple[int, str]:
-    """An order of names that does not depend on that of the rows of a file: ``step 2`` before ``step 10``."""
+    """A key that sorts ``step 2`` before ``step 10``."""
     return len(name), name
 
 

@@ -229,7 +229,7 @@ class TraceOverlap(FrameResult):
 
     @property
     def outliers(self) -> Outliers | None:
-        """The few steps that hold a large part of the exposed time; ``None`` if there are none."""
+        """The steps that stand out by their exposed time; ``None`` if there are none."""
         return find_outliers(
             (step.step_key, step.step, step.comm_ns or 0, step.exposed_ns or 0)
             for rank in self.ranks

@@ -1,7 +1,7 @@
-"""Merges the results of a capture's parts into those of the whole, with the same integers.
+"""Merges the results of a capture's parts; the integers are the same as if the capture was read as a whole.
 
-Lengths of time and numbers of events are measured in the span of a part, and spans do not meet, so they add up. A step
-and its collectives are measured as a whole in the part in whose span the step starts.
+Each part has a span, and spans do not overlap: lengths of time and numbers of events are measured within the span, so
+they add up. A step and its collectives are measured completely in the part in whose span the step starts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.in
 
 
 def analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, to_draw: bool) -> RunAnalysis:
-    """The collectives of the steps that start in a span, and of those outside of steps that start in it."""
+    """The collectives of steps that start in the span, and collectives outside of steps that start in it."""
     found = analyze_trace(trace, ranks, to_draw=to_draw, warnings=())
     limited = []
     for one, rank in zip(found.ranks, ranks, strict=True):
@@ -56,7 +56,7 @@ def analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, 
 def merge_part_analyses(
     parts: Sequence[RunAnalysis], compute_streams: Sequence[int], warnings: tuple[str, ...]
 ) -> RunAnalysis:
-    """The parts of one capture, in the order of time, as one; ``compute_streams`` are those of the whole capture."""
+    """Merge the parts of one capture, ordered by time; ``compute_streams`` has each rank's, of the whole capture."""
     by_rank = zip(*(part.ranks for part in parts), strict=True)
     ranks = tuple(
         _merge_rank_collectives(ranks, stream) for ranks, stream in zip(by_rank, compute_streams, strict=True)
@@ -73,7 +73,7 @@ def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: in
         renumbered.append(replace(part.timings, group=group[part.timings.group]))
     timings = concatenate(*renumbered)
     timings = select(timings, np.lexsort((timings.start_ns, timings.launch_ns, timings.step)))
-    # Only the whole capture shows which stream computes most.
+    # Which stream computes most is known of the whole capture only.
     on_it = (timings.lane != UNKNOWN) & (timings.lane == compute_stream)
     is_after = timings.blocking == _AFTER_BACKWARD
     blocking = np.where(is_after, _AFTER_BACKWARD, np.where(on_it, _COMPUTE_STREAM, 0)).astype(np.int64)
@@ -97,7 +97,7 @@ _ADDED = ("kernels", "collectives", "compute_ns", "comm_ns", "overlapped_ns", "e
 
 
 class PartOverlap(NamedTuple):
-    """What is measured in the span of a part; of each rank ``hides_work`` and ``lost_ns`` as those functions tell."""
+    """The overlap in the span of a part, and for each rank the results of ``hides_work`` and ``lost_ns``."""
 
     result: TraceOverlap
     hides_work: tuple[bool, ...]
@@ -114,7 +114,7 @@ def measure_part_overlap(trace: Trace, ranks: Sequence[RankEvents], span: Interv
 
 
 def merge_part_overlaps(parts: Sequence[PartOverlap], warnings: tuple[str, ...]) -> TraceOverlap:
-    """The parts of one capture, in the order of time, as one; each knows all ranks."""
+    """Merge the parts of one capture, ordered by time; each contains all ranks."""
     by_rank = zip(*(part.result.ranks for part in parts), strict=True)
     hides = map(any, zip(*(part.hides_work for part in parts), strict=True))
     lost = map(sum, zip(*(part.lost_ns for part in parts), strict=True))

@@ -1,4 +1,4 @@
-"""What a capture lacks: why overlap is not known, how much belongs to no step, and what to be warned of."""
+"""What a capture lacks: why overlap is not known, how much belongs to no step, and which warnings to show."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ NO_COMMUNICATION = "nothing in this trace is known to communicate"
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
 MOST_UNNAMED = 0.01
-"""Share of kernels, in number or time, up to which those without a name do not spoil the figures."""
+"""Largest share of kernels without a name, in number or time, with which figures are still reported."""
 
 
 def why_unknown(rank: RankEvents) -> str | None:
-    """Why there is no share of communication that hides; ``None`` where there is one."""
+    """Why the rank has no overlap ratio; ``None`` if it has one."""
     if not rank.is_warmup and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
     if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
@@ -47,7 +47,7 @@ def why_unknown(rank: RankEvents) -> str | None:
 
 
 def why_unknown_work(rank: RankEvents) -> str | None:
-    """Why it is not known what the rank computed and communicated; ``None`` where it is, even if that is nothing."""
+    """Why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if rank.is_warmup:
@@ -64,7 +64,10 @@ def why_unknown_work(rank: RankEvents) -> str | None:
 
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:
-    """Whether a job of one rank has no collective, or torch.profiler recorded operators of a CPU and none of these."""
+    """Whether the absence of communication is certain.
+
+    It is in a job of one rank, and on a CPU if torch.profiler recorded operators and none of them is a collective.
+    """
     trace, is_silent = rank.trace, not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
     by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
     by_operators = by_operators and not any(name.startswith(GLOO) for name in trace.names)
@@ -79,9 +82,10 @@ def merge_reasons(reasons: Collection[str | None]) -> str | None:
 
 
 def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
-    """Why the figures of a run are not known, or not all, by the reason of each rank and whether it communicates.
+    """Why the figures of a run are not known, or not all of them; ``None`` if they are.
 
-    One that communicates decides first; otherwise one rank that is known is enough.
+    For each rank ``ranks`` holds its reason, and whether it communicates. All ranks that communicate must be known. If
+    these are, or if no rank communicates, one rank that is known is enough.
     """
     reasons = [reason for reason, _ in ranks]
     doubtful = [reason for reason, communicates in ranks if reason and communicates]
@@ -91,25 +95,25 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
 
 
 def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
-    """Why none of some ranks has a step that is measured, by the reason of each; ``otherwise`` none is marked."""
+    """Why no rank has a measured step, by the reasons of the ranks; ``otherwise`` is the answer if none is marked."""
     return ONLY_WARMUP if ONLY_WARMUP in reasons else otherwise
 
 
 def hides_work(rank: RankEvents) -> bool:
-    """Whether there is time of which it is not known what ran in it: CUDA graphs recorded whole, unnamed kernels."""
+    """Whether the rank has activities of unknown content: CUDA graphs recorded as a whole, or unnamed kernels."""
     return bool(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
 
 
 def has_no_usable_events(rank: RankEvents) -> bool:
-    """Whether the trace does not tell what the rank computed and communicated."""
+    """Whether the events of the rank are too incomplete for any figure."""
     return not len(rank.events) or rank.trace.unresolved_names.share > MOST_UNNAMED or rank.hides_backward
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """How much of the events of all ranks, and of their summed duration, was assigned to steps.
+    """How many of all ranks' events, and how much of their summed duration, were assigned to steps.
 
-    ``method`` is where backward was known from: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
+    ``method`` is how backward was found: ``ranges``, ``inferred`` (from autograd's threads) or ``none``.
     """
 
     events: int
@@ -153,10 +157,10 @@ def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
 
 
 OVERHEAD_LIMIT = 0.01
-"""Share of a capture's duration from which the profiler's own work is reported."""
+"""The profiler's own work is reported if it takes a larger share of the measured time."""
 
 SUSPECT_LIMIT = 0.01
-"""Share of the kernels' summed time from which an unknown kernel with a telling name is reported."""
+"""A kernel that is named like a collective is reported if it takes a larger share of the kernels' summed time."""
 
 MOST_ALIKE = 4
 """Largest number of files whose warnings are all shown if they differ only in numbers."""
@@ -164,27 +168,33 @@ MOST_ALIKE = 4
 _NUMBERS = re.compile(r"\d[\d.,]*")
 _TELLING = re.compile(r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|send_?recv|nvshmem|ccl|multimem", re.I)
 _FUSED = re.compile("triton_[a-z]+_fused_")
-"""Kernels of torch.compile are named after what they are fused of, or prepare, and only compute."""
+"""Kernels of torch.compile are named after what they fuse, or prepare, but they only compute."""
 
 
 Window = tuple[int, int, int | None, int, int]
-"""When a process computed on a device: process, device, the machine's number of it where known, start and end."""
+"""When a process computed on a device: process, device, the machine's number of the device if known, start and end."""
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The counts that warnings are made from; those of a capture's parts can be added.
+    """The counts from which warnings are made; counts of a capture's parts can be added.
 
     Attributes:
-        about_trace: Warnings about the trace or its steps; ``overhead_warnings`` about the profiler's own work.
-        caveats: Those of ``run.json`` and of our own ranges.
+        about_trace: Warnings about the trace or its steps.
+        caveats: Caveats in ``run.json`` and in our own ranges.
         windows: From the first to the last kernel of each process and device.
-        activities: Their number; ``graphs`` and ``orphans``, those without a launching call, are some of them;
-            ``unnumbered``, those without a number to find it by, some of these.
-        ambiguous: Activities of which several calls carry the number.
-        repeated: Collectives that are in the trace more than once: of one stream, and of one time.
-        busy_ns: Compute of each stream of a process and device; ``collectives`` the number of collectives on it.
-        compute_ns: Summed time of the kernels that were taken for compute, by name; ``kernels_ns`` of all kernels.
+        overhead_warnings: Warnings about the profiler's own work.
+        activities: Number of activities.
+        graphs: Number of them that are CUDA graphs.
+        orphans: Number of them without a launching call.
+        unnumbered: Number of orphans without a correlation number.
+        calls: Number of calls.
+        ambiguous: Number of activities whose correlation number several calls have.
+        repeated: Number of collectives that are in the trace more than once, with the same stream and times.
+        busy_ns: Time of compute on each stream, by process, device and stream.
+        collectives: Number of collectives on each stream, likewise.
+        compute_ns: Summed time of the kernels that count as compute, by name.
+        kernels_ns: Summed time of all kernels.
     """
 
     about_trace: tuple[str, ...] = ()
@@ -209,7 +219,7 @@ class Diagnostics:
         return Diagnostics(**{**values, **lines})
 
     def busiest_stream(self, process: int, device: int | None) -> int:
-        """The stream of a device on which most compute time is spent, ``UNKNOWN`` where there is none."""
+        """The stream of a device with most compute time, ``UNKNOWN`` if there is none."""
         busy_ns = {lane: ns for (*owner, lane), ns in self.busy_ns.items() if owner == [process, device] and ns}
         return max(sorted(busy_ns), key=busy_ns.__getitem__, default=UNKNOWN)
 
@@ -229,15 +239,19 @@ def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
     return gather_diagnostics(trace, ranks).warnings()
 
 
-def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
-    """The warnings of a run's files, by name: common ones once, others with file names, one of many that are alike."""
+def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
+    """Merge the warnings of a run's files, each a pair of the file's name and its warnings.
+
+    Warnings of all files are shown once, others with the names of their files. Of many warnings that differ only in
+    numbers, the first is shown.
+    """
     files: dict[str, list[str]] = {}
-    for file, warnings in said:
+    for file, warnings in by_file:
         for warning in dict.fromkeys(warnings):
             files.setdefault(warning, []).append(file)
     groups: dict[str, list[str]] = {}
     for warning, of_warning in files.items():
-        groups.setdefault(warning if len(of_warning) == len(said) else _NUMBERS.sub("", warning), []).append(warning)
+        groups.setdefault(warning if len(of_warning) == len(by_file) else _NUMBERS.sub("", warning), []).append(warning)
     lines = []
     for alike in groups.values():
         shown, left_out = (alike, 0) if len(alike) <= MOST_ALIKE else (alike[:1], len(alike) - 1)
@@ -245,7 +259,7 @@ def merge_file_warnings(said: Sequence[tuple[str, Sequence[str]]]) -> tuple[str,
             first, *others = files[warning]
             name = f"{first} and {len(others)} more" if others else first
             rest = f" ({left_out} more: other numbers)" if left_out else ""
-            lines.append(warning if len(others) + 1 == len(said) else f"{name}: {warning}{rest}")
+            lines.append(warning if len(others) + 1 == len(by_file) else f"{name}: {warning}{rest}")
     return tuple(lines)
 
 
@@ -287,13 +301,13 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
 
 
 def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
-    """Why the run is not representative, by its ``run.json``; of a shared GPU the trace itself tells, too."""
+    """Why the run is not representative, by its ``run.json``, its ranges, and processes that share a GPU."""
     windows = _kernel_windows(trace) if len(trace.processes) > 1 else ()
     return Diagnostics(caveats=_declared_caveats(trace), windows=windows).all_caveats
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
-    """Those of ``run.json`` and of the ranges of our own trainer."""
+    """Caveats in ``run.json`` and in the ranges of our own trainer."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
     is_shared = any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes)
@@ -315,9 +329,10 @@ def _kernel_windows(trace: Trace, span: Intervals = EVER) -> tuple[Window, ...]:
 
 
 def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]:
-    """Processes whose kernels run on one GPU at the same time, by the machine's number of the GPU, else by CUDA's.
+    """Processes whose kernels run on one GPU at the same time.
 
-    CUDA counts the GPUs that a process sees, so that each of two may call another one device 0.
+    The key is whether the machine's number of the GPU is known, and that number, or else CUDA's. CUDA numbers the GPUs
+    that a process sees: two processes may give different GPUs the same number.
     """
     by_gpu: dict[tuple[bool, int], dict[int, tuple[int, int]]] = {}
     for process, device, gpu, start, end in windows:
@@ -388,7 +403,7 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
-    """The profiler's own work during the measured steps; earlier work does not matter."""
+    """Warn about the profiler's own work during the measured steps."""
     measured = union(trace.overhead.start_ns[:0], trace.overhead.end_ns[:0])
     for rank in ranks:
         measured |= union(rank.steps.start_ns, rank.steps.end_ns)
@@ -406,7 +421,6 @@ def _warn_about_compute(counted: Diagnostics) -> Iterator[str]:
                 f"process {process}, device {device}: {count:,} collective{'' if count == 1 else 's'} ran on the "
                 f"compute stream ({busiest}): only kernels of other streams can overlap with them"
             )
-    # Kernels that take time, were taken for compute, and are named like collectives.
     for name, ns in sorted(counted.compute_ns.items(), key=lambda item: (-item[1], item[0])):
         if ns > SUSPECT_LIMIT * counted.kernels_ns and _TELLING.search(name) and not _FUSED.match(name):
             yield (

@@ -1,4 +1,4 @@
-"""Base classes of results: names of ranks, and pandas tables; pandas is imported only when one is asked for."""
+"""Base classes of results: names of ranks, and pandas tables. Pandas is imported only when a table is made."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from ddp_prof.trace import Ints
 if TYPE_CHECKING:
     from pandas import DataFrame as DataFrame
 else:
-    DataFrame = Any  # for annotations, which nobody evaluates
+    DataFrame = Any  # only annotations use it, and they are not evaluated
 
 Row = TypeVar("Row")
 
 
 def none_for_unknown(column: Ints, missing: int = UNKNOWN) -> list[Any]:
-    """The column's values, ``None`` for what stands for nothing known: ``NO_TIME`` in a column of times."""
+    """The column's values, with ``None`` for ``missing``, which is ``NO_TIME`` in a column of times."""
     return [None if value == missing else value for value in column.tolist()]
 
 
 def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
-    """One result per row of the columns, which are named by field; ``shared`` are fields that all rows have alike."""
+    """One result per row; ``columns`` are named like the fields, ``shared`` are fields with one value for all rows."""
     return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
 
 
 class FrameResult(Brief):
-    """A result that is a table, which notebooks show as one."""
+    """A result that notebooks show as a table."""
 
     __slots__ = ()
 
@@ -44,14 +44,14 @@ class FrameResult(Brief):
 
 
 def make_frame(kind: type, results: Iterable[Any]) -> DataFrame:
-    """One row per result, one column per field; a nested field becomes ``outer_inner``; unknown is ``NA``."""
+    """One row per result, one column per field; a nested field becomes ``outer_inner``, ``None`` becomes ``NA``."""
     return make_frame_from_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
 
 
 def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> DataFrame:
-    """As :func:`make_frame`, from dictionaries; columns have pandas' own types, in which whole numbers may be unknown.
+    """As :func:`make_frame`, from dictionaries; columns have pandas' own types, whose integers may be ``NA``.
 
-    ``columns`` are those of a table without rows.
+    ``columns`` are used if there are no rows.
     """
     import pandas as pd
 
@@ -61,11 +61,12 @@ def make_frame_from_rows(columns: Iterable[str], rows: list[dict[str, Any]]) -> 
 
 
 class RankResult:
-    """Of one rank.
+    """A result about one rank.
 
     Attributes:
-        qualifier: The file, where ranks of several files have one process number and no rank number, as in containers.
-        of_several: Whether its process uses other devices, too, each of which is measured as a rank.
+        qualifier: Name of the file, if ranks of several files have the same process number and no rank number, as with
+            containers; else empty.
+        of_several: Whether its process uses several devices; each of them is measured as a rank.
     """
 
     __slots__ = ()
@@ -88,7 +89,7 @@ AnyRankResult = TypeVar("AnyRankResult", bound=RankResult)
 
 
 def disambiguate(ranks: Sequence[AnyRankResult], files: Sequence[Path]) -> tuple[AnyRankResult, ...]:
-    """Give ranks with equal names a qualifier: the name of the file of each, or the device."""
+    """Make the names of ranks unique, by the name of the file or the device."""
     names = distinct_names(files)
     found: dict[int, set[Path]] = {}
     for rank, file in zip(ranks, files, strict=True):

@@ -17,33 +17,35 @@ from ddp_prof.trace import UNKNOWN
 
 @dataclass(frozen=True, slots=True)
 class RootCause:
-    """When and why most of the exposed time of the typical step is exposed. All figures are that step's, of all ranks.
+    """When and why most of the exposed time of the typical step is exposed, and the collective that has most of it.
 
-    The typical step is the one with the median exposed time; the collective is that with the largest part of it.
+    The typical step is the one with the median exposed time. Figures are of this step, over all ranks.
 
     Attributes:
         step: The step's own number; ``None`` without steps.
-        steps: How many steps communicate.
-        exposed_ns: Its exposed time; 0 where compute hides everything in it, and then nothing else counts.
+        steps: Number of steps that communicate.
+        exposed_ns: The step's exposed time; if it is 0, all other attributes of the step are meaningless.
         total_exposed_ns: Exposed time of all steps.
-        when: One of ``exposed_time.WHENS``; ``why`` one of ``exposed_time.WHYS``.
-        pair_ns: The part of ``exposed_ns`` that is exposed then and for that reason.
-        wait_ns: The part of the exposed time in which a peer had not arrived.
-        knows_wait: Whether peers tell waiting from transfer.
-        collectives_per_step: Of one rank, as ``alike_per_step`` with the same ``blocking``, and
-            ``same_operation_per_step``.
+        when, why: The pair with most exposed time, of ``exposed_time.WHENS`` and ``exposed_time.WHYS``.
+        pair_ns: The part of ``exposed_ns`` of this pair.
+        wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
+        knows_wait: Whether waits can be distinguished from transfer.
+        collectives_per_step: Number of collectives of one rank in the step.
+        operation: The collective's operation; the following attributes are the collective's, too.
         blocking: One of ``timing.BLOCKING``.
-        last_bucket: The largest number of a bucket with its operation.
+        alike_per_step: Number of collectives of one rank with the same ``blocking``.
+        same_operation_per_step: Number of collectives of one rank with the same operation.
+        last_bucket: The largest bucket number with its operation.
         is_last: Whether it is the step's last collective of its operation.
-        follows_own_bucket: Whether its bucket had another one of its operation before it, as what came late.
-        has_launch: Whether the trace holds its launch, by which its phase is told.
-        carries_gradients: Whether it may be taken for a reduction of gradients; see :func:`.carry_gradients`.
-        collective_ns: Its part.
-        parameters: Names of its parameters, in the model's order; empty where not known.
-        knows_blocking: Whether the trace tells what the device, on a CPU the host, waited for.
-        knows_late: Whether the clocks of the ranks tell who is late, where one waits.
-        lead_ns: By how much it starts before backward's compute ends; negative after it; ``None`` if not known.
-        step_ns: Summed length of the step over the ranks; ``None`` where it is not known.
+        follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
+        collective_ns: Its part of ``pair_ns``.
+        parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
+        lead_ns: How long it starts before backward's compute ends, negative if after; ``None`` if not known.
+        carries_gradients: Whether it seems to reduce gradients; see :func:`.carry_gradients`.
+        knows_blocking: Whether blocking is known for all collectives of the step.
+        knows_late: Whether the clocks of the ranks tell which rank is late.
+        has_launch: Whether its launch is in the trace; its phase is known by the launch.
+        step_ns: Sum of the step's length over all ranks; ``None`` if not known.
     """
 
     step: int | None
@@ -78,7 +80,7 @@ class RootCause:
 
 @dataclass(frozen=True)
 class RunExplanation:
-    """Why the communication of a run is exposed; no cause where nothing is."""
+    """Why the communication of a run is exposed; ``root_cause`` is ``None`` if nothing is."""
 
     run: RunAnalysis
     collectives: RunCollectives
@@ -112,7 +114,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         parts[_match_key(collective)] += sum(part.ns for part in collective.exposed_by if (part.when, part.why) == pair)
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _match_key(collective) == culprit]
-    # Ranks may differ in how many they have: what is counted, is counted on one rank, where the parts fit the whole.
+    # Ranks may have different numbers of collectives, so these are counted on one rank.
     mine = [
         collective
         for collective in step
@@ -121,7 +123,6 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
     same = [collective for collective in step if collective.op == own[0].op]
     last = {collective.step_identity: collective.index for collective in sorted(same, key=lambda one: one.index)}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
-    # The length of the step summed over the ranks, where it is known on all that have it.
     lengths = [
         length_ns
         for rank in run.ranks
@@ -161,14 +162,14 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
 
 
 def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:
-    """What makes collectives of several ranks the same: bucket, operation and size, else the position in the step."""
+    """Identifies a collective on all ranks: by bucket, operation and size, or by the position in the step."""
     if collective.bucket is None:
         return (None, None, collective.index)
     return (collective.bucket, collective.op, -1 if collective.bytes is None else collective.bytes)
 
 
 def _parameter_names(manifest: Manifest | None, bucket: int | None) -> tuple[str, ...]:
-    """Names of the parameters in a bucket; a run.json lists buckets by positions among the trained parameters."""
+    """Names of the parameters in a bucket; run.json lists them by position among the trained parameters."""
     buckets = None if manifest is None else manifest.options.get("buckets")
     if manifest is None or bucket is None or not isinstance(buckets, list) or not 0 <= bucket < len(buckets):
         return ()

@@ -1,15 +1,14 @@
-"""The interval of all figures: the bootstrap (B. Efron, 1979); and the steps that stand out.
+"""The interval of all figures, by the bootstrap (B. Efron, 1979), and the steps that stand out.
 
-The steps of a run are drawn again, with replacement, as many as there are; the ranks of a step wait for one another and
-stay together. The figure of a thousand such draws scatters as that of other runs of the same steps would: the middle
-95 % of them are its interval. The draws start from a fixed seed, so the same steps always have the same interval::
+From the steps of a run, as many steps are drawn with replacement. The ranks of a step wait for each other, so they are
+drawn together. The figure is computed for a thousand such draws and varies as it would in other runs of the same steps:
+the middle 95 % are its interval. The seed is fixed, so the same steps always have the same interval::
 
     steps   12 10 11 15      draws   10 10 15 12 -> 11     11 15 11 12 -> 11.5     12 12 10 11 -> 11.5   ...
 
-What is drawn may be something else than a step, as the runs of a study or the calls of a benchmark: always what is
-independent of its like, together with all that depends on it. The figure is the median, or the mean where parts must
-sum. The interval of few units is too narrow: of three it is their whole range and holds the median in 75 of 100 cases;
-from ten units on it does in 90 to 94.
+Other units than steps may be drawn, such as the runs of a study or the calls of a benchmark; units must be independent
+of each other. The figure is the median, or the mean if parts must sum. The interval of few units is too narrow: with
+three units it is their whole range, and contains the true median in 75 of 100 cases; with ten or more, in 90 to 94.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 LEAST_STEPS = 3
-"""Steps, or other units, from which a scatter can be told."""
+"""An interval needs at least this number of steps, or other units."""
 
 _DRAWS = 1000
 _PERCENTILES = (2.5, 97.5)
 _BATCH_VALUES = 2**20
-"""Values drawn at once, which bounds the memory."""
+"""Number of values that are drawn at once, to limit the memory."""
 
 Numbers = NDArray[Any]
 Statistic = Callable[[Numbers], Any]
-"""A figure of each draw: of an array of draws x units x values of a unit, one number for each draw."""
+"""Computes the figure of each draw, from an array of draws x units x values of a unit."""
 
 median_per_draw: Statistic = partial(np.median, axis=(1, 2))
 mean_per_draw: Statistic = partial(np.mean, axis=(1, 2))
@@ -45,7 +44,7 @@ def bootstrap_interval(
 ) -> tuple[float, float] | None:
     """The 95 % interval of a figure; ``None`` for fewer than :data:`LEAST_STEPS` units.
 
-    A unit, as a step, is a row of values, as those of its ranks, or a single value.
+    A unit (such as a step) is a single value, or a row of values (such as those of its ranks).
     """
     if len(units) < LEAST_STEPS:
         return None
@@ -63,27 +62,27 @@ def half_width_of_steps(
     statistic: Statistic = median_per_draw,
     keys: Sequence[Sequence[int] | Numbers] = (),
 ) -> float | None:
-    """Half of the interval of a figure of the steps of each rank, by the steps that every rank has.
+    """Half of the interval of a figure, by the steps that all ranks have in common.
 
-    ``keys`` tell which of a rank's steps is which of another's; without, or where few are alike, their positions do.
+    ``keys`` identify each rank's steps. Without keys, or if too few are in common, steps are identified by position.
     """
     known = [np.asarray(of_rank) for of_rank in ranks if len(of_rank)]
     if not known:
         return None
     positions = [np.arange(len(of_rank)) for of_rank in known]
-    called = [np.asarray(of_rank) for of_rank in keys if len(of_rank)] or positions
-    if len(reduce(np.intersect1d, called)) < LEAST_STEPS:
-        called = positions
-    common = reduce(np.intersect1d, called)
+    step_keys = [np.asarray(of_rank) for of_rank in keys if len(of_rank)] or positions
+    if len(reduce(np.intersect1d, step_keys)) < LEAST_STEPS:
+        step_keys = positions
+    common = reduce(np.intersect1d, step_keys)
     units = [
-        of_rank[np.argsort(key)][np.isin(np.sort(key), common)] for of_rank, key in zip(known, called, strict=True)
+        of_rank[np.argsort(key)][np.isin(np.sort(key), common)] for of_rank, key in zip(known, step_keys, strict=True)
     ]
     interval = bootstrap_interval(np.array(units).T, statistic)
     return None if interval is None else (interval[1] - interval[0]) / 2
 
 
 def half_width_of_change(before: float, after: float) -> float:
-    """Half of the interval of a difference or a sum of two figures that have nothing to do with each other."""
+    """Half of the interval of the difference, or the sum, of two independent figures."""
     return math.hypot(before, after)
 
 
@@ -96,16 +95,16 @@ class StepMedian:
 
 
 def median_of_steps(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[int]] = ()) -> StepMedian | None:
-    """The median of a figure of the steps of each rank, over all of them; ``None`` without values; keys as above."""
+    """The median over the steps of all ranks; ``None`` without values. See :func:`half_width_of_steps` for ``keys``."""
     values = [value for of_rank in ranks for value in of_rank]
     return StepMedian(float(np.median(values)), half_width_of_steps(ranks, keys=keys)) if values else None
 
 
 LARGE_SHARE = 1 / 5
-"""Share of all exposed time above which a single step or collective may be an outlier."""
+"""A step or collective with a larger share of all exposed time may be an outlier."""
 
 TIMES_MEDIAN = 3
-"""An outlier is this many times the median of the others; so none of four equal steps is one."""
+"""An outlier is at least this many times the median of the others, so none of four equal steps is one."""
 
 Key = TypeVar("Key", bound="Hashable")
 
@@ -115,10 +114,12 @@ class Outliers:
     """Steps that stand out, and the run's figures with and without them.
 
     Attributes:
-        steps: Their keys, with the exposed time of each, of all ranks; the largest first.
-        are_positions: Whether keys are positions among the steps, which have no numbers or the same ones again.
+        steps: The key and exposed time, over all ranks, of each step that stands out; the largest first.
+        exposed_ns: Exposed time of all steps.
         overlap_ratio: Share of all steps' communication that compute hides.
-        overlap_ratio_without: That of the other steps; ``None`` where they do not communicate.
+        exposed_without_ns: Exposed time of the other steps.
+        overlap_ratio_without: Overlap ratio of the other steps; ``None`` if they do not communicate.
+        are_positions: Whether keys are positions, because steps have no numbers, or numbers that repeat.
     """
 
     steps: tuple[tuple[int, int], ...]
@@ -130,7 +131,7 @@ class Outliers:
 
 
 def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
-    """The keys whose value is more than a fifth of the sum and three times the median of the other values."""
+    """The keys whose value is more than a fifth of the sum, and at least three times the median of the others."""
     total = sum(exposed_ns.values())
     found = []
     for key, value in exposed_ns.items():
@@ -141,10 +142,10 @@ def find_outlier_keys(exposed_ns: Mapping[Key, int]) -> list[Key]:
 
 
 def find_outliers(steps: Iterable[tuple[int | None, int | None, int, int]]) -> Outliers | None:
-    """The steps of a run that stand out; ``None`` where none does.
+    """The steps of a run that stand out; ``None`` if there are none.
 
-    Each step of each rank is given by its key, its own number, its communication and how much of that is exposed. What
-    has no key belongs to no step.
+    ``steps`` holds for each step of each rank: its key, its own number, its communication time and its exposed time.
+    Entries without a key belong to no step and are ignored.
     """
     exposed: dict[int, int] = {}
     communicated: dict[int, int] = {}

@@ -241,7 +241,7 @@ class RunCollectives(FrameResult):
 
     @property
     def outliers(self) -> Outliers | None:
-        """The few steps that hold a large part of the exposed time; ``None`` if there are none."""
+        """The steps that stand out by their exposed time; ``None`` if there are none."""
         return find_outliers(
             (one.step_key, one.step, one.overlapped_ns + one.exposed_ns, one.exposed_ns)
             for one in self.collectives

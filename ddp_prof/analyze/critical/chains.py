@@ -1,17 +1,17 @@
-"""What bound each operation, followed backwards: the chains of which the critical path of a step is made.
+"""What delayed each operation, followed backwards: these chains make up the critical path of a step.
 
-An operation began when the last of three had come: the end of the operation before it on its stream, the ends of what
-its stream had been told to wait for, and its launch. Backwards from the end of a step, what came last leads to an
-operation before it in time, and so on to the start of the step::
+An operation begins after the last of three: the end of the operation before it on its stream, the ends of what its
+stream waits for, and its launch. From the end of a step backwards, the last of the three leads to an earlier operation,
+and so on to the start of the step::
 
     host        L......S...........L              S: the host waits for the device
     stream 7    .kkkk..............kkk
     stream 20   .....CCCCCCCCCCCC
     path        lkkkkCCCCCCCCCCCChhlkkk           l: launch, h: host
 
-A launch was made when its thread came to it: the path stays on the host back to the last time when the thread waited
-for the device, and goes on with what it waited for. So the parts of a path follow one another without a gap or an
-overlap. Chains are kept from collective to collective: that is all that comparing ranks needs.
+Before a launch, the path stays on the host back to the last time when the launching thread waited for the device, and
+goes on with what the thread waited for. So the parts of a path follow one another without a gap or an overlap. Chains
+are stored from collective to collective, which is enough to compare ranks.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ COMPUTE, COPIES, QUEUE, LAUNCH, HOST = range(len(PARTS))
 
 @dataclass(frozen=True)
 class Chains(Table):
-    """One row per collective, from its start backwards, then one per step, from its end backwards.
+    """One row per collective, followed backwards from its start, then one per step, followed backwards from its end.
 
     Attributes:
-        activity: Row in the trace's activities of the collective; ``UNKNOWN`` for a step.
-        step: Index of the step, whose window's start ends the chain at the latest.
-        before: Row here of the collective that the chain leads to; ``UNKNOWN`` where it reaches the window's start.
-        from_ns: Where the chain ends going backwards; its :data:`PARTS` fill the time from there to where it begins.
+        activity: The collective's row in the trace's activities; ``UNKNOWN`` for a step.
+        step: Index of the step. A chain goes back to the start of the step's window at most.
+        before: Row in this table of the collective that the chain leads to; ``UNKNOWN`` if it leads to none.
+        from_ns: The earliest time of the chain; the :data:`PARTS` fill the time from there to its latest.
     """
 
     activity: Ints
@@ -55,10 +55,10 @@ class Work(Table):
     """The operations of one device, stream by stream in the order of their launch.
 
     Attributes:
-        part: Index into :data:`PARTS` that its time counts for; ``UNKNOWN`` for a collective.
-        bound_by: Row here of what it began after; ``UNKNOWN`` where it began after its launch.
-        launch_ns: Start of the launch call; ``NO_TIME`` where the trace does not hold it.
-        after_sync: Row here of what its thread had waited for before the launch; ``UNKNOWN`` for nothing.
+        part: Index into :data:`PARTS` for its time; ``UNKNOWN`` for a collective.
+        bound_by: Row in this table of the operation that delayed it; ``UNKNOWN`` if its launch came last.
+        launch_ns: Start of the launch call; ``NO_TIME`` if it is not in the trace.
+        after_sync: Row in this table of what its thread last waited for before the launch; ``UNKNOWN`` if nothing.
     """
 
     activity: Ints
@@ -71,7 +71,7 @@ class Work(Table):
 
 
 def find_work(rank: RankEvents) -> Work:
-    """What bound each operation of a device. What the main thread waits for holds up autograd's launches, too."""
+    """What delayed each operation of a device. When the main thread waits, launches of autograd's threads wait, too."""
     trace, dependencies, calls = rank.trace, rank.dependencies(), rank.host_calls
     activities, rows = trace.activities, calls.work
     place = positions(rows, len(activities))
@@ -87,7 +87,7 @@ def find_work(rank: RankEvents) -> Work:
     known = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[known], consumer[known]
     order = np.lexsort((end[producer], consumer))[::-1]
-    order = order[begins_run(consumer[order])]  # of several the one that ends last
+    order = order[begins_run(consumer[order])]  # of several producers, the one that ends last
     producer, consumer = producer[order], consumer[order]
     later_edge = end[producer] >= bound_ns[consumer]
     bound_by[consumer[later_edge]] = producer[later_edge]
@@ -105,7 +105,8 @@ def follow_chains(
 ) -> Chains:
     """The chains of all collectives and steps of a device.
 
-    ``activities_step`` is the step of each activity of the trace, ``last_activity`` what ends each step's window.
+    ``activities_step`` is the step of each activity of the trace, ``last_activity`` the activity with which each step's
+    window ends.
     """
     place = positions(work.activity, len(activities_step))
     collectives = np.flatnonzero(work.part == UNKNOWN)
@@ -115,7 +116,7 @@ def follow_chains(
 
     step = np.concatenate([activities_step[work.activity[collectives]], steps])
     to_ns = np.concatenate([work.start_ns[collectives], window_end_ns])
-    # What no step holds has no window: its chain is empty.
+    # A collective outside of all steps has no window: its chain is empty.
     least_ns = np.where(step == UNKNOWN, to_ns, np.minimum(take_or_unknown(window_start_ns, step), to_ns))
     now_ns = to_ns.copy()
     parts = np.zeros((len(PARTS), len(step)), np.int64)
@@ -127,7 +128,7 @@ def follow_chains(
         now_ns[rows] = until_ns
 
     def arrive(rows: Ints, at: Ints) -> Ints:
-        """Go through an operation; a collective ends the chain. Returns which go on."""
+        """Go back to the start of an operation; a collective ends the chain. Return the rows that are not at an end."""
         is_end = work.part[at] == UNKNOWN
         before[rows[is_end]] = row_of[at[is_end]]
         rows, at = rows[~is_end], at[~is_end]

@@ -1,9 +1,9 @@
-"""The critical path of each step: what it consisted of, over all ranks.
+"""The critical path of each step over all ranks, and the parts of it.
 
-It begins at the end of the step on the rank that ends last, and follows backwards what each operation began after; see
-:mod:`~ddp_prof.analyze.critical.chains`. At a collective that several ranks have in common it goes on with
-the rank that arrived last, where the clocks can tell: nobody could go on before. Where they cannot, the wait for peers
-is a part of its own, and of a single trace it is part of transfer.
+The path starts at the end of the step on the rank that ends last, and follows backwards what delayed each operation;
+see :mod:`~ddp_prof.analyze.critical.chains`. At a collective that several ranks have in common, it continues on the
+rank that arrived last, since no rank could go on before. If the clocks cannot tell that rank, the path stays on its
+rank, and the wait for peers is a part of its own. With the trace of a single rank, that wait is part of transfer.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited 
 
 @dataclass(frozen=True)
 class RankChains:
-    """The chains of one rank; none with a reason.
+    """The chains of one rank.
 
     Attributes:
         of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
-        window_start_ns: Start of each step's window; ``end_ns`` the end of the last operation in it that the threads
-            which train launched.
-        replay: What a replay of the rank needs; ``None`` where its times are not in the order of their calls.
+        window_start_ns: Start of each step's window.
+        end_ns: End of each step's last operation that was launched by threads that train.
+        replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
+        reason: Why there are no chains; ``None`` if there are.
     """
 
     process: int
@@ -58,9 +59,9 @@ class RankChains:
 
 @dataclass(frozen=True, slots=True)
 class PathCollective:
-    """A collective on the path, by its rank's index and its position in the step.
+    """A collective on the path: the index of its rank, and its position in the step.
 
-    ``gain_ns`` is how much earlier the step would end if it took no time on any rank; ``None`` where that is not known.
+    ``gain_ns`` is how much earlier the step would end if it took no time on any rank; ``None`` if not known.
     """
 
     rank: int
@@ -74,11 +75,13 @@ class StepPath:
     """The critical path of one step.
 
     Attributes:
-        step: The step's own number, ``None`` where it carries none; ``step_key`` as of ``Steps.keys``.
-        rank: The rank on which the step ended last, and the path begins.
-        window_ns: From the start of that rank's window to its end; ``parts_ns`` by :data:`PARTS` sum to it.
-        changes: How often the path goes over to another rank.
-        collectives: On the path, from the last one to the first one.
+        step: The step's own number, ``None`` if it has none.
+        step_key: See ``Steps.keys``.
+        rank: The rank on which the step ended last.
+        window_ns: Length of that rank's window.
+        parts_ns: The parts of the path, by :data:`PARTS`; they sum to ``window_ns``.
+        changes: How often the path changes to another rank.
+        collectives: The collectives on the path, from the last to the first.
     """
 
     step: int | None
@@ -95,7 +98,9 @@ class RunCritical(FrameResult):
     """The critical paths of a run.
 
     Attributes:
-        steps: One path per step. What a collective that is on none would gain is 0.
+        steps: One path per step. A collective that is on no path has a gain of 0.
+        reason: Why there are no paths; ``None`` if there are.
+        gain_reason: Why gains are not known; ``None`` if they are.
     """
 
     steps: tuple[StepPath, ...]
@@ -104,7 +109,7 @@ class RunCritical(FrameResult):
 
     @property
     def median(self) -> StepPath | None:
-        """The path of median length, which need not be that of the step with the median exposed time."""
+        """The path with the median length; its step may differ from the one with the median exposed time."""
         by_length = sorted(self.steps, key=lambda path: path.window_ns)
         return by_length[len(by_length) // 2] if by_length else None
 
@@ -132,7 +137,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
     step = np.full(len(trace.activities), UNKNOWN, np.int64)
     on_device = events.activity != UNKNOWN
     step[events.activity[on_device]] = events.step[on_device]
-    # What other threads launch, as those that load data, is not what the step has to wait for.
+    # A step does not have to wait for what other threads launch, such as data loaders.
     trains = on_device & (events.step != UNKNOWN)
     if np.any(trains & (events.launcher == rank.main_thread)):
         trains &= np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
@@ -145,7 +150,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
     ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
     work = find_work(rank)
     of_step = step_of_training[work.activity]
-    rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # streams hold their operations in the order of launch
+    rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # work is stream by stream in the order of launch
     lasts = rows[distinct_rows(of_step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
     step_of_last = np.full(len(work), UNKNOWN, np.int64)
     step_of_last[lasts] = of_step[lasts]
@@ -157,7 +162,7 @@ def measure_chains(rank: RankEvents) -> RankChains:
 
 
 def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
-    """The critical path of each step of a run; each rank's chains come with their file."""
+    """The critical path of each step of a run; ``chains`` are pairs of a file and the chains of a rank in it."""
     by_rank = {(file, one.process, one.device): one for file, one in chains}
     ranks = [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
@@ -188,14 +193,14 @@ class _Walker:
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
-        """The path that begins at the end of a rank's step."""
+        """Follow the path backwards from the end of a rank's step."""
         first, own = self.run.ranks[index], self.ranks[index]
         window_ns = left = int(own.end_ns[step] - own.window_start_ns[step])
         row = int(np.flatnonzero((own.chains.activity == UNKNOWN) & (own.chains.step == step))[0])
         parts = dict.fromkeys(PARTS, 0)
         on_path: list[tuple[int, int, int]] = []  # rank, timing, how long
         changes = 0
-        seen = set()  # where clocks are off, ranks could send the path back and forth
+        seen = set()  # with wrong clocks, the path could go back and forth between ranks
         while (index, row) not in seen:
             seen.add((index, row))
             chains = self.ranks[index].chains
@@ -205,7 +210,7 @@ class _Walker:
                 break
             arrived_ns = int(chains.from_ns[row])
             timing = int(self.timing_of[index][before])
-            if timing == UNKNOWN:  # of a warm-up step, say: nothing more is known of it
+            if timing == UNKNOWN:  # in a warm-up step, for example: not measured
                 break
             late, begins_ns = self._last_to_arrive(index, timing)
             length = max(0, arrived_ns - begins_ns)
@@ -235,7 +240,7 @@ class _Walker:
         )
 
     def _last_to_arrive(self, index: int, timing: int) -> tuple[int, int]:
-        """The rank that began a collective last, and the time of that on this rank's clock."""
+        """The rank that began a collective last, and when, on this rank's clock."""
         own_ns = int(self.run.ranks[index].timings.start_ns[timing])
         match = int(self.match_of[index][timing])
         if not self.can_change or match == UNKNOWN:
@@ -254,7 +259,7 @@ class _Walker:
 
 
 class _Gains:
-    """Computes how much earlier steps would end without a collective; ``reason`` says why that is not known."""
+    """Computes how much earlier steps would end without a collective; ``reason`` is why this is not known, if so."""
 
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
         replays = [one.replay for one in ranks if one.replay]
@@ -286,7 +291,7 @@ class _Gains:
         return int(self._first[index] + self._arrivals[index][self._chains[index].of_timing[timing]])
 
     def for_collectives(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
-        """How much earlier a step would end without the duration of each: index of its rank, row in its timings."""
+        """How much earlier a step would end without each collective (index of its rank, row in its timings)."""
         if self.reason or not collectives:
             return [None] * len(collectives)
         arrivals = self._place[[self._arrival(*one) for one in collectives]]
@@ -295,7 +300,7 @@ class _Gains:
 
 
 def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
-    """Add parts up to a total of ``most``, cutting the last ones; returns how much was added."""
+    """Add parts up to a total of ``most``, cutting the last ones; return the sum that was added."""
     left = most
     for part, length in more.items():
         taken = min(length, left)

@@ -1,21 +1,21 @@
-"""What a step would gain if a collective were free: the recorded edges replayed without its duration.
+"""What a step would gain if a collective took no time: the recorded edges replayed without its duration.
 
-An operation begins after the last of: the end of the operation before it on its stream, the ends of what its stream was
-told to wait for, its launch; and then after as long as it began after that in the recording. A launch follows the last
-call before in which its thread, or the main one, could wait for the device, and such a call ends after what it waits
-for. All that lies between two of these times stays as long as it was. So each time is the latest of some earlier ones,
-each with a length added::
+An operation begins after the last of: the end of the operation before it on its stream, the ends of what its stream
+waits for, and its launch; the delay between that and its start is kept from the recording. A launch comes after the
+last call in which its thread, or the main one, could wait for the device, and such a call ends after what it waits for.
+All other lengths between these times are kept from the recording, too. So each time is the maximum of some earlier
+times, each plus a length::
 
-    C      a collective: ``arrive`` when it may begin, ``end``
-    k, c   operations: ``end``, of several that nothing else refers to only the last one's
-    S      a call that waits: ``end``
+    C      a collective, with two times: ``arrive`` when it may begin, and ``end``
+    k, c   operations, with their ``end``; operations that nothing refers to are joined with the next one
+    S      a call that waits, with its ``end``
 
     stream 20   ......CCCCCC         arrive(C) + duration       = end(C)
     stream 7    kkkk........ccc      max(end(k), end(C)) + 3    = end(c)
 
-The end of a step without a duration is then the longest of the chains that do not go through it, and of those that do,
-without it. In an order of the times in which each comes after those that it follows, a chain that does not go through a
-time has a link that spans its place.
+The end of a step without a collective's duration is the longest of all chains of links, where the duration counts as 0.
+Times are ordered so that each comes after those on which it depends. Then a chain that does not go through a time has a
+link from before that time to after it.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _NEVER = -(2**60)
 
 @dataclass(frozen=True)
 class Times(Table):
-    """Times of one device or its host, in an order in which each comes after those that it follows.
+    """Times of one device and its host, ordered so that each comes after those on which it depends.
 
     Attributes:
-        collective: Which of the device's collectives arrives then, ``UNKNOWN`` for other times.
-        step: Step of which the last operation of a stream ends then, ``UNKNOWN`` for other times.
+        collective: Number of the device's collective that arrives at this time, ``UNKNOWN`` for other times.
+        step: The step, if a stream's last operation of it ends at this time, else ``UNKNOWN``.
     """
 
     time_ns: Ints
@@ -60,9 +60,11 @@ class Times(Table):
 
 @dataclass(frozen=True)
 class Links(Table):
-    """``head`` is not before ``tail`` and so long after it: rows of times, and whether it is a collective's duration.
+    """The time ``head`` is not before the time ``tail`` plus a length; both are rows of :class:`Times`.
 
-    ``tail`` is ``UNKNOWN`` for what only the clock tells, and the length then is a time.
+    Attributes:
+        tail: ``UNKNOWN`` if ``head`` depends on no other time; the length then is a time of the clock.
+        is_duration: 1 if the length is the duration of a collective, else 0.
     """
 
     tail: Ints
@@ -88,10 +90,9 @@ class Replay:
 
 
 def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | None:
-    """The times of a device, and how they follow from each other.
+    """The times of a device and the links between them; ``None`` if a link contradicts the order of calls.
 
-    ``step_of_last`` is the step of which an operation is the last on its stream, of others ``UNKNOWN``. ``None`` where
-    calls are not numbered in the order in which their times follow from each other.
+    ``step_of_last`` is the step whose last operation on a stream each operation is, ``UNKNOWN`` for other operations.
     """
     trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
     rows = np.arange(len(work))
@@ -104,12 +105,12 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     before = np.where(begins_run(stream), UNKNOWN, rows - 1)
     bound_ns = np.maximum(work.launch_ns, take_or_unknown(work.end_ns, before, NO_TIME))
     np.maximum.at(bound_ns, consumer, work.end_ns[producer])
-    launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # of what nothing is known its own start
+    launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
     own_ns = lag_ns + np.where(work.part == UNKNOWN, 0, work.end_ns - work.start_ns)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
 
-    # Of an operation kept one time, of a collective two, of a call that waits one; in the order of their calls.
+    # Times in the order of calls: two of a collective, one of another operation that is kept or of a call that waits.
     is_collective = work.part == UNKNOWN
     is_kept = is_collective | (step_of_last != UNKNOWN)
     is_kept[np.concatenate([producer, consumer, syncs.awaited])] = True
@@ -117,7 +118,7 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     counts = [len(kept), len(collectives), len(syncs.place)]
     order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
     ends, arrivals, sync_of = np.split(positions(order, len(order)), np.cumsum(counts)[:-1])
-    # Of each operation the row of its end, and the row up to which others delay it: a collective's arrival.
+    # For each operation: the row of its end, and the row that others delay, which for a collective is its arrival.
     end_of = np.full(len(work), UNKNOWN, np.int64)
     end_of[kept] = ends
     begin_of = end_of.copy()
@@ -133,7 +134,7 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     next_kept = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
     next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
 
-    # Of all launches before one operation kept that follow one call that waits, the latest.
+    # Only the latest of all launches that precede the same kept operation and follow the same call.
     launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN))
     thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
     after = syncs.last_before(thread, main_thread, launch_ns[launched], place[launched])
@@ -164,11 +165,14 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
 def join_replays(
     replays: Sequence[Replay], common_ns: Sequence[Ints], matches: Iterable[Sequence[int]]
 ) -> tuple[Replay, Ints] | None:
-    """Those of several ranks as one: nobody goes on from a collective before all have arrived.
+    """Join the replays of several ranks: no rank goes on from a collective before all ranks have arrived.
 
-    ``step`` is a number that all ranks give a step, and ``common_ns`` are the times on the common clock. Of each
-    collective in common ``matches`` holds its arrivals, rows of all times one after the other. Returns all times in one
-    order, and where each of them stands in it; ``None`` where the clocks contradict that order.
+    The steps of their times must be the same numbers on all ranks. ``common_ns`` are the times on the common clock.
+    ``matches`` holds the arrivals of each common collective, as rows of the concatenated times.
+
+    Returns:
+        The replay with all times in one order, and the place of each of the concatenated times in it; ``None`` if the
+        clocks contradict that order.
     """
     if len(replays) == 1:
         return replays[0], np.arange(len(replays[0].times))
@@ -195,7 +199,7 @@ def join_replays(
 
 
 def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
-    """How much earlier a step would end if each one of some collectives, by rows of arrivals, took no time."""
+    """How much earlier a step would end if one of these collectives (rows of their arrivals) took no time, for each."""
     time_ns, links = replay.times.time_ns, replay.links
     lasts = np.flatnonzero(replay.times.step == step)
     if not len(arrivals) or not len(lasts):

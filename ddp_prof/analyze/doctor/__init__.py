@@ -1,4 +1,4 @@
-"""The doctor: rules that look for faults of a set-up, and what all of them say of a run."""
+"""The doctor: rules that look for faults in the set-up of a run."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What the doctor says of a run.
+    """The results of all rules for a run.
 
     Attributes:
-        findings: What was found, what costs most first; empty where nothing was.
+        findings: What was found, most expensive first.
+        abstained: The rules that could not decide.
     """
 
     findings: tuple[Finding, ...]
@@ -39,6 +40,6 @@ class Diagnosis:
 
 
 def diagnose_run(run: RunEvidence) -> Diagnosis:
-    said = [rule(run) for rule in RULES]
-    findings = sorted((one for one in said if isinstance(one, Finding)), key=lambda one: -(one.cost_ns or 0))
-    return Diagnosis(tuple(findings), tuple(one for one in said if isinstance(one, Abstained)))
+    results = [rule(run) for rule in RULES]
+    findings = sorted((one for one in results if isinstance(one, Finding)), key=lambda one: -(one.cost_ns or 0))
+    return Diagnosis(tuple(findings), tuple(one for one in results if isinstance(one, Abstained)))

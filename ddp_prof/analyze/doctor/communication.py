@@ -1,4 +1,4 @@
-"""Rules about what communication runs beside, what it queues behind, and how gradients are put into collectives."""
+"""Rules about streams, queues and communicators, and about how gradients are put into collectives."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_sca
 
 
 def compute_stream(run: RunEvidence) -> Finding | None:
-    """Communication on the stream of compute: nothing that follows on it can hide it.
+    """Communication runs on the compute stream, where no later operation can hide it.
 
-    Found where more than half of the time of communication is on the stream that computes.
+    Found if more than half of the time of communication is on the compute stream.
     """
     total_ns = there_ns = 0
     per_step: list[int] = []
@@ -44,9 +44,9 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 
 
 def one_communicator(run: RunEvidence) -> Finding | None:
-    """One communicator that runs gathers and scatters one after the other, though they need not wait for each other.
+    """A communicator runs all-gathers and reduce-scatters one after the other, which need not wait for each other.
 
-    Found where gathers and scatters of one stream wait for one another in most steps.
+    Found if gathers and scatters of a stream wait for each other in most steps of a rank.
     """
     if run.is_cpu:
         return None
@@ -82,9 +82,9 @@ def one_communicator(run: RunEvidence) -> Finding | None:
 
 
 def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
-    """A single hardware queue: collectives that could begin wait for what was launched before them on other streams.
+    """All streams share a hardware queue: collectives wait for operations of other streams that were launched before.
 
-    Found where most collectives begin only when an operation of another stream has ended.
+    Found if most collectives of a rank could have begun earlier, but began when an operation of another stream ended.
     """
     if run.is_cpu or not any(len(rank.timings) for rank in run.analysis.ranks):
         return None
@@ -109,9 +109,9 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def net_gain(run: RunEvidence) -> Finding | Abstained | None:
-    """Compute that slows down so much beside communication that hiding it gains nothing.
+    """Communication slows down compute so much that hiding communication gains nothing.
 
-    Found where the slowdown of compute beside communication takes back what hiding it saved.
+    Found if compute beside communication takes longer by at least the time of communication that it hides.
     """
     if run.is_cpu:
         return None
@@ -143,18 +143,18 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
 
 
 _MANY, _SMALL_BYTES = 30, 1 << 20
-"""So many collectives per step, each smaller than that, cost more latency than they hide."""
+"""This number of collectives per step, each smaller than this size, costs more latency than it hides."""
 _MOSTLY_EXPOSED = 0.5
 _LATE, _LEAST_BUCKETS = 0.8, 3
-"""The first of so many buckets is late after this share of backward."""
+"""The first of at least this number of buckets is late if it is launched after this share of backward."""
 _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
-"""A vote is no larger, and so many times smaller than each bucket."""
+"""A vote is not larger than this, and smaller than each bucket by this factor."""
 
 
 def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
-    """One collective per parameter, or one for all: too many to be quick, or none that could begin early.
+    """There is one collective per parameter, each with its latency, or a single one, which cannot begin early.
 
-    Found where most steps have very many small reductions, or a single one that is mostly exposed.
+    Found if the median step has very many small reductions, or a single one that is mostly exposed.
     """
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
@@ -187,10 +187,10 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
-    """Gradients that become ready in another order than buckets are filled: all buckets are complete only at the end.
+    """Gradients become ready in another order than the buckets', so no bucket is complete before the end.
 
-    Found where of several buckets the first one is launched only when backward is almost over, unless it holds half of
-    the gradients: then it is late in any order. A vote, which has no size where buckets have theirs, is no bucket.
+    Found if the first of several buckets is launched when backward is almost over. A bucket with half of the gradients
+    is late in any order and does not count. A collective without a size is not a bucket if the others have sizes.
     """
     if run.why_no_steps:
         return Abstained("gradients ready in another order than buckets", run.why_no_steps)
@@ -227,9 +227,9 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
-    """Copies that need a collective's result before anything else does: gradients are copied out of their bucket.
+    """Gradients are copied out of their buckets.
 
-    Found where most reductions of gradients are needed first by a memory copy.
+    Found if the consumer of most reductions of gradients is a memory copy.
     """
     every = run.gradients
     if run.is_cpu:
@@ -255,9 +255,9 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def need_order(run: RunEvidence) -> Finding | Abstained | None:
-    """The bucket that is needed first comes last: whatever needs it waits for all others, too.
+    """The bucket that is needed first is launched last, so its consumer waits for all buckets.
 
-    Found where in most steps that block the first consumer needs the collective that was launched last.
+    Found if in most steps the first consumer needs the collective that was launched last, and stands still for it.
     """
     if run.is_cpu:
         return None
@@ -287,9 +287,9 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
-    """A small collective after the buckets of each step: the ranks agree on which parameters were used.
+    """A small collective follows the buckets of each step: the ranks agree on which parameters were used.
 
-    Found where in most steps the last reduction is far smaller than all others.
+    Found if in most steps the last reduction is far smaller than all others.
     """
     if run.why_no_steps:
         return Abstained("vote on unused parameters", run.why_no_steps)

@@ -1,4 +1,4 @@
-"""Input of the doctor's rules: results that are measured anyway, and a few facts per rank."""
+"""Input of the doctor's rules: the results of the other analyses, and a few more facts per rank."""
 
 from __future__ import annotations
 
@@ -38,8 +38,7 @@ from ddp_prof.table import (
 from ddp_prof.trace import Category, SyncKind
 
 NEXT_NS = 20_000
-"""Largest gap in ns after which an operation may still have waited for one that ended before it."""
-
+"""Largest gap between the end of an operation and the start of another one that may have waited for it."""
 
 NO_STEPS = "the trace marks no steps (see --step-range)"
 
@@ -53,8 +52,8 @@ class Finding:
     """Something in the set-up that costs time.
 
     Attributes:
-        steps: The numbers of the steps that show it; empty where it is about the whole run, or steps have no numbers.
-        cost_ns: What it costs in a typical step at most; ``None`` where that is not known.
+        steps: The numbers of the steps concerned; empty if it concerns the whole run, or if steps have no numbers.
+        cost_ns: Upper limit of its cost in a typical step; ``None`` if not known.
     """
 
     rule: str
@@ -67,7 +66,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Abstained:
-    """A rule that the traces do not let decide."""
+    """A rule that cannot decide with these traces."""
 
     rule: str
     reason: str
@@ -75,18 +74,21 @@ class Abstained:
 
 @dataclass(frozen=True)
 class RankFacts:
-    """Facts of one rank, per step where they are arrays.
+    """Facts of one rank; arrays and tuples have one element per step.
 
     Attributes:
         syncs: How often a thread that trains waited for the device between the first launch of backward and the last
-            collective of it; ``sync_ns`` how long in all.
-        first_share: How far backward was, from 0 to 1, by its launches, when the first collective of gradients was
-            launched, of several passes the one that launched it; NaN where that is not known.
-        serialized: How many collectives could have begun, but began when an operation of another stream ended.
-        could_begin: Of how many that can be said.
-        outside_ns: The host's time outside of all named phases while nothing communicated; empty where forward is
-            not among these.
-        overhead_share: The profiler's own work in the time of the rank's steps, from 0 to 1.
+            launch of a collective.
+        sync_ns: How long these waits were together.
+        knows_syncs: Whether the trace contains the waits of the host.
+        first_share: How much of backward, from 0 to 1, was launched before the first collective after backward's first
+            launch. If there are several passes, of the pass that launched it. NaN if not known.
+        serialized: Number of collectives that could have begun earlier, but began when an operation of another stream
+            ended.
+        could_begin: Number of collectives for which it is known when they could have begun.
+        graphs: Number of CUDA graphs that were recorded as a whole.
+        outside_ns: The host's time outside of all phases while nothing communicated; empty without ranges of forward.
+        overhead_share: Share of the profiler's own work in the windows of the rank's steps, from 0 to 1.
     """
 
     process: int
@@ -105,13 +107,16 @@ class RankFacts:
 
 @dataclass(frozen=True)
 class Gradients(Table):
-    """The collectives that reduce gradients in steps, by rank, step and launch; what is not said as of their timings.
+    """The collectives that reduce gradients in steps, ordered by rank, step and launch.
+
+    Attributes that are not listed here are those of ``CollectiveTimings``.
 
     Attributes:
-        rank: Index of the rank, as in ``RunAnalysis.ranks``.
-        step: Which of the steps of all ranks it is of; ``number`` the step's own number, or ``UNKNOWN``.
-        is_copied: Whether a memory copy is the first to need it.
-        exposed_ns: As of ``Exposure``.
+        rank: Index into ``RunAnalysis.ranks``.
+        step: Index of the step, counted over all ranks.
+        number: The step's own number, or ``UNKNOWN``.
+        is_copied: Whether its consumer is a memory copy.
+        exposed_ns: See ``Exposure``.
     """
 
     rank: Ints
@@ -130,12 +135,12 @@ class Gradients(Table):
 
     @cached_property
     def counts(self) -> Ints:
-        """How many each step has."""
+        """Number of collectives in each step."""
         return np.unique(self.step, return_counts=True)[1]
 
     @property
     def last(self) -> Ints:
-        """The row of the last one of each step; ``first`` likewise."""
+        """The row of each step's last collective."""
         return np.cumsum(self.counts) - 1
 
     @property
@@ -147,11 +152,11 @@ class Gradients(Table):
         return self.end_ns - self.start_ns
 
     def by_step(self, combine: np.ufunc, values: Ints | Mask) -> Any:
-        """The values of each step combined."""
+        """Combine the values of each step."""
         return combine.reduceat(values, self.first)
 
     def least_but_last(self, values: Ints) -> Ints:
-        """The least of each step's values, but for that of its last collective."""
+        """The smallest of each step's values, without that of its last collective."""
         values = values.copy()
         values[self.last] = np.iinfo(np.int64).max
         least: Ints = self.by_step(np.minimum, values)
@@ -162,17 +167,18 @@ class Gradients(Table):
 
     @property
     def of_several(self) -> Gradients:
-        """Those of steps that have more than one."""
+        """The collectives of steps with more than one."""
         return self.of_steps(self.counts > 1)
 
 
 @dataclass(frozen=True)
 class RunEvidence:
-    """All that the rules may look at.
+    """The input of all rules.
 
     Attributes:
-        facts: Of the ranks of ``analysis``, in its order.
-        compared_files: Of how many of its traces contention is measured, and how many there are; ``None`` for all.
+        facts: In the order of the ranks of ``analysis``.
+        contention: Measures contention when it is called, since it reads kernels again.
+        compared_files: In how many of the traces contention is measured, and how many there are; ``None`` for all.
     """
 
     analysis: RunAnalysis
@@ -195,7 +201,7 @@ class RunEvidence:
             rows = np.flatnonzero(carry_gradients(rank) & (rank.keys != UNKNOWN))
             shared = {item.name for item in fields(Gradients)} & {item.name for item in fields(rank.timings)}
             own = {name: getattr(rank.timings, name)[rows] for name in shared}
-            # UNKNOWN, which is -1, finds the last one.
+            # The additional last element is for UNKNOWN, which is -1.
             copies = np.array([*(name.lower().startswith("memcpy") for name in rank.consumers), False])
             of_rank = Gradients(
                 rank=np.full(len(rows), index),
@@ -209,23 +215,23 @@ class RunEvidence:
         return replace(every, step=np.cumsum(begins_run(every.rank, every.step)) - 1)
 
     def where(self, found: Gradients) -> tuple[tuple[str, ...], tuple[int, ...]]:
-        """The ranks and the steps of some collectives, as a finding names them."""
+        """The names of the ranks, and the numbers of the steps, of some collectives."""
         ranks = dict.fromkeys(self.analysis.ranks[index].name for index in distinct(found.rank))
         return tuple(ranks), tuple(number for number in distinct(found.number) if number != UNKNOWN)
 
     def cost_ns(self, of_steps: Sequence[int]) -> int | None:
-        """What something costs at most: in a typical step, or on any rank where the trace marks no steps."""
+        """The median of costs per step; without steps, the largest of costs per rank."""
         if not of_steps:
             return None
         return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
 
     def typical_exposed_ns(self, values: Ints) -> int | None:
-        """The median of some exposed times; ``None`` where it is not known what hides."""
+        """The median of exposed times; ``None`` if exposed time is not known."""
         return None if self.collectives.reason else median_or_zero(values)
 
     @cached_property
     def why_no_steps(self) -> str | None:
-        """Why it is not known what the steps reduce; ``None`` where it is, or nothing is known to be reduced."""
+        """Why it is not known what steps reduce; ``None`` if it is, or if nothing seems to reduce gradients."""
         if not self.analysis.has_steps:
             return why_no_steps((rank.reason for rank in self.analysis.ranks), NO_STEPS) if self.gradients else None
         communicates = any(rank.comm_ns for rank in self.overlap.ranks)
@@ -235,7 +241,7 @@ class RunEvidence:
 
     @property
     def unknown_needs(self) -> str:
-        """Why it is not known what needs the collectives."""
+        """Why the consumers of collectives are not known."""
         reason = next((rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies), None)
         return reason or "it is not known what needs the collectives"
 
@@ -249,7 +255,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     syncs, sync_ns = _syncs_in_backward(rank, backward[0])
     serialized, could_begin = _count_serialized(rank)
     named = np.zeros(len(rank.steps), np.int64)
-    if rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind:  # else it lies outside, too
+    if rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind:  # else forward would be outside, too
         covered = union(rank.phases.start_ns, rank.phases.end_ns) | rank.union_of(Category.COMMUNICATION)
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
@@ -273,7 +279,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
 
 
 def _knows_syncs(rank: RankEvents) -> bool:
-    """Whether the trace holds when the host waited, which it may without what streams, and events, waited for."""
+    """Whether the trace contains the waits of the host, which it may even if waits of streams are not known."""
     calls = rank.trace.synchronizations
     is_held = np.isin(calls.kind, HOST_WAITS)
     for_unknown = (calls.kind == SyncKind.HOST_WAIT_EVENT) & (calls.awaits == UNKNOWN)
@@ -281,7 +287,7 @@ def _knows_syncs(rank: RankEvents) -> bool:
 
 
 def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:
-    """The first and the last launch of compute of backward in each step; ``NO_TIME`` where there is none."""
+    """The first and the last launch of backward's compute in each step; ``NO_TIME`` if there is none."""
     steps = len(rank.steps)
     events, first = rank.events, np.full(steps, np.iinfo(np.int64).max)
     rows = rank.is_backward & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
@@ -299,7 +305,7 @@ def _first_shares(rank: RankEvents, begin: Ints, end: Ints) -> list[float]:
     np.minimum.at(asked, events.step[rows], events.launch_ns[rows])
     passes = rank.phases.union_of(PHASES.index(BACKWARD))
     at = np.searchsorted(passes.start_ns, asked, side="right") - 1
-    within = passes.holds(asked)  # that a batch is divided makes no bucket late
+    within = passes.holds(asked)  # with gradient accumulation, the other passes do not count
     begin, end = begin.copy(), end.copy()
     begin[within] = np.maximum(begin[within], passes.start_ns[at[within]])
     end[within] = np.minimum(end[within], passes.end_ns[at[within]])
@@ -311,7 +317,7 @@ def _first_shares(rank: RankEvents, begin: Ints, end: Ints) -> list[float]:
 
 
 def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
-    """In each step how often and how long a thread that trains waited for the device before its last collective."""
+    """See ``RankFacts.syncs`` and ``sync_ns``."""
     count, length_ns = np.zeros(len(rank.steps), np.int64), np.zeros(len(rank.steps), np.int64)
     if rank.device is None or not len(rank.events):
         return count, length_ns
@@ -330,7 +336,7 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
 
 
 def _count_serialized(rank: RankEvents) -> tuple[int, int]:
-    """How many collectives began, though they could have before, when an operation of another stream ended."""
+    """See ``RankFacts.serialized`` and ``could_begin``."""
     if rank.device is None or rank.blocking.coverage.reason:
         return 0, 0
     work = find_work(rank)

@@ -1,4 +1,4 @@
-"""Rules about what holds up a device from outside: its host, another rank, the recording."""
+"""Rules about what delays a device from outside: its host, another rank, the profiler."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
 _WORTH = 0.01
-"""Share of a step from which waiting is reported."""
+"""Waits are reported if they take a larger share of a step."""
 _HOST_SHARE = 0.25
 _OVERHEAD_SHARE = 0.05
 _LEAST_HOOKS = 3
 _DELAY_TOLERANCE = 0.5
-"""Where the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms; else by nothing."""
+"""If the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms, else by about 0."""
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
-    """A host that waits for the device between backward and its collectives: what it would launch next comes late.
+    """The host waits for the device during backward, so that it launches the rest of backward late.
 
-    Found where in most steps the host waits between the first launch of backward and its last collective.
+    Found if in most steps the host waits between the first launch of backward and the last launch of a collective.
     """
     if run.why_no_steps:
         return Abstained("host synchronization in backward", run.why_no_steps)
@@ -50,14 +50,14 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
-    """On a CPU: a host that waits for each collective of backward before it computes on.
+    """On a CPU, the host waits for each collective of backward before it goes on.
 
-    Found where in most steps each has ended before the next one is launched, and where one that takes longer delays the
-    next one by as much. Short collectives end in time, too, without anybody waiting; their length delays nothing.
+    Found if in most steps each collective ends before the next one is launched, and a longer one delays the next launch
+    by as much. Short collectives may also end before, without a wait; but then their length delays nothing.
     """
     every = run.gradients
-    is_told = (every.phase == BACKWARD_PHASE) & (every.launch_ns != NO_TIME)
-    launched = every.of_steps((every.counts >= _LEAST_HOOKS) & every.by_step(np.logical_and, is_told))
+    is_known = (every.phase == BACKWARD_PHASE) & (every.launch_ns != NO_TIME)
+    launched = every.of_steps((every.counts >= _LEAST_HOOKS) & every.by_step(np.logical_and, is_known))
     is_running = launched.end_ns > np.roll(launched.launch_ns, -1)  # when the next one is launched
     is_running[launched.last] = False
     blocked = launched.of_steps(~launched.by_step(np.logical_or, is_running))
@@ -83,10 +83,11 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def _delay_by_length(launched: Gradients) -> float | None:
-    """How much later the next collective is launched per time that one takes longer; ``None`` for too few steps.
+    """How much later the next collective is launched, divided by how much longer one takes; ``None`` for too few steps.
 
-    The slope of a line through the deviations from the medians of each position in the steps of a rank. It takes
-    all steps: of those alone whose collectives ended in time, long ones have long intervals for that reason.
+    The slope of a line through the deviations from the medians, which are taken for each rank and position in the step.
+    All steps are used: among the steps whose collectives ended before the next launch, long collectives always have
+    long intervals.
     """
     rows = np.delete(np.arange(len(launched)), launched.last)
     intervals_ns = np.roll(launched.launch_ns, -1) - launched.launch_ns
@@ -102,9 +103,10 @@ def _delay_by_length(launched: Gradients) -> float | None:
 
 
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
-    """A host that launches too slowly: the device waits for it.
+    """The host launches too slowly, so the device waits for it.
 
-    Found where the host and its launches are a quarter of the critical path, or of a CPU step outside of phases.
+    Found if the host and its launches are at least a quarter of the critical path of the median step. On a CPU: if time
+    outside of phases and communication is at least a quarter of the median step.
     """
     if run.is_cpu:
         return _launch_bound_on_host(run)
@@ -155,9 +157,9 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
-    """A rank that arrives last: the others wait for it.
+    """The other ranks wait for one rank.
 
-    Found where one rank arrives last more often than chance explains, and compute does not hide all of that.
+    Found if a rank arrives last more often than chance explains, and compute does not hide all waits for it.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
@@ -180,9 +182,9 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def graph_replay(run: RunEvidence) -> Finding | None:
-    """CUDA graphs replayed whole: what they communicate is not in the trace.
+    """CUDA graphs were recorded as a whole, so what they communicate is not in the trace.
 
-    Found where a rank replays graphs of which the trace holds one activity each.
+    Found if the trace contains replays of graphs as single activities.
     """
     graphs = {
         rank.name: facts.graphs for rank, facts in zip(run.analysis.ranks, run.facts, strict=True) if facts.graphs
@@ -198,9 +200,9 @@ def graph_replay(run: RunEvidence) -> Finding | None:
 
 
 def profiler_overhead(run: RunEvidence) -> Finding | None:
-    """A profiler that takes so much time itself that the figures are partly its own.
+    """The profiler itself takes so much time that it changes the figures.
 
-    Found where the profiler was at work in more than a twentieth of the time of steps, or of a capture without any.
+    Found if the profiler was at work in more than a twentieth of the time of steps, or of a capture without steps.
     """
     found = {
         rank.name: facts.overhead_share

@@ -1,13 +1,13 @@
 """Contention: how much slower kernels compute while communication runs beside them.
 
-A kernel is compared with itself: the same name and launch shape at the same position in the step (the n-th launch of
-those), once with communication beside it for more than half of its time, once with none at all::
+Executions with the same name and launch shape at the same position in the step (the n-th launch of these) are compared:
+those beside communication for more than half of their time with those without any communication::
 
     step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
              stream                            stream       NNNNNN
 
-What is compared may come from one run or from several, as ``naive`` next to ``overlap``. Within one run an execution
-that is slow for another reason is a little likelier to meet communication, so two runs tell more.
+The executions may be from one run or from several, for example ``naive`` and ``overlap``. Within one run, an execution
+that is slow for another reason is a little more likely to overlap communication, so two runs are more reliable.
 """
 
 from __future__ import annotations
@@ -29,21 +29,23 @@ from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_row
 Floats = NDArray[np.float64]
 
 LEAST_KERNELS = 5
-"""Different kernels (name and position) that have to be compared; below, the figure is refused."""
+"""At least this number of different kernels (name and position) must be compared, or there is no figure."""
 
 SAME = 0.02
-"""Difference of a ratio from 1 up to which two kinds of steps are taken for alike."""
+"""Two kinds of steps count as equal if the ratio of their times differs from 1 by no more than this."""
 
 
 @dataclass(frozen=True)
 class KernelSamples:
-    """Kernels of compute in the steps of one rank.
+    """Executions of kernels that compute in the steps of one rank.
 
     Attributes:
-        names: Name of each kernel that occurs, with its launch shape where the trace holds it.
-        kernel: Index into ``names``; ``position`` how many of those the step had launched before.
-        beside_ns: How long of its duration communication ran, too.
-        step: Index of its step; ``steps`` how many were measured.
+        names: Name of each kernel, with its launch shape if that is in the trace.
+        kernel: Index into ``names``.
+        position: How many executions of this kernel the step had launched before.
+        beside_ns: The part of the duration in which communication ran.
+        step: Index of the step.
+        steps: Number of measured steps.
     """
 
     names: tuple[str, ...]
@@ -57,16 +59,16 @@ class KernelSamples:
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The slowdown of one run's kernels by its own communication; no figure with a reason.
+    """The slowdown of one run's kernels by its own communication; without figures if there is a reason.
 
     Attributes:
-        kernels: Different kernels (name and position) that were compared.
-        runs: Executions beside communication that were compared.
-        share: Of all time that kernels ran beside communication, the part that was compared, 0 to 1.
-        slowdown: Summed duration beside communication over what the same kernels take alone.
+        kernels: Number of different kernels (name and position) that were compared.
+        runs: Number of executions beside communication that were compared.
+        share: The compared share of all time of kernels beside communication, 0 to 1.
+        slowdown: Summed duration beside communication divided by the time of the same kernels alone.
         slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
-        contention_ns: What that costs a step of a rank, on average, of the part compared; ``half_width_ns`` half of
-            its interval.
+        contention_ns: The mean cost for a step of a rank, of the compared executions.
+        half_width_ns: Half of the interval of ``contention_ns``.
     """
 
     kernels: int = 0
@@ -87,7 +89,7 @@ def _rows_of_compute(rank: RankEvents) -> Ints:
 
 
 def sample_kernels(rank: RankEvents) -> KernelSamples:
-    """The kernels of compute in a rank's steps, in the order of launch."""
+    """The executions of kernels that compute in a rank's steps, in the order of launch."""
     events, rows = rank.events, _rows_of_compute(rank)
     rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
     start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
@@ -104,9 +106,9 @@ def sample_kernels(rank: RankEvents) -> KernelSamples:
 
 
 def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[KernelSamples] = ()) -> Contention:
-    """Compare the kernels of a run that have communication beside them with the same ones alone.
+    """Compare kernels of a run beside communication with the same kernels alone.
 
-    ``reference`` are ranks of other runs of the same model, whose kernels count only where they ran alone.
+    ``reference`` are ranks of other runs of the same model; only their executions without communication are used.
     """
     if not any(len(sample.kernel) for sample in samples):
         return Contention(reason="no GPU kernels in steps: contention is not told apart from compute")
@@ -149,10 +151,10 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
 def _other_difference(
     samples: Sequence[KernelSamples], key: Ints, duration: Ints, beside: Ints, is_beside: Mask
 ) -> str | None:
-    """Why a slowdown is not contention's: kernels alone are slower in the steps that communicate beside compute, too.
+    """Why the slowdown has another cause: in steps that overlap communication, kernels are slower even when alone.
 
-    They are compared with the same kernels alone in other steps, of this run or of the reference. Where there are none
-    all steps are alike, and nothing speaks against the comparison.
+    Kernels alone in these steps are compared with the same kernels alone in other steps, of this run or the reference.
+    If there are no other steps, ``None``.
     """
     shifts = np.cumsum([0, *(sample.steps for sample in samples)])
     own_step = np.concatenate([sample.step + shift for sample, shift in zip(samples, shifts, strict=False)])
@@ -165,7 +167,7 @@ def _other_difference(
         return None
     expected_ns = alone_ns[key[control]]
     slowdown = float(duration[control].sum() / expected_ns.sum())
-    # Kernels are drawn, not steps: one kernel that is matched wrongly is slower in each step.
+    # The bootstrap draws kernels, not steps: a kernel that is matched wrongly is slower in every step.
     low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)
     if low <= 1 + SAME and high >= 1 - SAME:
         return None
@@ -190,7 +192,7 @@ def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
 
 
 def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:
-    """The interval of what executions take over what their kernels would take alone, drawn by unit."""
+    """The interval of the ratio of the sums; the bootstrap draws units (steps or kernels)."""
     _, unit = np.unique(unit, return_inverse=True)
     sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
 
@@ -203,7 +205,7 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
 
 
 class NameTimes(NamedTuple):
-    """Executions of the kernels of one name; ``shortest_ns`` is of all of them."""
+    """Executions of the kernels of one name: the shortest of all, and number and summed time of those ``beside``."""
 
     shortest_ns: int
     beside: int
@@ -212,11 +214,11 @@ class NameTimes(NamedTuple):
 
 @dataclass(frozen=True)
 class SlowdownLimit:
-    """What limits the slowdown of a rank's kernels, told without their launch shapes, which take long to read.
+    """Input of :func:`limit_contention_ns` for one rank; it needs no launch shapes, which take long to read.
 
     Attributes:
         compares: Whether enough kernels ran both beside communication and alone.
-        all_communicate: Whether each step that has kernels has some beside communication.
+        all_communicate: Whether each step with kernels has some beside communication.
     """
 
     by_name: dict[str, NameTimes]
@@ -238,7 +240,7 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
     has_kernels, communicates = (np.bincount(of, minlength=steps) > 0 for of in (step, step[is_beside]))
 
     def count_compared(first_steps: int) -> int:
-        """Kernels, told by name and place in the step, that ran both beside communication and alone."""
+        """Number of kernels (name and position in the step) that ran both beside communication and alone."""
         own = np.flatnonzero(step < first_steps)
         own = own[np.lexsort((events.launch_ns[rows[own]], step[own]))]
         position = count_before(distinct_rows(step[own], name[own])[1])
@@ -258,13 +260,13 @@ def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
 
 
 _FIRST_STEPS = 20
-"""As a rule so many steps show kernels enough that can be compared."""
+"""Usually this number of steps contains enough kernels that can be compared."""
 
 
 def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
-    """What ``measure_contention`` finds at most; ``None`` where it may find a reason for not telling anything.
+    """Upper limit of ``contention_ns`` in :func:`measure_contention`; ``None`` if that might give a reason instead.
 
-    No kernel takes less alone than the shortest execution of its name.
+    It holds because no kernel alone is shorter than the shortest execution of its name.
     """
     if not (any(limit.compares for limit in limits) and all(limit.all_communicate for limit in limits)):
         return None

@@ -1,22 +1,22 @@
-"""What the devices of a run spent their time on: all that ``ddp-prof kernels`` shows.
+"""How the devices of a run spent their time, as shown by ``ddp-prof kernels``.
 
-What hid communication: the overlapped time of a rank by the phase and kind of the compute beside it. Where several
-kernels run at once, the instant belongs to the first in the order of :data:`PHASE_ORDER`, and within a phase to the
-kind that comes first by name::
+*What hid communication* is the overlapped time of a rank by the phase and kind of the compute that ran meanwhile. If
+several kernels ran at once, the instant belongs to the first phase in :data:`PHASE_ORDER`, and within a phase to the
+first kind by name::
 
     communication  ..########..
     backward       ####..####..     ##..####  ->  2 + 2 (the optimizer has the rest)
     optimizer      ........####
 
-Why a device was idle, each nanosecond once: an idle stretch ends with the work that starts next. Until that work was
-launched the host was late, and the host's phase says at what; from then on it was queued but had not started::
+*Why a device was idle*: an idle stretch ends with the work that starts next. Until that work was launched, the host was
+late: this time is divided by the host's phase. After the launch, the work was queued but had not started::
 
     device    ####..............####
     launch               ^              of the work that ends the stretch
     host      ffffffbbbbbbbbbbbbbbbb    in forward, then in backward
     cause         ffbbbbb|------|       the last part: launched, not begun
 
-On a CPU nothing is launched: all is by the host's phase.
+On a CPU nothing is launched: all idle time is divided by the host's phase.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONI
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category
 
 HOST = "host"
-"""Kind of what computes on a CPU, where ranges alone are known."""
+"""Kind of compute on a CPU, where no kernels are known."""
 
 PHASE_ORDER = (BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE, None)
 
 
 @dataclass(frozen=True, slots=True)
 class HiddenTime:
-    """Overlapped communication of a rank beside compute of a phase and a kind, :data:`HOST` or one of ``KINDS``."""
+    """Communication of a rank that was hidden by compute of one phase and kind (:data:`HOST` or one of ``KINDS``)."""
 
     phase: str | None
     kind: str
@@ -58,7 +58,7 @@ class HiddenTime:
 
 
 def measure_hidden(rank: RankEvents) -> tuple[HiddenTime, ...]:
-    """Divide a rank's overlapped time; the parts sum to it exactly. Parts of no length are left out."""
+    """Divide a rank's overlapped time; the parts sum to it exactly. Empty parts are left out."""
     trace, events = rank.trace, rank.events
     rows = np.flatnonzero(events.category == Category.COMPUTE)
     left = rank.union_of(Category.COMPUTE) & rank.union_of(Category.COMMUNICATION)
@@ -87,12 +87,12 @@ HOST_OUTSIDE = "host outside of named phases"
 UNKNOWN_CAUSE = "unknown"
 
 CAUSES = (OTHER_STEP, PROFILER, NOT_BEGUN, *HOST_IN.values(), HOST_OUTSIDE, UNKNOWN_CAUSE)
-"""In the order in which an instant is given to them."""
+"""If several causes apply to an instant, the first one counts."""
 
 
 @dataclass(frozen=True, slots=True)
 class IdleTime:
-    """Idle time of a rank's steps, ``None`` with a reason, and its causes, which sum to it exactly."""
+    """Idle time of a rank's steps, and its causes, which sum to it exactly; ``None`` with a reason."""
 
     idle_ns: int | None
     causes: tuple[tuple[str, int], ...]
@@ -112,7 +112,7 @@ def measure_idle(rank: RankEvents) -> IdleTime:
     if not len(parts):
         return IdleTime(None, (), "no step was measured")
     totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
-    # All time in which the device does nothing, cause by cause, none of it twice.
+    # From all time in which the device does nothing, each cause takes its part of what is left.
     gaps, pending, undecided = _find_gaps(rank)
     for cause, instants in (
         (PROFILER, union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)),
@@ -124,14 +124,14 @@ def measure_idle(rank: RankEvents) -> IdleTime:
     ):
         part = gaps & instants
         gaps = gaps - part
-        # Windows of steps may overlap: what is idle in both counts in both, as in their figures.
+        # Windows of steps may overlap: idle time in both counts in both, as in the figures of steps.
         totals[cause] += int(part.covered_ns(parts.start_ns, parts.end_ns).sum())
     causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
     return IdleTime(int(parts.idle_ns.sum()), causes, None)
 
 
 def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
-    """The time between a rank's events, and two parts of it: after the launch of what ends it, and without one."""
+    """The gaps between a rank's events; the parts after the launch of the next event; gaps without such a launch."""
     events, parts = rank.events, rank.breakdown
     busy, nothing = union(events.start_ns, events.end_ns), union(events.start_ns[:0], events.end_ns[:0])
     edges = np.concatenate([parts.start_ns, parts.end_ns, events.start_ns, events.end_ns])
@@ -140,8 +140,8 @@ def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
         return gaps, nothing, nothing
     rows = np.flatnonzero(events.end_ns > events.start_ns)
     launch = np.where(events.launch_ns == NO_TIME, np.iinfo(np.int64).max, events.launch_ns)[rows]
-    rows = rows[np.lexsort((launch, events.start_ns[rows]))]  # of those that start together the one launched first
-    # The one that starts when the gap ends; after the last one there is none.
+    rows = rows[np.lexsort((launch, events.start_ns[rows]))]  # if events start together, the first launch counts
+    # The event with whose start a gap ends; -1 after the last event.
     ending = np.append(rows, -1)[np.searchsorted(events.start_ns[rows], gaps.end_ns)]
     launched = np.where(ending < 0, NO_TIME, events.launch_ns[ending])
     is_known = launched != NO_TIME
@@ -151,7 +151,7 @@ def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
 
 @dataclass(frozen=True)
 class RankUse:
-    """One rank. The parts in ``hidden`` sum to its overlapped communication; that is ``None`` where it is not known."""
+    """One rank. The parts in ``hidden`` sum to ``overlapped_ns``, which is ``None`` if not known."""
 
     process: int
     device: int | None
@@ -164,7 +164,7 @@ class RankUse:
 
 @dataclass(frozen=True)
 class DeviceUse(FrameResult):
-    """The ranks of a run, and their kernels taken together."""
+    """The ranks of a run, and the kernels of all ranks together."""
 
     ranks: tuple[RankUse, ...]
     kernels: tuple[KernelTime, ...]

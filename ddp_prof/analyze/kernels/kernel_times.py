@@ -1,8 +1,8 @@
-"""The kernels of a run, each with its time and with its slowdown beside communication.
+"""The kernels of a run, each with its time and its slowdown beside communication.
 
-A kernel is what has one name, one launch shape and one phase. An execution is *beside* communication where
-communication covers more than half of it, and *alone* where there is none at all; what lies between counts for
-neither. The slowdown is the median duration beside over the median duration alone::
+Executions with the same name, launch shape and phase are one kernel. An execution is *beside* communication if
+communication covers more than half of it, and *alone* if there is none at all; otherwise it counts for neither. The
+slowdown is the median duration beside communication divided by the median duration alone::
 
     kernel         aaaa  aaaaaa  aaaa
     communication        ######   #
@@ -65,14 +65,11 @@ AnyKey = TypeVar("AnyKey", bound="Hashable")
 
 
 def identify_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[Any, ...]], Ints]:
-    """Name and launch shape of each kernel that occurs, and for each activity which one it is.
-
-    ``more`` are columns of what else tells kernels apart, which follow name and shape.
-    """
+    """The distinct kernels (name, launch shape, values of ``more``), and the index of each activity's kernel."""
     shape_id = np.full(len(activity), UNKNOWN) if trace.shape_id is None else trace.shape_id[activity]
     columns = (trace.activities.name_id[activity], shape_id, *more)
     first, kernel = distinct_rows(*columns)
-    texts = (*trace.names, "")  # UNKNOWN, which is -1, finds the last one
+    texts = (*trace.names, "")  # the additional last element is for UNKNOWN, which is -1
     rows = zip(*(column[first].tolist() for column in columns), strict=True)
     return [(texts[name], texts[shape], *others) for name, shape, *others in rows], kernel
 
@@ -86,24 +83,25 @@ def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[Any
 
 
 def is_mostly_overlapped(duration_ns: Ints, communication_ns: Ints) -> Mask:
-    """Whether communication ran beside an execution for more than half of its time."""
+    """Whether communication covers more than half of each duration."""
     found: Mask = 2 * communication_ns > duration_ns
     return found
 
 
 LEAST_EXECUTIONS = 5
-"""Executions beside communication, and as many alone, below which no slowdown is given."""
+"""A slowdown needs this number of executions beside communication, and as many alone."""
 
 Key = tuple[str, str, str | None, str]
 
 
 @dataclass(frozen=True)
 class KernelRuns:
-    """Every execution of a kernel by one rank.
+    """All executions of kernels by one rank.
 
     Attributes:
-        keys: Of each kernel that occurs: name, launch shape, phase and kind.
-        beside_ns: How long of its duration communication ran, too; of collectives all of it.
+        keys: Name, launch shape, phase and kind of each kernel.
+        kernel: Index into ``keys`` for each execution.
+        beside_ns: The part of each duration in which communication ran; for collectives, all of it.
     """
 
     keys: tuple[Key, ...]
@@ -117,11 +115,11 @@ class KernelTime:
     """One kernel over all ranks and steps.
 
     Attributes:
-        shape: Grid and block of its launch; empty where the trace does not hold them.
-        phase: Whose launch it is; ``None`` where the trace does not tell.
-        beside: Executions beside communication, ``alone`` without any; ``None`` of a kernel that communicates itself.
-        beside_ns: Median duration of the former, ``None`` where there are none; ``alone_ns`` of the latter.
-        slowdown: ``None`` with a reason.
+        shape: Grid and block of its launch; empty if they are not in the trace.
+        phase: The phase that launched it; ``None`` if not known.
+        beside, alone: Number of executions beside communication, and alone; ``None`` for a kernel that communicates.
+        beside_ns, alone_ns: Median duration of these executions, ``None`` if there are none.
+        slowdown: ``beside_ns`` divided by ``alone_ns``; ``None`` with a reason.
     """
 
     name: str
@@ -140,12 +138,12 @@ class KernelTime:
 
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
-    """All kernels of a rank, those outside of steps included, warm-up left out."""
+    """All kernels of a rank, including those outside of steps, without warm-up."""
     events = select(rank.events, rank.is_kernel)
     found, kernel = identify_kernels(rank.trace, events.activity, events.phase, events.category)
-    told, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
+    kinds, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
     for name, shape, phase, category in found:
-        kind = told[Category(category)] if category in told else kind_of_compute(name)
+        kind = kinds[Category(category)] if category in kinds else kind_of_compute(name)
         keys.append((name, shape, None if phase == UNKNOWN else PHASES[phase], kind))
     return KernelRuns(
         keys=tuple(keys),
@@ -156,7 +154,7 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
 
 
 def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
-    """The kernels of all ranks together, those that took most time first."""
+    """The kernels of all ranks together, in descending order of total time."""
     keys, kernel = merge_keys((runs.keys, runs.kernel) for runs in ranks)
     if not keys:
         return ()

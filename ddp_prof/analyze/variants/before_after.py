@@ -1,7 +1,7 @@
-"""Two runs of one variant: what of the step changed, beyond their spread, and which collective did it.
+"""Two runs of one variant: which parts of the step changed by more than the spread, and which collective caused it.
 
-A collective is launched, starts some time after (behind others or its input), waits for its peers and transfers. Its
-launch is told against the end of backward's compute, so that what changes one of the four moves its end by as much::
+A collective is launched, starts some time later (after others, or after its input), waits for its peers and transfers.
+Its launch is measured from the end of backward's compute. So a change of one of the four moves its end by as much::
 
     before   backward ############|
              bucket 3         L..NNNN
@@ -31,9 +31,9 @@ class CollectiveChange:
     """What changed of one collective of a step, on average over steps and ranks.
 
     Attributes:
-        moved: What changed: one of ``launch``, ``queueing`` (from launch to start, whatever it waited for), ``wait``,
-            ``transfer``, and ``duration`` where waiting is not told from transfer.
-        by_ns: By how much; a launch against the end of backward's compute.
+        moved: What changed: ``launch``, ``queueing`` (from launch to start, whatever it waited for), ``wait`` or
+            ``transfer``; or ``duration``, if wait and transfer cannot be distinguished.
+        by_ns: By how much; for a launch, relative to the end of backward's compute.
     """
 
     op: str | None
@@ -45,11 +45,12 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
-    """A part of the mean step, or ``step`` itself; times are ``None`` where the part is not known of both runs.
+    """A part of the mean step, or ``step`` itself; times are ``None`` if the part is not known.
 
     Attributes:
-        half_width_ns: Half of the change's 95 % interval; ``None`` where the steps are too few.
-        cause: The collective with the largest part of the change, where it is beyond the spread and of communication.
+        half_width_ns: Half of the change's 95 % interval; ``None`` for too few steps.
+        cause: The collective with the largest share of the change, if it is a change of communication that exceeds the
+            spread.
     """
 
     part: str
@@ -64,7 +65,7 @@ class PartChange:
 
     @property
     def is_beyond_spread(self) -> bool | None:
-        """Whether the change is more than the spread of both runs; ``None`` where that is not known."""
+        """Whether the change exceeds the spread of both runs; ``None`` if not known."""
         by_ns, half_width_ns = self.change_ns, self.half_width_ns
         return None if by_ns is None or half_width_ns is None else abs(by_ns) > half_width_ns
 
@@ -72,9 +73,9 @@ class PartChange:
 def compare_before_after(
     before: Analyzed, after: Analyzed, reference: Sequence[Analyzed] = ()
 ) -> tuple[PartChange, ...]:
-    """The step and its parts in two runs of a variant; nothing where one tells no steps, or devices differ.
+    """The step and its parts in two runs of a variant; empty if a run has no steps, or if devices differ.
 
-    ``reference`` as of :func:`.measure_budgets`.
+    See :func:`.measure_budgets` for ``reference``.
     """
     measured = measure_budgets([before, after], reference)
     if len({one.run.device for one in measured}) != 1 or len(measured) != 2:
@@ -85,8 +86,8 @@ def compare_before_after(
     found = []
     for part in ("step", *PARTS):
         old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
-        is_told = part in _EXPOSED and difference.is_beyond_spread(part)
-        cause = _find_cause(part, collectives[0], collectives[1], new - old) if is_told else None
+        has_cause = part in _EXPOSED and difference.is_beyond_spread(part)
+        cause = _find_cause(part, collectives[0], collectives[1], new - old) if has_cause else None
         found.append(PartChange(part, old, new, difference.half_width_ns.get(part), cause))
     return tuple(found)
 
@@ -101,7 +102,7 @@ _EXPOSED: dict[str, Callable[[Collective], int]] = {
 def _find_cause(
     part: str, before: Sequence[Collective], after: Sequence[Collective], change_ns: int
 ) -> CollectiveChange | None:
-    """The collective whose share of the part changed most in the direction of the whole, and what of it did."""
+    """The collective whose share of the part changed most in the direction of the change, and what moved it."""
     old, new = _group_by_key(before), _group_by_key(after)
     sign = 1 if change_ns > 0 else -1
 
@@ -115,11 +116,11 @@ def _find_cause(
     moves = {
         name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name)) for name in _TIMES
     }
-    told = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
-    if not told:
+    in_direction = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
+    if not in_direction:
         return None
-    moved = max(told, key=lambda name: abs(told[name]))
-    return CollectiveChange(*key, moved=moved, by_ns=round(told[moved]))
+    moved = max(in_direction, key=lambda name: abs(in_direction[name]))
+    return CollectiveChange(*key, moved=moved, by_ns=round(in_direction[moved]))
 
 
 def _group_by_key(collectives: Sequence[Collective]) -> dict[Key, list[Collective]]:
@@ -145,7 +146,7 @@ _TIMES: dict[str, Callable[[Collective], int | None]] = {
 
 
 def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
-    """The mean over the ranks of each step; empty where it is not known of all."""
+    """The mean over ranks for each step; empty if a step has no known value."""
     steps: dict[int | None, list[int | None]] = {}
     for collective in collectives:
         steps.setdefault(collective.step_key, []).append(_TIMES[name](collective))
@@ -154,7 +155,7 @@ def _mean_per_step(collectives: Sequence[Collective], name: str) -> list[float]:
 
 
 def _significant_change(before: Sequence[float], after: Sequence[float]) -> float | None:
-    """The change of the mean, where it is beyond the intervals of both."""
+    """The change of the mean, if it exceeds the interval of the difference; else ``None``."""
     widths = [half_width_of_steps([times], mean_per_draw) for times in (before, after)]
     if widths[0] is None or widths[1] is None:
         return None

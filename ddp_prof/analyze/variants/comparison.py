@@ -1,4 +1,4 @@
-"""Variants side by side: what a step costs and how much of its communication hides."""
+"""Variants side by side: how long a step takes, and how much of its communication is hidden."""
 
 from __future__ import annotations
 
@@ -15,26 +15,30 @@ from ddp_prof.variants import BASELINE
 
 @dataclass(frozen=True, slots=True)
 class VariantSummary:
-    """One run. Times are medians over the steps of all ranks, each of its own, so that those of a row need not sum.
+    """One run. Each time is a median over the steps of all ranks, so the times of a row need not sum.
 
-    Times of communication are of the steps that communicate: steps that only accumulate gradients are none. ``None`` is
-    what is not known, as where the trace holds no steps.
+    Only ``step_ns`` is of all steps. Other times are of steps that communicate, which steps that only accumulate
+    gradients do not, or of all steps if none does. Times are ``None`` if not known, as in a capture without steps.
 
     Attributes:
-        steps: Of one rank; ``collectives`` per step.
+        ranks: Number of the job's ranks that were measured.
+        steps: Number of steps of the rank with most steps.
+        step_ns: Length of all steps.
         step_spread_ns: Interquartile range of ``step_ns``.
-        step_half_width_ns: Half of the median's interval; ``exposed_half_width_ns`` likewise.
-        blocking_ns: How long something stands still for communication; ``host_waits`` as of ``DependencyCoverage``.
+        step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
+        collectives: Number of collectives per step.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
-        overlap_ratio_without_outliers: Without steps that alone hold a large part of the exposed time, if there are.
-        communicating_steps: How many of its steps communicate, of whichever rank has most of these;
-            ``communicating_step_ns`` is their length, ``step_ns`` that of all.
-        window_ns: From the first to the last thing that a step that communicates did on the device.
-        compute_only_ns, exposed_memory_ns, idle_ns: Of such a step's length.
-        blocked_steps: In how many communicating steps of all ranks something stood still for it.
-        reason: Why nothing is known of what is exposed.
-        world_size: Ranks in the job, of which the run may hold some; ``None`` where unknown.
-        speedup: Step time of the ``naive`` run, if it ran on such a device, over this one's.
+        overlap_ratio_without_outliers: The same without the steps that stand out, if there are any.
+        speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's.
+        window_ns: From the step's first event on the device to its last one.
+        compute_only_ns, exposed_memory_ns, idle_ns: Parts of the step's length.
+        blocking_ns: How long something stands still for communication.
+        blocked_steps: Number of steps of all ranks in which something stood still.
+        host_waits: See ``DependencyCoverage``, over all ranks.
+        communicating_steps: Number of steps that communicate, of the rank with most of these.
+        communicating_step_ns: Length of the steps that communicate.
+        reason: Why exposed time is not known; ``None`` if it is.
+        world_size: Number of ranks in the job, ``None`` if unknown; ``ranks`` may be smaller.
     """
 
     label: str
@@ -68,7 +72,7 @@ class VariantSummary:
 
     @property
     def parts_ns(self) -> dict[str, int | None]:
-        """The parts of the step: each a median of its own, so that they need not sum to ``step_ns``."""
+        """The parts of the step; each is a median, so they need not sum to ``step_ns``."""
         return {
             "compute_only": self.compute_only_ns,
             "overlapped": self.overlapped_ns,
@@ -79,10 +83,10 @@ class VariantSummary:
 
     @property
     def gain_at_most(self) -> float | None:
-        """The share of a step that communicates that hiding all communication would gain at most, 0 to 1.
+        """Upper limit, 0 to 1, of the share of a communicating step that hiding all its communication would save.
 
-        What blocks bounds it where that is known and no host waited, else what is exposed. ``None`` where that is not
-        known, or a step exposes more than it lasts, as where what it launched runs beside later ones.
+        The limit is the blocking time if it is known and no host waited, else the exposed time. ``None`` if not known,
+        or if the exposed time is longer than the step, as when its communication runs during later steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
@@ -92,7 +96,7 @@ class VariantSummary:
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
-    """Summarize each run, in the order given."""
+    """Summarize each run."""
     naive = next((result for result in results if result.label == BASELINE), None)
     return tuple(_summarize(result, naive) for result in results)
 
@@ -100,7 +104,7 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
-    if not any(communicating) and any(rank.comm_ns for rank in result.ranks):  # in no step that is known
+    if not any(communicating) and any(rank.comm_ns for rank in result.ranks):  # but in no known step
         by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
@@ -111,8 +115,8 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
     step = _median_step_length(result)
-    told = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
-    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in told], list(map(keys_of, told)))
+    known = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
+    exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in known], list(map(keys_of, known)))
     blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
@@ -169,7 +173,7 @@ def _known_values(steps: Sequence[StepOverlap | StepLength], name: str) -> list[
 
 
 def _share_of_communication(result: TraceOverlap, part: str) -> float | None:
-    """The part's share of communication over the ranks where both are known."""
+    """The part's share of communication, over the ranks for which both are known."""
     known = [rank for rank in result.ranks if rank.overlap_ratio is not None and getattr(rank, part) is not None]
     total = sum(rank.comm_ns or 0 for rank in known)
     return sum(getattr(rank, part) for rank in known) / total if total else None

@@ -1,7 +1,7 @@
 """Checks a run against requirements: unknown figures fail; a regression must exceed the spread of both runs.
 
-A limit is put to a percentile of the steps of the worst rank: the median, unless another is asked for. Two medians are
-taken for different where that is more than the interval of their difference; see :mod:`ddp_prof.analyze.statistics`.
+A limit applies to a percentile of the worst rank's steps, by default the median. Two medians count as different if
+their difference is larger than its interval; see :mod:`ddp_prof.analyze.statistics`.
 """
 
 from __future__ import annotations
@@ -28,20 +28,22 @@ NO_LENGTHS = "the host runs ahead, and the device does not tell how long a step 
 
 Unit = Literal["ratio", "ns", "ranks"]
 OfSteps = dict[int, int]
-"""Nanoseconds by the key of each step that is measured."""
+"""Nanoseconds of each measured step, by the step's key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a run must meet; ``None`` where nothing is asked.
+    """What a run must meet; ``None`` for what is not required.
 
     Attributes:
-        min_overlap: Least share of communication that compute hides, 0 to 1, on each rank.
-        max_exposed_ns: Most exposed communication of a step, at the percentile of the steps of each rank; so are
-            ``max_tail_ns`` and ``max_blocking_ns``, in which something stands still for communication.
-        percentile: From 0 to 100: of the steps, sorted by what is limited, where the limit is put.
-        baseline: Another run, than which steps may not be slower nor expose more than a share ``max_regression`` of it.
-        incomparable: In what the baseline is another job, a text each, so that times cannot be compared.
+        min_overlap: Smallest share of communication that compute must hide on each rank, 0 to 1.
+        max_exposed_ns, max_tail_ns, max_blocking_ns: Largest exposed communication, tail and time for which something
+            stands still, of a step at ``percentile`` of the steps of each rank.
+        baseline: Another run, with which step time and exposed communication are compared.
+        max_regression: Largest increase against the baseline, as a share of the baseline.
+        all_ranks: Whether the traces of all ranks of the job are required.
+        incomparable: Differences from the baseline because of which times cannot be compared, a text each.
+        percentile: From 0 to 100.
     """
 
     min_overlap: float | None = None
@@ -60,11 +62,13 @@ class GateResult:
     """The verdict on one requirement of a run.
 
     Attributes:
-        unit: ``ratio``, ``ns`` a step, or ``ranks``; of all numbers here.
-        measured: ``None`` where the trace does not tell it, and then ``status`` is ``unknown``.
-        limit: What it may be at most, of an overlap and of ranks at least; ``None`` of an unknown baseline.
-        spread: By how much the median and the baseline's must differ to be told apart.
-        reason: Why it is unknown, or passed although beyond the limit, or what a passed one does not cover; else empty.
+        unit: The unit of all numbers here: ``ratio``, ``ns`` (per step), or ``ranks``.
+        measured: ``None`` if not known; ``status`` then is ``unknown``.
+        limit: The largest accepted value (for overlap and ranks: the smallest); ``None`` if the baseline is not known.
+        reason: Why it is unknown, why it passed although beyond the limit, or what is not covered; else empty.
+        rank: The rank that decides.
+        baseline: The baseline's value.
+        spread: The difference from the baseline must be larger than this to count.
     """
 
     requirement: str
@@ -85,7 +89,7 @@ class GateReport:
 
     @property
     def passed(self) -> bool:
-        """Whether something was required and all of it is met."""
+        """Whether there are requirements, and all of them are met."""
         return bool(self.verdicts) and all(verdict.status == "passed" for verdict in self.verdicts)
 
 
@@ -94,7 +98,7 @@ def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
 
 
 class _UnknownFigure(Exception):  # noqa: N818
-    """Why a trace does not tell a figure."""
+    """A figure is not known; the message is the reason."""
 
 
 def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
@@ -131,7 +135,7 @@ def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
 
 
 def _judge_presence(run: TraceOverlap) -> GateResult:
-    """Ranks are counted by their numbers: two files of one rank, or two devices of a process, are one rank."""
+    """Judge whether all ranks are present; two files of one rank, or two devices of a process, are one rank."""
     found = {rank.rank for rank in run.ranks}
     if run.world_size is None or None in found:
         what = "how many ranks the job has" if run.world_size is None else "which process is which rank"
@@ -143,7 +147,7 @@ def _judge_presence(run: TraceOverlap) -> GateResult:
 def _judge_worst(
     run: TraceOverlap, requirement: str, unit: Unit, limit: float, measure: Callable[[RankOverlap], float]
 ) -> GateResult:
-    """The worst rank decides. If one rank is unknown the verdict is unknown, unless another rank fails."""
+    """Judge by the worst rank. If one rank is unknown the verdict is unknown, unless another rank fails."""
     known, unknown = [], []
     for rank in run.job_ranks:
         try:
@@ -167,7 +171,7 @@ def _judge_regression(
     max_regression: float,
     measure: Callable[[RankOverlap], OfSteps],
 ) -> GateResult:
-    """A regression exceeds the limit, and it exceeds the baseline by more than both runs' spread."""
+    """Judge a regression, which must exceed the limit, and exceed the baseline by more than both runs' spread."""
     name = f"{requirement} against baseline"
     if run.device != baseline.device:
         reason = f"a run on {run.device} cannot be compared with one on {baseline.device}"
@@ -194,7 +198,7 @@ def _judge_regression(
 
 
 def _median_over_ranks(run: TraceOverlap, measure: Callable[[RankOverlap], OfSteps]) -> StepMedian | str:
-    """Of the steps of all ranks together; a text says why it is not known."""
+    """The median over the steps of all ranks, or a text why it is not known."""
     try:
         by_rank = [measure(rank) for rank in run.job_ranks]
         found = median_of_steps([list(times.values()) for times in by_rank], [list(times) for times in by_rank])
@@ -217,7 +221,7 @@ def _step_times(rank: RankOverlap) -> OfSteps:
 
 
 def _times(name: str, rank: RankOverlap) -> OfSteps:
-    """Of the steps that communicate: one that only accumulates gradients would meet any limit."""
+    """The times of steps that communicate; a step that only accumulates gradients would meet any limit."""
     _overlap(rank)
     if not rank.marked_steps:
         raise _UnknownFigure(NO_STEPS)
@@ -240,8 +244,8 @@ def find_differences(
 ) -> tuple[str, ...]:
     """Differences that make two runs incomparable, by their traces and both run.json.
 
-    The variant and its settings may differ: that is what is compared. What one of the two does not say is no
-    difference.
+    The variant and its settings may differ, since these are compared. A value that one of the two traces does not
+    contain is not a difference.
     """
     pairs: list[tuple[str, Any, Any]]
     pairs = [("ranks", run.world_size, baseline.world_size), ("GPUs", _gpus(run), _gpus(baseline))]
@@ -250,12 +254,12 @@ def find_differences(
         return tuple(found.values())
     pairs = [(what, getattr(manifest, name), getattr(baseline_manifest, name)) for name, what in _SAME.items()]
     pairs.append(("GPUs", manifest.machine.get("gpus") or "none", baseline_manifest.machine.get("gpus") or "none"))
-    noted = {what: f"{what} {own} and {other}" for what, own, other in pairs if own != other}
-    return tuple((noted | found).values())
+    by_manifest = {what: f"{what} {own} and {other}" for what, own, other in pairs if own != other}
+    return tuple((by_manifest | found).values())
 
 
 def _gpus(run: TraceOverlap) -> str | None:
-    """Names of the GPUs of all ranks, ``None`` where one is not known."""
+    """Names of the GPUs of all ranks, ``None`` if one is not known."""
     names = {rank.gpu for rank in run.ranks}
     return None if None in names else ", ".join(sorted(map(str, names)))
 

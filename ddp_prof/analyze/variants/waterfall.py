@@ -1,19 +1,19 @@
-"""The waterfall: which part of a step each variant removed or added.
+"""The waterfall: which parts of a step each variant removed or added.
 
-The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds. All of them lie in the
-windows of its steps, see :mod:`.step_breakdown`, so that none is negative:
+The mean step of a run is divided into parts that sum to it exactly, in whole nanoseconds. All parts lie within the
+windows of steps, see :mod:`.step_breakdown`, so none is negative:
 
-- *compute*: what the rank computes, less the contention;
-- *contention*: what communication beside it adds to compute, where that is known;
-- *transfer*: exposed communication in which bytes move, but the tail;
-- *tail*: exposed communication after the last compute of backward, waiting left out;
+- *compute*: compute of the rank, without contention;
+- *contention*: what simultaneous communication adds to compute, if known;
+- *transfer*: exposed communication in which data moves, without the tail;
+- *tail*: exposed communication after the last compute of backward, without waits for peers;
 - *wait*: exposed communication in which a peer had not arrived;
-- *calls*: the host's work round blocking collectives, one by one;
-- *rest*: what is left: data, the host between phases, idle device.
+- *calls*: the host's work around blocking collectives;
+- *rest*: everything else: data loading, the host between phases, idle device.
 
-The difference of two runs then is the sum of the differences of their parts. Medians would not sum, so these are means,
-each with the interval of :mod:`ddp_prof.analyze.statistics`. A change within both runs' intervals is none that can be
-told.
+The difference of two runs is then the sum of the differences of their parts. Medians would not sum, so these are means,
+each with the interval of :mod:`ddp_prof.analyze.statistics`. A change within the intervals of both runs is not
+significant.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from ddp_prof.trace import UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
-"""What is measured of each step; contention is measured of a whole run."""
+"""The parts that are measured for each step; contention is measured for a whole run."""
 PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """A step, or a difference of two, in whole nanoseconds; the parts that are known sum to ``step_ns`` exactly.
+    """The parts of a step, or of a difference of two steps; the known parts sum to ``step_ns`` exactly.
 
     Attributes:
-        contention_ns: ``None`` where it is not known of the run, or of one of the two; it is part of compute then.
-        wait_ns: ``None`` where ranks could not be compared, likewise; it is part of transfer and tail then.
+        contention_ns: ``None`` if not known for a run; it is then part of compute.
+        wait_ns: ``None`` if the ranks of a run could not be compared; it is then part of transfer and tail.
     """
 
     step_ns: int
@@ -61,10 +61,10 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(Parts):
-    """The mean step of a run, over those steps of all ranks whose length is known.
+    """The mean step of a run, over the steps of all ranks whose length is known.
 
     Attributes:
-        half_width_ns: Of each part, and of ``step``, half of the mean's 95 % interval; empty with too few steps.
+        half_width_ns: Half of the mean's 95 % interval, of each part and of ``step``; empty for too few steps.
     """
 
     label: str
@@ -77,14 +77,14 @@ class Budget(Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Parts):
-    """What changed from one run to the next; ``half_width_ns`` as of :class:`Budget`, of the change."""
+    """The change from one run to the next; ``half_width_ns`` as in :class:`Budget`, but of the change."""
 
     before: str
     after: str
     half_width_ns: Mapping[str, int]
 
     def is_beyond_spread(self, part: str) -> bool | None:
-        """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` where that is not known."""
+        """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` if not known."""
         half_width = self.half_width_ns.get(part)
         change: int | None = getattr(self, f"{part}_ns")
         return None if half_width is None or change is None else abs(change) > half_width
@@ -96,9 +96,10 @@ class Waterfall(FrameResult):
 
     Attributes:
         left_out: Labels of runs without steps, which have no step time.
-        untimed: Labels of runs whose traces mark steps and do not tell how long they took.
-        unknown: Labels of runs whose traces do not tell all that ran in their steps, as of CUDA graphs recorded whole.
-        other_device: Labels of runs on another device than the first, ``cpu`` or ``cuda``, which are other jobs.
+        untimed: Labels of runs with steps whose length is not known.
+        unknown: Labels of runs in whose steps not everything is known, for example because of CUDA graphs that were
+            recorded as a whole.
+        other_device: Labels of runs on another device (``cpu`` or ``cuda``) than the first run.
     """
 
     budgets: tuple[Budget, ...]
@@ -120,19 +121,19 @@ Analyzed = tuple["RunAnalysis", "Sequence[KernelSamples]"]
 
 
 def measure_waterfall(runs: Sequence[Analyzed]) -> Waterfall:
-    """Order the runs and take the differences of their budgets; contention is measured against the others, too."""
+    """Order the runs and subtract their budgets; each run is a reference for the contention of the others."""
     unknown = tuple(run.label for run, _ in runs if _has_unknown_work(run))
     measured = measure_budgets(runs)
-    alike = [one for one in measured if one.run.device == measured[0].run.device]
+    same_device = [one for one in measured if one.run.device == measured[0].run.device]
     unmeasured = [run for run, _ in runs if not any(one.run is run for one in measured) and run.label not in unknown]
     return Waterfall(
-        budgets=tuple(one.budget for one in alike),
-        changes=tuple(subtract_budgets(*match_parts(*pair)) for pair in pairwise(alike)),
+        budgets=tuple(one.budget for one in same_device),
+        changes=tuple(subtract_budgets(*match_parts(*pair)) for pair in pairwise(same_device)),
         left_out=tuple(run.label for run in unmeasured if not run.has_steps),
         untimed=tuple(run.label for run in unmeasured if run.has_steps),
         caveats=tuple(dict.fromkeys(caveat for run, _ in runs for caveat in run.caveats)),
         warnings=tuple(dict.fromkeys(warning for run, _ in runs for warning in run.trace_warnings)),
-        other_device=tuple(one.budget.label for one in measured if one not in alike),
+        other_device=tuple(one.budget.label for one in measured if one not in same_device),
         unknown=unknown,
     )
 
@@ -144,9 +145,9 @@ class MeasuredRun:
 
 
 def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()) -> list[MeasuredRun]:
-    """The budgets of runs in the order of variants; runs of which none is known are left out.
+    """The budgets of runs in the order of variants; runs without a known budget are left out.
 
-    Contention is measured against ``reference``, too, where these do the same work.
+    Contention is also measured against the runs in ``reference`` that have the same workload.
     """
     found = []
     for run, kernels in sorted(runs, key=_position):
@@ -160,7 +161,7 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
 
 def _has_unknown_work(run: RunAnalysis) -> bool:
-    """Whether a rank has steps of which the trace does not tell all that ran in them."""
+    """Whether the events of a rank with steps are not all known."""
     return any(len(rank.times) and rank.unknown_work for rank in run.ranks)
 
 
@@ -208,12 +209,11 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
 
 
 def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]:
-    """The parts of each step of known length, but for the contention."""
+    """The parts, without contention, of each step whose length is known."""
     times = select(rank.times, rank.times.is_known)
     start, end = times.start_ns, times.start_ns + times.length_ns
-    # When a collective waits for a peer, or is in the tail of its step, without compute beside it. Where collectives of
-    # two steps are in flight at once, an instant in which one of them waits is wait, and of the others one in which one
-    # is in the tail is tail.
+    # Instants without compute. If collectives of two steps run at once, an instant is wait if one of them waits for a
+    # peer; otherwise it is tail if one of them is in the tail of its step.
     first, last = assign_instants(rank.timings)
     wait_end = wait_end_ns(rank.timings, wait_ns)
     waiting = union(first, wait_end) - rank.compute
@@ -231,7 +231,7 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
 
 
 def match_parts(before: MeasuredRun, after: MeasuredRun) -> tuple[Budget, Budget]:
-    """The budgets of two runs by the same parts: what is not known of one is not told apart in the other."""
+    """The budgets of two runs with the same parts: a part that is not known in one is joined in the other, too."""
     first, second = (
         one.budget
         if before.budget.knows_wait == after.budget.knows_wait
