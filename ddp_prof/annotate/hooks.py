@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import wraps
 from itertools import count
@@ -166,7 +166,7 @@ class Instrumented:
             if buckets:
                 buckets.begin_forward()
             # So short that it is in every recording that holds a step.
-            with (process := process or _process_of(module)):
+            with (process := process or process_range(type(module).__name__, module.parameters())):
                 pass
             opened.append(ranges.forward())
             opened[-1].__enter__()
@@ -220,14 +220,14 @@ def is_recorded() -> bool:
     return ranges.is_enabled() and (is_under_nsys() or bool(torch.autograd.profiler._is_profiler_enabled))
 
 
-def _process_of(module: torch.nn.Module) -> NestedRange:
-    """The range that tells readers the rank."""
-    parameter = next(module.parameters(), None)
+def process_range(variant: str, parameters: Iterable[torch.Tensor]) -> NestedRange:
+    """Return the range by which readers know the rank."""
+    parameter = next(iter(parameters), None)
     is_ready = dist.is_available() and dist.is_initialized()
     return ranges.process(
         rank=dist.get_rank() if is_ready else 0,
         world=dist.get_world_size() if is_ready else 1,
-        variant=type(module).__name__,
+        variant=variant,
         backend=str(dist.get_backend()).replace("|", " ") if is_ready else "none",
         device="cpu" if parameter is None else parameter.device.type,
     )

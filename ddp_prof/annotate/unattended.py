@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from ddp_prof import range_names
 from ddp_prof.annotate import ranges
-from ddp_prof.annotate.hooks import Instrumented
+from ddp_prof.annotate.hooks import Instrumented, process_range
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
 """Where torch.profiler's files go, up to the rank; not set where nsys records."""
@@ -124,6 +124,10 @@ class _Recording:
         self._optimizer = self._optimizer or optimizer
         if optimizer is self._optimizer and self._step >= 0:
             self._begin_step()
+            if dist.is_available() and dist.is_initialized():  # without DDP no forward says which rank this is
+                parameters = (one for group in optimizer.param_groups for one in group["params"])
+                with process_range(type(optimizer).__name__, parameters):
+                    pass
 
     def _begin_step(self) -> None:
         self._end_step()

@@ -23,7 +23,7 @@ from ddp_prof.capture.recorder import (
 )
 from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys, by_number
-from ddp_prof.range_names import BACKWARD, STEP, parse_ranges
+from ddp_prof.range_names import BACKWARD, COLLECTIVES, STEP, parse_ranges
 
 PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -178,12 +178,15 @@ def find_losses(job: Job) -> list[str]:
     steps: Counter[int] = Counter()
     ranks: set[int] = set()
     with_kernels: set[int] = set()
-    world, is_marked, has_kernels = 0, False, False
+    processes = world = 0
+    is_marked = has_kernels = has_collectives = False
     for file in files:
         trace = load_trace(file)
         world = max(world, trace.world_size or 0)
         ranks |= set(trace.ranks.values())
+        processes += len(set(trace.spans.process.tolist()))
         is_marked |= any(name.startswith((f"{STEP}|", BACKWARD)) for name in trace.names)
+        has_collectives |= bool(parse_ranges(trace.names, *COLLECTIVES))
         names, spans = parse_ranges(trace.names, STEP), trace.spans
         marked = zip(spans.process.tolist(), spans.name_id.tolist(), spans.is_open.tolist(), strict=True)
         steps.update(
@@ -210,8 +213,11 @@ def find_losses(job: Job) -> list[str]:
     if job.on_gpus and (not has_kernels or ranks - with_kernels):
         whose = f" of rank {_format_ranks(ranks - with_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
-    if job.ranks is None and not job.part and len(ranks) < 2 and world < 2:
+    if job.ranks is None and not job.part and processes < 2 and world < 2:
         losses.append("only one process was recorded, so it communicates with none: does its launcher start several?")
+    elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
+        seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"
+        losses.append(f"no collective was recorded: {seen}, --profiler torch records all")
     return losses
 
 

@@ -71,17 +71,17 @@ if __name__ == "__main__":
 
 
 def capture_started(
-    folder: Path, train: str, *arguments: str, method: str = "fork", steps: str | None = None
+    folder: Path, train: str, *arguments: str, method: str = "fork", steps: str | None = None, profiler: str = "torch"
 ) -> subprocess.CompletedProcess[str]:
-    """Capture two ranks that the program starts itself, by torch.profiler."""
+    """Capture two ranks that the program starts itself."""
     script = folder / "train.py"
     script.write_text(train + STARTED)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    command = [DDP_PROF, "capture", "-o", folder, "--profiler", "torch", *(["--steps", steps] if steps else []), "--"]
+    command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, *(["--steps", steps] if steps else []), "--"]
     command += [sys.executable, script, method, port, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    return run_nsys(command)
 
 
 def run_nsys(command: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -115,6 +115,29 @@ def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler
         assert None not in [each.blocking_ns for each in reduced]
         assert rank.comm_ns > 0
         assert rank.overlapped_ns + rank.exposed_ns == rank.comm_ns
+
+
+SHARDED = """
+def train():
+    model = torch.nn.Linear(8, 8)
+    fully_shard(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        model(torch.randn(4, 8)).sum().backward()
+        optimizer.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.nsys
+@pytest.mark.slow
+def test_ranks_without_ddp_are_known_to_nsys(tmp_path: Path) -> None:
+    done = capture_started(tmp_path, SHARDED, method="spawn", profiler="nsys")
+    assert done.returncode == 0, done.stderr
+    assert "warning" not in done.stderr
+    (run,) = dp.load_runs(tmp_path / "train.sqlite")
+    assert run.overlap().world_size == 2
+    assert sorted(rank.rank for rank in run.overlap().ranks) == [0, 1]
 
 
 @pytest.mark.torch
@@ -433,6 +456,12 @@ def test_a_process_alone_is_told_from_a_run_without_communication(tmp_path: Path
     (loss,) = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
     assert loss == "only one process was recorded, so it communicates with none: does its launcher start several?"
     assert find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False, ranks={0})) == [], "it was asked for"
+
+
+def test_collectives_that_nsys_does_not_see_are_missed(tmp_path: Path) -> None:
+    exported(tmp_path / "x.sqlite", {0: 2}, lost_kernels=0)
+    *_, loss = find_losses(Job((), tmp_path, "x", "", NSYS, on_gpus=False))
+    assert loss.startswith("no collective was recorded: on a CPU nsys sees those of DistributedDataParallel and FSDP2")
 
 
 def test_kernels_are_missed_on_gpus_alone(tmp_path: Path) -> None:
