@@ -1,1 +1,1 @@
-"""Records a program: the recorder's command line, the processes, and what must have arrived. Needs no torch."""
+"""Records a program: the recorder's command line, the processes, and a check of the files. Needs no torch."""

@@ -1,6 +1,6 @@
 """``python -m ddp_prof.capture VARIANT ...``, which ``scripts/profile_variant.sh`` calls.
 
-With ``--nsys`` in the place of a variant it prints the path of the nsys that would record.
+``python -m ddp_prof.capture --nsys`` prints the path of the nsys that would record.
 """
 
 import os
@@ -15,7 +15,7 @@ from ddp_prof.train.launch import Stopped, stop_on_signals
 def main() -> int:
     try:
         with stop_on_signals():
-            if sys.argv[1:] == ["--nsys"]:  # the one that would record; it is fetched where there is none
+            if sys.argv[1:] == ["--nsys"]:
                 nsys, _ = choose_nsys("nsys", os.environ, may_fetch=True)
                 sys.stdout.write(f"{nsys.path if nsys else ''}\n")
             else:

@@ -1,4 +1,4 @@
-"""Records a program, a user's or one of our variants: builds the command line, runs it and checks the files."""
+"""Records a program (a user's or one of our variants): builds the command line, runs it and checks the files."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
     (*(f"OMPI_COMM_WORLD_{word}" for word in ("RANK", "SIZE", "LOCAL_RANK", "LOCAL_SIZE")),),
     ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # The second in a task of srun alone, not in the batch script.
+    # SLURM sets SLURM_STEP_NUM_TASKS in tasks of srun only, not in the batch script.
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
 )
-"""Environment variables by which launchers give a process its rank; the first row is torchrun's."""
+"""Variables in which launchers pass rank, world size, local rank and local world size; torchrun's first."""
 LAUNCHERS = {"srun": "SLURM_PROCID", "mpirun": "OMPI_COMM_WORLD_RANK", "mpiexec": "PMI_RANK"}
-"""Programs that start ranks elsewhere, so that nsys must come after them, and what tells a rank its number."""
+"""Launchers that may start ranks on other machines, so nsys must run behind them, with their variable for the rank."""
 TAKES_NAME = re.compile(r"-[ACDJpqw]|--(account|constraint|chdir|job-name|partition|qos|reservation|nodelist|comment)")
-"""Options of srun before a name that may also be a program's: ``-J test``, ``-p batch``."""
+"""Options of srun whose value may also be the name of a program: ``-J test``, ``-p batch``."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A program that is to be recorded: ``command`` is all that is run, recorder and marks included.
+    """A program to record; ``command`` is the whole command line, with recorder and marks.
 
     Attributes:
-        name: What its files in ``folder`` are called, up to a rank or node.
-        part: ``.rank3`` or ``.node1`` where other processes make the rest, else empty.
+        name: Name of the files in ``folder``, without ``part`` and suffix.
+        part: ``.rank3`` or ``.node1`` if other processes record the other ranks, else empty.
         nsys: The nsys that records; ``None``: torch.profiler.
-        ranks: Those that must arrive; ``None``: all of which the traces speak.
+        ranks: The ranks that must be in the capture; ``None``: all ranks up to the world size in the traces.
     """
 
     command: tuple[str, ...]
@@ -60,14 +60,17 @@ class Job:
 
     @property
     def traces(self) -> list[Path]:
-        """The files to read, of all parts that exist."""
+        """The files to read."""
         if self.nsys:
             return self.files(".sqlite")
-        # A file per rank, whatever started the ranks.
+        # torch.profiler writes a file per rank, however the ranks were started.
         return self.files(".json.gz", None if self.part.startswith(".rank") else r"\.rank\d+")
 
     def files(self, suffix: str, part: str | None = None) -> list[Path]:
-        """Those of ``part``, a pattern, by default of this part, or of all where this is no part."""
+        """Return existing files with this suffix, by default those of this part, or all if ``self.part`` is empty.
+
+        ``part`` is a regular expression.
+        """
         part = part or re.escape(self.part) or r"(\.(rank|node)\d+)?"
         own = re.compile(re.escape(self.name) + part + re.escape(suffix))
         return sorted(
@@ -76,7 +79,7 @@ class Job:
         )
 
     def remove_old(self, folder: Path, world: int | None = None) -> None:
-        """Remove what an earlier capture left: all of it, or of a part the same part and what cannot belong to it."""
+        """Remove the files of an earlier capture; a part removes its own, and those that no part of this run makes."""
         pattern = re.compile(
             re.escape(self.name) + r"(?:(\.rank|\.node)(\d+))?\.(run\.json|nsys-rep|sqlite|json\.gz|qdstrm)"
         )
@@ -88,9 +91,9 @@ class Job:
                 is_old = True
             elif kind is None:
                 is_old = suffix != "run.json"
-            elif self.part.startswith(".node") and suffix == "json.gz":  # of this node or another
+            elif self.part.startswith(".node") and suffix == "json.gz":  # a rank of this node or of another one
                 is_old = self.nsys is not None
-            else:  # nodes and ranks do not mix; of the ranks of this run each removes its own
+            else:  # a capture has nodes or ranks, not both; each part of this run removes its own files
                 is_old = not self.part.startswith(kind) or (world is not None and int(number) >= world)
             if is_old:
                 file.unlink(missing_ok=True)
@@ -99,10 +102,10 @@ class Job:
 def plan_job(
     program: Sequence[str], folder: Path, profiler: str, steps: str | None, environ: Mapping[str, str]
 ) -> tuple[Job, str]:
-    """Plan how to record an unchanged program, launcher included, on this machine, and why that way.
+    """Plan how to record an unchanged program on this machine; return the job and why this profiler was chosen.
 
-    ``profiler`` is ``nsys``, ``torch`` or ``auto``: nsys where there is one and a GPU. ``steps``, as ``10:20``, are all
-    that is recorded.
+    ``program`` is the command line with its launcher. ``profiler`` is ``nsys``, ``torch`` or ``auto`` (nsys if there is
+    one, and a GPU). ``steps``, such as ``10:20``, limits the recording to these steps.
     """
     on_gpus = bool(visible_gpus(environ))
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
@@ -113,7 +116,7 @@ def plan_job(
     marks = [f"PYTHONPATH={path}", f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
     inner = list(program[at:])
     if nsys is None:
-        marks.append(f"DDP_PROF_TRACE={folder / name}")  # the rank itself adds its number
+        marks.append(f"DDP_PROF_TRACE={folder / name}")  # each rank adds its number
     else:
         capture_range = CAPTURE_RANGE if steps and on_gpus else None
         marks += ["DDP_PROF_SHARED=1"] if capture_range and ".rank" not in part else []
@@ -123,9 +126,9 @@ def plan_job(
 
 
 def run_job(job: Job) -> int:
-    """Run it at this terminal; its exit code, or 128 and the number of the signal that ended it.
+    """Run the program at this terminal; return its exit code, or 128 plus the number of the signal that ended it.
 
-    What it says is not touched. Signals reach it; ranks that it leaves behind after one are ended.
+    Signals are forwarded to it; after a signal, ranks that still run are ended.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     job.remove_old(job.folder)
@@ -134,20 +137,21 @@ def run_job(job: Job) -> int:
 
 
 def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
-    """Make each report of nsys readable without it; raises WorkloadError, with ``why_none``, where there is none.
+    """Export each nsys report to SQLite; raise WorkloadError with ``why_none`` if there is no report.
 
-    QDSTRM_IMPORTER of ``environ`` makes a report of what an nsys left that has no importer of its own.
+    An nsys without an importer leaves a ``.qdstrm``; QDSTRM_IMPORTER of ``environ`` converts it to a report.
     """
     if job.nsys is None:
         return
     for recorded in job.files(".qdstrm"):
         report = recorded.with_suffix(".nsys-rep")
-        if not report.is_file():  # an nsys without its importer leaves what it recorded as it is
+        if not report.is_file():
             importer = environ.get("QDSTRM_IMPORTER")
             if importer is None:
                 hint = "give the one of the same version, QDSTRM_IMPORTER=/path/to/QdstrmImporter, or another nsys"
-                said = f"nsys {job.nsys.version} recorded {recorded.name} but has no importer here: {hint}"
-                raise WorkloadError(said)
+                raise WorkloadError(
+                    f"nsys {job.nsys.version} recorded {recorded.name} but has no importer here: {hint}"
+                )
             subprocess.run([importer, "-i", str(recorded)], capture_output=True, check=False)  # noqa: S603
         if report.is_file():
             recorded.unlink()
@@ -157,17 +161,17 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
     for report in reports:
         target = report.with_suffix(".sqlite")
         target.unlink(missing_ok=True)
-        said = job.nsys.export(report, target)
+        output = job.nsys.export(report, target)
         if not target.is_file():
-            raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(said.split()[-20:])[:300])}")
+            raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(output.split()[-20:])[:300])}")
 
 
 def find_losses(job: Job) -> list[str]:
-    """What the files should hold but do not, one line each: profilers lose data without an error.
+    """Return one line for each kind of data that the capture lacks: profilers lose data without an error.
 
-    Raises WorkloadError where there is no file, TraceError where one cannot be read.
+    Raises WorkloadError if there is no file, TraceError if a file cannot be read.
     """
-    # The reader needs numpy: not before there is something to read.
+    # Imported here because they load numpy.
     from ddp_prof.ingest.load import load_trace
     from ddp_prof.trace import Kind
 
@@ -207,14 +211,14 @@ def find_losses(job: Job) -> list[str]:
     wanted = job.ranks if job.ranks is not None else () if job.part else range(world)
     if missing := set(wanted) - ranks:
         losses.append(f"rank {_format_ranks(missing)} is not in the capture: it was killed, or ran elsewhere")
-    most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have steps
-    if bare := {rank for rank in ranks if steps[rank] < most}:
-        losses.append(f"not all steps arrived of rank {_format_ranks(bare)}")
+    most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
+    if incomplete := {rank for rank in ranks if steps[rank] < most}:
+        losses.append(f"not all steps arrived of rank {_format_ranks(incomplete)}")
     if job.on_gpus and (not has_kernels or ranks - with_kernels):
         whose = f" of rank {_format_ranks(ranks - with_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
     if job.ranks is None and not job.part and processes < 2 and world < 2:
-        losses.append("only one process was recorded, so it communicates with none: does its launcher start several?")
+        losses.append("only one process was recorded, so nothing is communicated: does its launcher start several?")
     elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
         seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"
         losses.append(f"no collective was recorded: {seen}, --profiler torch records all")
@@ -226,7 +230,7 @@ def _format_ranks(ranks: Collection[int]) -> str:
 
 
 def _program_name(program: Sequence[str]) -> str:
-    """The script's or module's name, else the program's."""
+    """Return the name of the script or module, else of the program."""
     words = list(program)
     script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), None)
     if script is None and "-m" in words[:-1]:
@@ -236,7 +240,7 @@ def _program_name(program: Sequence[str]) -> str:
 
 
 def _place_of_recorder(program: Sequence[str]) -> int:
-    """Where in the command line the recorder goes: first, or behind a launcher that starts ranks elsewhere."""
+    """Return the index in the command line at which the recorder is inserted: 0, or behind srun, mpirun or mpiexec."""
     launcher = Path(program[0]).name
     if launcher not in LAUNCHERS:
         return 0
@@ -250,7 +254,7 @@ def _place_of_recorder(program: Sequence[str]) -> int:
 
 
 def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
-    """Suffix of this process's files: ``.rank3``, ``.node1``, or nothing."""
+    """Return the suffix of the files that this process records: ``.rank3``, ``.node1``, or nothing."""
     inner = Path(program[at]).name
     starts_ranks = inner == "torchrun" or "torch.distributed.run" in program or inner == "accelerate"
     if at:
@@ -271,10 +275,10 @@ def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) ->
 
 
 def read_place(environ: Mapping[str, str]) -> dict[str, str]:
-    """The place that a launcher gave this process among several, by torchrun's variables; empty where none did."""
+    """Return rank and world size that a launcher gave this process, under torchrun's names; empty if none did."""
     for names in PLACE_VARIABLES:
         values = [environ.get(name, "") for name in names]
-        values[3] = re.sub(r"\(x\d+\).*|,.*", "", values[3])  # of SLURM "8(x2)"
+        values[3] = re.sub(r"\(x\d+\).*|,.*", "", values[3])  # SLURM writes "8(x2)"
         if values[0].isdecimal() and values[1] not in ("", "1"):
             return {name: value for name, value in zip(PLACE_VARIABLES[0], values, strict=True) if value}
     return {}

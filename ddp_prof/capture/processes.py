@@ -1,7 +1,7 @@
 """Runs the recorded program and cleans up on every path: processes, temporary files, leftovers of killed runs.
 
-All that is started has the folder of this run in its environment. By that it is found again, also nsys's daemon, which
-leaves the family.
+Every process of a run has the run's folder in its environment and is found by that, even nsys's daemon, which is not a
+descendant of this process any more.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.train.launch import STOPPING, handle_signals
 
 MARK = "DDP_PROF_CAPTURE"
-"""Environment variable of all processes of a run: its folder."""
+"""Environment variable of all processes of a run; its value is the run's folder."""
 PREFIX = "ddp_prof.capture."
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
 OUTSIDE = "outside"
-"""File in the folder of a run that names what nsys keeps outside of it."""
+"""File in the folder of a run that lists files of nsys outside of the folder."""
 NOTING_S = 20.0
-"""Seconds after the start of nsys at which its files outside of the folder are searched."""
+"""For how many seconds after the start files of nsys outside of the folder are looked for."""
 POLL_S = 0.1
 GRACE_S = 10.0
-"""Seconds for a run that exceeded its time limit to end by itself."""
+"""Seconds that a run has to end by itself after its time limit."""
 PATIENCE_S = 3.0
-"""Seconds for all other processes to end."""
-NSYS_TALK = re.compile(r"\[\d+/\d+\]|Generat(ing|ed)\b|Collecting data|Processing events|.*\.(nsys-rep|qdstrm)$")
+"""Seconds that other processes have to end after SIGTERM."""
+NSYS_MESSAGE = re.compile(r"\[\d+/\d+\]|Generat(ing|ed)\b|Collecting data|Processing events|.*\.(nsys-rep|qdstrm)$")
 NOT_DONE = 124
 """Exit code of a run that took too long."""
-# Shared memory of its own, too: nsys names a file there after its process id, which is the same in each namespace.
+# A namespace needs its own /dev/shm: nsys names a file there by its process id, which is the same in each namespace.
 MOUNT = 'mount -t tmpfs tmpfs /dev/shm && exec "$@"'
 
 
 @contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """The folder of this run. Those of runs that were killed are removed first, with all that these left elsewhere."""
-    root = Path("/tmp")  # noqa: S108  # a short path; made by mkdtemp
+    """Create the folder of this run and remove it at the end; first clean up after runs that were killed."""
+    root = Path("/tmp")  # noqa: S108  # a short path; mkdtemp makes the folder
     for left in root.glob(f"{PREFIX}*"):
         with suppress(OSError):
             lock = _lock(left)
@@ -68,12 +68,12 @@ def _new_folder(root: Path) -> tuple[Path, int]:
             lock = _lock(folder)
             if folder.exists():
                 return folder, lock
-            os.close(lock)  # another run took it for one that was killed
+            os.close(lock)  # another run removed it as the folder of a killed run
     raise WorkloadError(f"no folder in {root} can be locked: is it on a file system without locks?")
 
 
 def _lock(folder: Path) -> int:
-    """Hold a folder until this process ends; raises OSError where another does, or it is another user's, or none."""
+    """Lock a folder; raise OSError if another process holds it, it belongs to another user, or it does not exist."""
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         if os.fstat(lock).st_uid != os.getuid():
@@ -87,9 +87,9 @@ def _lock(folder: Path) -> int:
 
 @contextmanager
 def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
-    """Hold the folder of captures: two at once would measure each other.
+    """Lock the folder of captures, because two captures at the same time would disturb each other.
 
-    ``on_busy`` is called where another holds it, who is then waited for, unless that raises.
+    If another process holds the lock, call ``on_busy``, which may raise, and wait.
     """
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -120,29 +120,29 @@ def run(
     namespace: Sequence[str] = (),
     limit_s: int | None = None,
 ) -> int:
-    """Run a command to its end, or for ``limit_s`` seconds, with ``environ`` and the mark alone.
+    """Run a command until it ends, for at most ``limit_s`` seconds; its environment is ``environ`` and :data:`MARK`.
 
-    What it says goes to ``log``, and a signal ends the call by an exception. Without a log it has the terminal of this
-    process, which hands signals to end on to it and waits.
+    With ``log``, output goes there, and a signal to this process raises an exception. Without, the command uses this
+    process's terminal, and signals are forwarded to it.
 
     Returns:
-        Its exit code, 128 and the number of the signal that ended it, or :data:`NOT_DONE`. All that it started is gone
-        then, unless it ended well by itself at the terminal.
+        The exit code, 128 plus the number of the signal that ended it, or :data:`NOT_DONE`. All processes that it
+        started have ended, except after a success without ``log``.
     """
     command = [*_tether("KILL" if namespace else "TERM"), *namespace, *command]
     environ = {**environ, MARK: str(scratch)}
     if log is None:
         process = subprocess.Popen(command, env=environ)  # noqa: S603
     else:
-        with log.open("ab") as said:
+        with log.open("ab") as output:
             process = subprocess.Popen(  # noqa: S603
-                command, env=environ, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+                command, env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
-    ends_all, came = True, list[int]()
+    ends_all, signals = True, list[int]()
     try:
-        with nullcontext() if log else _signals_to(process, came):
+        with nullcontext() if log else _forward_signals(process, signals):
             code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
-        ends_all = bool(log or came or code)
+        ends_all = bool(log or signals or code)
         return 128 - code if code < 0 else code
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGTERM)
@@ -151,7 +151,7 @@ def run(
         return NOT_DONE
     finally:
         if namespace:
-            process.kill()  # which ends all of the namespace
+            process.kill()  # ends all processes of the namespace
         if ends_all:
             end_started(f"{MARK}={scratch}")
         process.wait()
@@ -160,7 +160,7 @@ def run(
 def run_tethered(
     command: Sequence[str], stdout: int | None = None, environ: Mapping[str, str] | None = None
 ) -> tuple[int, str]:
-    """Run a command to its end, which a signal to this process brings about; its exit code and what went to a pipe."""
+    """Run a command, ended with this process; return its exit code and, if ``stdout`` is a pipe, its output."""
     with subprocess.Popen([*_tether("TERM"), *command], stdout=stdout, env=environ, text=True) as process:  # noqa: S603
         try:
             printed, _ = process.communicate()
@@ -171,17 +171,17 @@ def run_tethered(
 
 
 def _tether(signal_name: str) -> list[str]:
-    """What makes a command end with this process, however that ends."""
+    """Return the command prefix with which a command is ended when this process ends, even if that is killed."""
     setpriv = shutil.which("setpriv")
     return [setpriv, "--pdeathsig", signal_name] if setpriv else []
 
 
 @contextmanager
-def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[None]:
-    """Forward signals to a process, except Ctrl-C of a terminal, which reaches it anyway."""
+def _forward_signals(process: subprocess.Popen[bytes], signals: list[int]) -> Iterator[None]:
+    """Forward signals to a process and append them to ``signals``; a Ctrl-C of the terminal reaches it anyway."""
 
     def forward_signal(number: int, _frame: FrameType | None) -> None:
-        came.append(number)
+        signals.append(number)
         is_in_foreground = False
         with suppress(OSError):
             is_in_foreground = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
@@ -196,7 +196,7 @@ def _signals_to(process: subprocess.Popen[bytes], came: list[int]) -> Iterator[N
 
 
 def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, *, has_namespace: bool) -> int:
-    """The exit code; meanwhile it is noted what nsys keeps outside of its folder."""
+    """Wait for the exit code, and meanwhile note the files that nsys keeps outside of the run's folder."""
     began = time.monotonic()
     while not _note_leftovers_of_nsys(scratch, has_namespace=has_namespace) and time.monotonic() < began + NOTING_S:
         with suppress(subprocess.TimeoutExpired):
@@ -207,9 +207,9 @@ def _wait(process: subprocess.Popen[bytes], scratch: Path, limit_s: int | None, 
 
 
 def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
-    """Note what nsys keeps in /tmp and in shared memory, if that is not the namespace's: it stays where nsys is killed.
+    """Note files of nsys in /tmp and, without a namespace, in /dev/shm: they stay if nsys is killed.
 
-    Says whether it is there: nsys has begun.
+    Return whether there are any, that is, whether nsys has begun.
     """
     environments = _find_marked_processes(f"{MARK}={scratch}")
     configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}
@@ -222,20 +222,20 @@ def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
 
 
 def end_started(mark: str) -> None:
-    """End all processes of a run, politely first; ``mark`` is a word of their environment, ``NAME=value``."""
-    told: set[int] = set()
+    """End all processes of a run by SIGTERM, later SIGKILL; ``mark`` is ``NAME=value`` in their environment."""
+    terminated: set[int] = set()
     deadline = time.monotonic() + PATIENCE_S
     while processes := set(_find_marked_processes(mark)):
         is_over = time.monotonic() > deadline
-        for process in processes if is_over else processes - told:
+        for process in processes if is_over else processes - terminated:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL if is_over else signal.SIGTERM)
-        told |= processes
+        terminated |= processes
         time.sleep(POLL_S)
 
 
 def _find_marked_processes(mark: str) -> dict[int, dict[str, str]]:
-    """The processes of a run by their ids, as this process sees them, with their environments."""
+    """Return the environments of a run's processes by process id, as in this process's namespace."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/environ"):
         with suppress(OSError):
@@ -246,9 +246,9 @@ def _find_marked_processes(mark: str) -> dict[int, dict[str, str]]:
 
 
 def process_namespace() -> list[str]:
-    """The command prefix that starts a process namespace; empty if that is not possible.
+    """Return the command prefix that starts a process namespace; empty if that is not possible.
 
-    Without one nsys notes the names, and of the same user also the environments, of all processes of the machine.
+    Without a namespace, nsys records the names of all processes of the machine, and the environments of the user's.
     """
     words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
     if os.geteuid():
@@ -261,19 +261,19 @@ def process_namespace() -> list[str]:
 
 
 def find_reason(log: Path, code: int, program: str) -> str:
-    """Why a run failed: the workload's reason, else the signal that ended it, else its last output."""
+    """Return why a run failed: the workload's error, else the signal that ended it, else its last output."""
     text = log.read_text(encoding="utf-8", errors="replace").replace("\r", "\n")
-    said = [line.strip() for line in text.splitlines() if line.strip()]
-    if any(line.startswith("unshare: sigprocmask unblock failed") for line in said):  # its words for that
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    if any(line.startswith("unshare: sigprocmask unblock failed") for line in lines):  # its child was killed
         code = 128 + signal.SIGKILL
-    said = [line for line in said if not NSYS_TALK.match(line)] or said
-    errors = [line for line in said if re.search(r": error: |^[A-Za-z.]*Error\b", line)]
+    lines = [line for line in lines if not NSYS_MESSAGE.match(line)] or lines
+    errors = [line for line in lines if re.search(r": error: |^[A-Za-z.]*Error\b", line)]
     if errors:
         reason = errors[-1].partition(": error: ")[2] or errors[-1]
     elif code > 128 and code - 128 in set(signal.Signals):
         reason = f"{program} or the ranks were ended by {signal.Signals(code - 128).name}"
-    elif any(line.startswith("usage: nsys") for line in said):
-        reason = f"{said[0]} (see NSYS_FLAGS)"
+    elif any(line.startswith("usage: nsys") for line in lines):
+        reason = f"{lines[0]} (see NSYS_FLAGS)"
     else:
-        reason = said[-1] if said else "without a word"
+        reason = lines[-1] if lines else "it printed nothing"
     return printable(reason[:300])

@@ -1,7 +1,7 @@
-"""Captures one variant, by the settings of ``scripts/profile_variant.sh``, which describes them.
+"""Captures one variant; ``scripts/profile_variant.sh`` describes the settings.
 
-Settings and arguments are checked before anything begins; what determines the files is digested, so that a capture
-that is there is not made again.
+Settings and arguments are checked before anything begins. A digest of all that determines the files tells whether a
+capture that exists is up to date.
 """
 
 from __future__ import annotations
@@ -48,18 +48,18 @@ KEPT_VARIABLES = re.compile(
 )
 MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
 FIRST_PORT = 29500
-"""Where ranks that SLURM starts meet, unless MASTER_PORT says it: jobs that share a node have a port each."""
+"""Ranks that SLURM starts meet at this port plus the job's number, modulo 1000, unless MASTER_PORT is set."""
 LOST_RACE = re.compile(rb"= sem_open|The proxy is not started")
-"""What an nsys says whose agent looked for the semaphore of the program, or for its own proxy, before that was there.
+"""Output of an nsys whose agent looked for the program's semaphore, or for its proxy, before that existed.
 
-It happens on busy machines, rarely, with nsys 2022.4; started again, it records.
+It happens rarely, on busy machines, with nsys 2022.4; a second start succeeds.
 """
 NSYS_STARTS = 3
 Parsed = TypeVar("Parsed")
 
 
 class UsageError(DdpProfError):
-    """A setting or an argument that no capture can have."""
+    """An invalid setting or argument."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,9 @@ class Plan:
     """A requested capture; ``workload`` is the command line of ``ddp_prof.train``.
 
     Attributes:
-        ranks: That run on this machine, or where a launcher started this once per rank, of all machines.
-        place: Of the rank that is captured, where a launcher started this once per rank: torchrun's variables.
+        base: Name of the files without ``part``.
+        ranks: Number of ranks on this machine; if a launcher started this program once per rank, on all machines.
+        place: If a launcher started this program once per rank: torchrun's variables of this rank; else empty.
     """
 
     environ: Mapping[str, str]
@@ -84,13 +85,13 @@ class Plan:
 
     @property
     def torchrun(self) -> list[str]:
-        """Arguments with which torchrun starts the ranks of this machine; none where they are started without it."""
+        """Arguments with which torchrun starts the ranks of this machine; empty if it is not used."""
         words = self.environ.get("TORCHRUN", "").split()
         return ["-m", "torch.distributed.run", *words, "--nproc-per-node", str(self.ranks)] if words else []
 
     @property
     def part(self) -> str:
-        """Suffix of this process's files among those of other processes or machines of the capture."""
+        """Suffix of the files if other processes or machines capture the other ranks: ``.rank3``, ``.node1``."""
         if self.place:
             return f".rank{self.place['RANK']}"
         node = self.environ.get("NODE_RANK", "") if self.torchrun else ""
@@ -109,7 +110,7 @@ class Plan:
         return self.environ.get(name, default) == "1"
 
     def job(self, folder: Path, nsys: Nsys | None, profiler: str | None, key: str) -> Job:
-        """What is run, and the files that come of it; ``profiler`` is what ``run.json`` says of the recorder."""
+        """Return the command and its files; ``profiler`` is the name of the recorder in ``run.json``."""
         program = [self.python, *self.torchrun, "-m", "ddp_prof.train", *self.workload]
         program += ["--run-json", str(folder / f"{self.base}.run.json"), "--key", key]
         program += ["--profiler", profiler] if profiler else []
@@ -121,19 +122,19 @@ class Plan:
                 folder / self.name,
                 traces_cuda=self.on_gpus,
                 capture_range=None if capture_range == "none" else capture_range,
-                # One process per node can.
+                # Only one process per node can.
                 samples_gpus=self.is_set("GPU_METRICS") and self.place.get("LOCAL_RANK", "0") == "0",
                 further=self.nsys_flags,
             )
         elif profiler:
             program += ["--kineto", str(folder / f"{self.base}.json.gz")]
-        # Which ranks torchrun gave this of several nodes is its own affair.
+        # With several nodes it is torchrun that decides which ranks run on this one.
         ranks = [int(self.place["RANK"])] if self.place else [] if self.part else range(self.ranks)
         return Job(tuple(program), folder, self.base, self.part, nsys, self.on_gpus, ranks)
 
 
 def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """What is asked for; every number is checked before anything is calculated, and a wrong one is a UsageError."""
+    """Read the settings and arguments; raises UsageError for a wrong one."""
     at = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
         "profile_variant.sh",
@@ -166,7 +167,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         device = "cuda" if len(gpus) * (sharing or 1) >= here else "cpu"
     settings = {
         "--bucket-size-mb": asked.bucket_size_mb,
-        # A launcher tells it.
+        # A launcher passes it in the environment.
         "--world-size": None if place or environ.get("TORCHRUN") else str(ranks),
         "--device": device,
         "--model-size": environ.get("MODEL_SIZE") or ("medium" if device == "cuda" else "mini"),
@@ -196,19 +197,19 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
 
 
 def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
-    """Parse a command line; a mistake is an error of one line."""
-    said = io.StringIO()
+    """Parse a command line by argparse, but raise UsageError for a mistake."""
+    output = io.StringIO()
     try:
-        with redirect_stderr(said):
+        with redirect_stderr(output):
             return parse(words)
     except SystemExit as end:
         if not end.code:  # --help
             raise
-        raise UsageError(said.getvalue().strip().rpartition("error: ")[2]) from end
+        raise UsageError(output.getvalue().strip().rpartition("error: ")[2]) from end
 
 
 def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) -> int | None:
-    """A setting that is a whole number; ``None`` where it is not set."""
+    """Read a setting that is a whole number; ``None`` if it is not set."""
     text = environ.get(name, "")
     if not text:
         return None
@@ -218,7 +219,7 @@ def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) 
 
 
 def clean_environment(plan: Plan) -> dict[str, str]:
-    """The environment of a run, without unrelated variables, because a report keeps it."""
+    """Return the environment of a run, without unrelated variables, because a report keeps it."""
     kept = {name: value for name, value in plan.environ.items() if KEPT_VARIABLES.fullmatch(name)}
     if plan.place:
         kept |= {name: value for name, value in plan.environ.items() if MEETING_VARIABLES.fullmatch(name)}
@@ -227,7 +228,7 @@ def clean_environment(plan: Plan) -> dict[str, str]:
 
 
 def digest_plan(plan: Plan, profiler: str | None) -> str:
-    """Digest of machine, settings and code: of all that determines what a capture holds."""
+    """Return a digest of machine, settings and code, which determine the content of a capture."""
     machine = [*platform.uname()[:3], platform.machine(), str(os.cpu_count()), *plan.gpus]
     for file, pattern in (("/etc/machine-id", ".*"), ("/proc/cpuinfo", "model name.*")):
         with suppress(OSError):
@@ -242,7 +243,7 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
 
 
 def digest_code(package: Path = PACKAGE) -> str:
-    """Digest of the code that the ranks run, without the code that records and reads."""
+    """Return a digest of the code that the ranks run, without the code that records and reads."""
     ground = (package / f"{name}.py" for name in ("range_names", "run_config", "variants"))
     contents = sha256()
     for file in sorted([*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *ground]):
@@ -262,10 +263,10 @@ def describe_failure(error: Exception) -> str:
 
 
 def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Capture a variant unless the capture exists; returns one line about the result.
+    """Capture a variant unless its capture is up to date; return one line about the result.
 
-    Raises UsageError for what cannot be captured, else DdpProfError: what was there before is unchanged. OSError: the
-    folder cannot be written. Stopped: by a signal; what was started is gone.
+    Raises UsageError for a wrong setting, OSError if the folder cannot be written, Stopped after a signal, and
+    DdpProfError for other failures. After an error the former capture is unchanged and no process is left.
     """
     began = time.monotonic()
     plan = read_plan(argv, environ)
@@ -276,7 +277,7 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         return f"{plan.name}: up to date"
     holding = nullcontext() if plan.part else _hold_output(plan.traces)  # parts are made at the same time
     with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
-        if _is_done(plan, nsys, profiler, key):  # by whom this has waited for
+        if _is_done(plan, nsys, profiler, key):  # by the process that held the folder
             return f"{plan.name}: up to date"
         try:
             _check_torch_sees_gpus(plan)
@@ -287,7 +288,7 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
 
 
 def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | None]:
-    """The nsys that records, and what run.json says of the recorder, as nsys 2022.4.2.1 or torch.profiler 2.13.0."""
+    """Return the nsys that records, and the recorder's name in run.json: nsys 2022.4.2.1, torch.profiler 2.13.0."""
     wanted = environ.get("PROFILER") or "auto"
     if wanted not in {"auto", "nsys", "kineto", "none"}:
         raise UsageError(f"PROFILER={wanted}: there are nsys, kineto, none and auto")
@@ -302,7 +303,7 @@ def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | Non
 
 
 def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> bool:
-    """Whether a finished capture is unchanged; not of a part, as nobody knows the others."""
+    """Whether the capture is complete and up to date; never for a part, because the other parts are not known."""
     if plan.part or plan.is_set("FORCE"):
         return False
     with suppress(OSError, ValueError, AttributeError):
@@ -316,15 +317,15 @@ def _is_done(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str) -> b
 @contextmanager
 def _hold_output(traces: Path) -> Iterator[None]:
     with hold_folder(traces, lambda: say(f"waiting for another capture into {traces}")):
-        for left in traces.glob(".*.partial"):  # of captures that were killed
-            if not re.search(r"\.(rank|node)[0-9]+\.partial$", left.name):  # others may be making these
+        for left in traces.glob(".*.partial"):  # left by captures that were killed
+            if not re.search(r"\.(rank|node)[0-9]+\.partial$", left.name):  # other processes may still write parts
                 shutil.rmtree(left, ignore_errors=True)
         yield
 
 
 @contextmanager
 def _partial_folder(plan: Plan) -> Iterator[Path]:
-    """Files are made here and moved when all are there; what nsys could not make a report of is kept in any case."""
+    """Make a folder for the files until all exist; at the end it is removed, and a ``.qdstrm`` in it is kept."""
     partial = plan.traces / f".{plan.name}.partial"
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
@@ -337,18 +338,18 @@ def _partial_folder(plan: Plan) -> Iterator[Path]:
 
 
 def _check_torch_sees_gpus(plan: Plan) -> None:
-    """On a GPU machine whose torch cannot use it a CUDA capture would stay empty."""
-    question = "import sys, torch; sys.exit(torch.cuda.device_count() == 0)"
+    """Raise an error if torch cannot use the GPUs: a CUDA capture would be empty."""
     if not plan.on_gpus:
         return
-    asked = subprocess.run([plan.python, "-c", question], env=plan.environ, capture_output=True, check=False)  # noqa: S603
-    if asked.returncode:
-        hint = "install a CUDA build of torch, or say DEVICE=cpu"
+    check = "import sys, torch; sys.exit(torch.cuda.device_count() == 0)"
+    done = subprocess.run([plan.python, "-c", check], env=plan.environ, capture_output=True, check=False)  # noqa: S603
+    if done.returncode:
+        hint = "install a CUDA build of torch, or set DEVICE=cpu"
         raise WorkloadError(f"there is a GPU, but the torch of {plan.python} cannot use it: {hint}")
 
 
 def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scratch: Path, partial: Path) -> None:
-    """Make the files, and put them in their places when all has arrived; run.json last: where it is, all is there."""
+    """Make the files, check them and move them to their folder; run.json last, so that it proves the others exist."""
     job = plan.job(partial, nsys, profiler, key)
     log = scratch / "log"
     # nsys opens sockets in TMPDIR, whose paths must be short.
@@ -363,9 +364,9 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
     reason = find_reason(log, code, profiler or "the launcher")
     if plan.limit_s is not None and code == NOT_DONE:
         raise WorkloadError(f"the run was not done after {plan.limit_s} s: {reason}")
-    # Rank 0 writes run.json, on its node; it tells better than the exit code, which nsys has its own of.
+    # Rank 0 writes run.json on success. The exit code may be that of nsys, so it counts only if this is a part.
     if not (partial / f"{plan.base}.run.json").is_file() and not (plan.part and code == 0):
-        raise WorkloadError(f"the workload failed (exit code {code}): {reason} [all that was said: VERBOSE=1]")
+        raise WorkloadError(f"the workload failed (exit code {code}): {reason} [all output: VERBOSE=1]")
     if profiler:
         hint = "; try CAPTURE_RANGE=none, or ISOLATE=0" if plan.on_gpus else ""
         export_reports(job, plan.environ, find_reason(log, 0, "nsys") + hint)
@@ -379,13 +380,16 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
 
 
 def _namespace(plan: Plan) -> list[str]:
-    """Prefix for a process namespace; ranks of a launcher, and CUDA's multi-process service, need the common one."""
+    """Return the command prefix for a process namespace.
+
+    Empty for ranks of a launcher and under CUDA's multi-process service, which need the machine's namespace.
+    """
     pipe = Path(plan.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "control")  # noqa: S108
     if not plan.is_set("ISOLATE", "1") or plan.place or (plan.on_gpus and pipe.exists()):
         return []
     words = process_namespace()
     if not words:
-        say("no process namespace here, so the report holds the environments of other processes, too")
+        say("no process namespace here, so the report also holds the environments of other processes")
     return words
 
 
@@ -396,5 +400,5 @@ def _follow_log(log: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            time.sleep(0.2)  # for its last lines
+            time.sleep(0.2)  # let tail print the last lines
             tail.terminate()

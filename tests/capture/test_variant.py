@@ -216,7 +216,7 @@ def test_a_torch_that_cannot_use_the_gpu_is_told(machine: Machine) -> None:
     machine.program("python", PYTHON.replace("exit 0", "exit 1", 1), machine.folder / "venv/bin")
     code, _, complaint = machine.capture("overlap")
     assert code == 1
-    assert "cannot use it: install a CUDA build of torch, or say DEVICE=cpu" in complaint
+    assert "cannot use it: install a CUDA build of torch, or set DEVICE=cpu" in complaint
 
 
 @pytest.mark.parametrize(("has_mps", "is_isolated"), [(True, False), (False, True)])

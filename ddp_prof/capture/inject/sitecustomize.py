@@ -1,6 +1,6 @@
 """Runs in every Python that ``ddp-prof capture`` starts, and marks the training once torch is imported.
 
-It is found by PYTHONPATH, needs nothing but Python, and hands over to the ``sitecustomize`` that it hides.
+Python finds it by PYTHONPATH. It needs the standard library only, and runs the ``sitecustomize`` that it hides.
 """
 
 import importlib.util
@@ -12,10 +12,9 @@ from types import ModuleType
 
 
 class AfterTorch:
-    """Finds torch as the others do, and starts the marks when it is loaded."""
+    """An import finder for torch whose loader also starts the marks."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> "ModuleSpec | None":  # noqa: ARG002
-        """Torch's own, with a loader that does one thing more."""
         if name != "torch":
             return None
         sys.meta_path[:] = [finder for finder in sys.meta_path if finder is not self]
@@ -32,7 +31,7 @@ class AfterTorch:
 
 
 def mark() -> None:
-    """Start the marks of the ddp_prof that captures, which need not be installed for this Python."""
+    """Start the marks, by the ddp_prof that captures; it need not be installed for this Python."""
     try:
         folder = Path(os.environ["DDP_PROF_PACKAGE"])
         if "ddp_prof" not in sys.modules:
@@ -44,7 +43,7 @@ def mark() -> None:
             sys.modules["ddp_prof"] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules["ddp_prof"])
         importlib.import_module("ddp_prof.annotate.unattended").start()
-    except Exception as error:  # whatever it is, the program is not ours to stop
+    except Exception as error:  # must not stop the program
         sys.stderr.write(f"ddp-prof: the program is not marked: {type(error).__name__}: {error}\n")
 
 
