@@ -69,17 +69,17 @@ __all__ = [
 def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
     """Mark forward, backward, optimizer and collectives of a model by hooks, its code unchanged.
 
-    Of ``DistributedDataParallel`` each bucket's all-reduce is marked, also beside a communication hook that is
-    registered later; of FSDP2 (``fully_shard``, torch 2.9 and later) each gather and scatter. Buckets are marked from
-    the first step that a profiler records, so that an unprofiled run is not changed.
+    For ``DistributedDataParallel`` each bucket's all-reduce is marked, even if a communication hook is registered
+    later; for FSDP2 (``fully_shard``, torch 2.9 and later) each gather and scatter. Buckets are marked from the first
+    step that a profiler records, so that an unprofiled run is not changed.
 
     Args:
-        model: The model that is called, as wrapped; ``None``: every ``DistributedDataParallel``, FSDP2 unit and
-            optimizer that is made later.
-        optimizers: Those that step on it.
+        model: The outermost module, that is, with its wrapper; ``None``: every ``DistributedDataParallel``, FSDP2 unit
+            and optimizer that is created later.
+        optimizers: The model's optimizers.
 
     Returns:
-        What takes the marks off again, by ``remove()``.
+        An object whose ``remove()`` takes the marks off again.
     """
     from ddp_prof.annotate.hooks import Instrumented
 
@@ -87,14 +87,14 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
 
 
 def lightning_callback() -> Any:
-    """A callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and all that ``instrument`` marks."""
+    """Return a callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks."""
     from ddp_prof.annotate.callbacks import make_lightning_callback
 
     return make_lightning_callback()
 
 
 def trainer_callback() -> Any:
-    """A callback for Hugging Face's ``Trainer(callbacks=[...])`` that marks steps and all that ``instrument`` marks."""
+    """Return a callback for Hugging Face's ``Trainer(callbacks=[...])``: marks steps and what ``instrument`` marks."""
     from ddp_prof.annotate.callbacks import make_trainer_callback
 
     return make_trainer_callback()

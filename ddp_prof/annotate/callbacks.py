@@ -1,4 +1,4 @@
-"""Callbacks of trainers that own the loop: each step is marked, and all that ``instrument`` marks."""
+"""Callbacks for trainers that own the training loop: they mark each step and what ``instrument`` marks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from ddp_prof.annotate.ranges import step
 
 
 def make_lightning_callback() -> Any:
-    """Of ``lightning`` or the older ``pytorch_lightning``, whichever is installed.
+    """Return a callback for ``lightning`` or the older ``pytorch_lightning``, whichever is installed.
 
-    A step is one turn of the loop: ``on_train_batch_start`` is called only after a flag was broadcast to all ranks and
-    the batch was loaded.
+    A step is one iteration of the loop: ``on_train_batch_start`` would begin it too late, after the loading of the
+    batch and a broadcast to all ranks.
     """
     try:
         from lightning.pytorch import Callback
@@ -22,7 +22,7 @@ def make_lightning_callback() -> Any:
         from pytorch_lightning import Callback
     undo = ExitStack()
 
-    class Marks(Callback):  # type: ignore[misc]  # of a package that need not be installed
+    class Marks(Callback):  # type: ignore[misc]  # the package need not be installed
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             undo.close()
             undo.callback(Instrumented(trainer.model or pl_module, list(trainer.optimizers)).remove)
@@ -47,12 +47,15 @@ def make_lightning_callback() -> Any:
 
 
 def make_trainer_callback() -> Any:
-    """Of ``transformers``. The Trainer shows a callback the model without its DDP, so that is met when it is made."""
+    """Return a callback for ``transformers``.
+
+    The Trainer does not pass the DDP wrapper to a callback, so every DDP that is created later is marked.
+    """
     from transformers import TrainerCallback
 
     marked, open_step = Instrumented(None, []), ExitStack()
 
-    class Marks(TrainerCallback):  # type: ignore[misc]  # of a package that need not be installed
+    class Marks(TrainerCallback):  # type: ignore[misc]  # the package need not be installed
         def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
             open_step.close()
             open_step.enter_context(step(state.global_step))

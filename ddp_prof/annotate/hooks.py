@@ -1,7 +1,7 @@
 """Marks a model by hooks: forward, backward, optimizer, the buckets of DDP, the gathers and scatters of FSDP2.
 
-Backward has no hook that holds all of it, so ``torch.autograd.backward``, in which every ``loss.backward()`` ends, is
-replaced by one that opens a range round it.
+No hook of torch encloses a whole backward pass. So ``torch.autograd.backward``, which every ``loss.backward()`` calls,
+is replaced by a function that opens a range around it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ddp_prof.annotate import ranges
 from ddp_prof.annotate.ranges import NestedRange, OpenRange
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
-"""One of them is set in what nsys runs."""
+"""nsys sets one of them for the program that it runs."""
 
 
 class BackwardPasses:
-    """Backward passes that run, one within another where a part of the model is computed again (checkpointing).
+    """Marks backward passes, which nest if a part of the model is computed again (activation checkpointing).
 
-    With the outermost one end its buckets. At the end of each, DDP may wait for them: there ``synchronize`` is opened.
-    Where buckets are marked, the outermost range ends there: what then ends of them is in the tail of backward.
+    DDP may wait for its buckets at the end of a pass: there ``synchronize`` is opened. If the buckets are marked, the
+    outermost ``backward`` range ends there, so that what is still to be communicated is the tail of backward. Ranges of
+    buckets that are still open are closed with the outermost pass.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class BackwardPasses:
         self._may_wait = self._ends_at_wait = False
 
     def acquire(self) -> Callable[[], None]:
-        """Mark all passes, until what this returns was called as often as this."""
+        """Mark all passes from now on, and return the function that ends this, once every caller has called it."""
         self._users += 1
         if self._users == 1:
             self._original = original = torch.autograd.backward
@@ -64,18 +65,22 @@ class BackwardPasses:
     @contextmanager
     def _mark(self, tensors: Any) -> Iterator[None]:
         self._depth += 1
-        asked: list[bool] = []
+        is_queued = False
         own, waits, thread = ExitStack(), ExitStack(), get_ident()
 
-        def ask(_gradient: torch.Tensor) -> None:
-            """Let autograd call us at the end of this pass, before DDP, which asks when its last bucket is full."""
-            if not asked and not torch.compiler.is_compiling():  # by compiled autograd, which refuses
-                asked.append(True)
-                with suppress(RuntimeError):  # of a compiled pass
+        def queue_begin_wait(_gradient: torch.Tensor) -> None:
+            """Let autograd call ``begin_wait`` at the end of this pass.
+
+            DDP queues its own callback when its last bucket is full, which is later, so it is called later.
+            """
+            nonlocal is_queued
+            if not is_queued and not torch.compiler.is_compiling():  # compiled autograd refuses callbacks
+                is_queued = True
+                with suppress(RuntimeError):  # raised in a compiled pass
                     torch.autograd.Variable._execution_engine.queue_callback(begin_wait)
 
         def begin_wait() -> None:
-            if get_ident() == thread:  # a range that nests costs less
+            if get_ident() == thread:  # a nested range is cheaper
                 if self._depth == 1 and self._ends_at_wait:
                     own.close()
                 waits.enter_context(ranges.synchronize())
@@ -83,9 +88,9 @@ class BackwardPasses:
                 waits.callback(ranges.start_synchronize().end)
 
         roots = tensors if isinstance(tensors, (list, tuple)) else (tensors,)
-        # Autograd takes no calls before it runs, and which root it begins with is not known.
+        # Autograd accepts callbacks only while it runs, and it may begin with any of the roots.
         hooks = [
-            root.register_hook(ask)  # type: ignore[no-untyped-call]
+            root.register_hook(queue_begin_wait)  # type: ignore[no-untyped-call]
             for root in roots
             if self._may_wait and isinstance(root, torch.Tensor) and root.requires_grad
         ]
@@ -103,19 +108,19 @@ class BackwardPasses:
                     self._open.pop().end()
 
     def expect_wait(self, *, marks_buckets: bool) -> None:
-        """Of the next pass, in which DDP reduces gradients."""
+        """Tell that DDP reduces gradients in the next pass."""
         self._may_wait, self._ends_at_wait = True, marks_buckets
 
     def add_bucket(self, span: OpenRange) -> None:
-        """A bucket that a pass launched; it may return before gloo's thread calls back."""
-        if self._depth:  # a rank without a batch of its own joins the reductions of the others
+        """Close the range of a bucket with the pass at the latest, as gloo's thread may close it only later."""
+        if self._depth:  # else a rank that has no batch left takes part in the reductions of the others
             self._open.append(span)
 
 
 _passes = BackwardPasses()
 
 _marking_all: list[Instrumented] = []
-"""What marks all that is made later, as ``ddp-prof capture`` does: a program that marks it, too, marks none twice."""
+"""Those that mark everything created later, as ``ddp-prof capture`` does; other marks then leave this to them."""
 
 
 class Instrumented:
@@ -143,12 +148,12 @@ class Instrumented:
             ]
 
     def remove(self) -> None:
-        """Take the marks off. What marks buckets stays with DDP, silent."""
+        """Take the marks off. The communication hook stays in DDP, but opens no range."""
         while self._undo:
             self._undo.pop()()
 
     def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Put a function in the place of another one, made from it, until ``remove``."""
+        """Replace a function by ``make(function)`` until ``remove``."""
         original = getattr(owner, name)
         marked = wraps(original)(make(original))
         setattr(owner, name, marked)
@@ -156,7 +161,7 @@ class Instrumented:
 
     def _mark_forward(self, model: torch.nn.Module) -> None:
         if "register_comm_hook" in vars(model):
-            return  # it is marked
+            return  # is marked already
         opened: list[NestedRange] = []
         process = None
         buckets = BucketMarks(model) if isinstance(model, DistributedDataParallel) else None
@@ -165,7 +170,7 @@ class Instrumented:
             nonlocal process
             if buckets:
                 buckets.begin_forward()
-            # So short that it is in every recording that holds a step.
+            # Opened in each step and so short that every recording of a step contains one.
             with (process := process or process_range(type(module).__name__, module.parameters())):
                 pass
             opened.append(ranges.forward())
@@ -196,7 +201,7 @@ class Instrumented:
             return make
 
         self._replace(DistributedDataParallel, "__init__", mark_made(self._mark_forward))
-        with suppress(ImportError):  # before FSDP2
+        with suppress(ImportError):  # torch without FSDP2
             from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
             numbers = count()
@@ -234,7 +239,7 @@ def process_range(variant: str, parameters: Iterable[torch.Tensor]) -> NestedRan
 
 
 class OptimizerMarks:
-    """Hooks round ``optimizer.step()``; a step that raised leaves its range open until the next one."""
+    """Hooks around ``optimizer.step()``; if a step raises, its range is open until the next step."""
 
     def __init__(self) -> None:
         self._opened: list[NestedRange] = []
@@ -252,10 +257,10 @@ class OptimizerMarks:
 
 
 class BucketMarks:
-    """Marks each bucket of one DDP by a communication hook, round the user's own where one is registered.
+    """Marks each bucket of one DDP by a communication hook, which calls the user's hook if there is one.
 
-    On a CPU, torch.profiler records what gloo does, and a hook costs time: there DDP keeps its own all-reduce, and a
-    range tells the sizes of its buckets.
+    With gloo on a CPU, torch.profiler records the collectives and a hook costs time: then DDP keeps its own all-reduce,
+    and a range holds the sizes of the buckets.
     """
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -272,14 +277,14 @@ class BucketMarks:
             ddp.register_comm_hook = self._register_hook_inside  # type: ignore[method-assign]
 
     def begin_forward(self) -> None:
-        """Where a profiler records, let buckets be marked from now on, unless the user has a hook."""
+        """If a profiler records, install the hook, unless one is installed."""
         needs_hook = is_under_nsys() or not self._is_gloos
         if needs_hook and is_recorded() and not self._is_installed:
             self._register(None, lambda _state, bucket: self._reduce(bucket))
             self._is_installed = True
 
     def end_forward(self) -> None:
-        """Before DDP reduces gradients; without a hook, mark how large the buckets are."""
+        """Prepare for the reduction of gradients in backward; without a hook, mark the sizes of the buckets."""
         if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled() and is_recorded()):
             return
         _passes.expect_wait(marks_buckets=self._is_installed)
@@ -290,9 +295,9 @@ class BucketMarks:
                     pass
 
     def _find_sizes(self) -> NestedRange | None:
-        """A range that tells them, once DDP has rebuilt its buckets in the order in which gradients come."""
+        """Return the range that holds the sizes; ``None`` until DDP has rebuilt its buckets in the gradients' order."""
         ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        # What was used by some rank is then reduced, too.
+        # Then DDP does not rebuild its buckets, and also reduces a map of the used parameters.
         finds_unused = ddp.find_unused_parameters and not ddp.static_graph
         sizes = known["bucket_sizes"] if finds_unused else known.get("rebuilt_bucket_sizes")
         if not sizes:
@@ -300,8 +305,8 @@ class BucketMarks:
         return ranges.buckets([int(size) for size in sizes.split(",")], others=int(finds_unused))
 
     def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
-        """What ``ddp.register_comm_hook`` does from now on."""
-        if self._hook is None and self._is_installed:  # ours alone: it takes the user's in
+        """Register the user's hook inside ours; replaces ``ddp.register_comm_hook``."""
+        if self._hook is None and self._is_installed:  # ours is registered and calls the user's from now on
             self._ddp._check_comm_hook(hook)  # type: ignore[no-untyped-call]
         else:
             self._register(None, wraps(hook)(lambda _state, bucket: self._reduce(bucket)))
@@ -310,7 +315,8 @@ class BucketMarks:
     def _reduce(self, bucket: Any) -> Any:
         buffer, params = bucket.buffer(), len(bucket.parameters())
         span = ranges.start_all_reduce(bucket.index(), buffer.nbytes, params)
-        # On gloo's thread, which must hold no process group: it could be the last to drop it, and would join itself.
+        # finish runs on gloo's thread and must hold no reference to the process group: if that were the last one, the
+        # thread would destroy the group and wait for itself.
         if self._hook is None:
 
             def finish(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -328,7 +334,7 @@ class BucketMarks:
 def start_average(
     tensor: torch.Tensor, group: dist.ProcessGroup, caller: dist.ProcessGroup | None = None
 ) -> torch.futures.Future[list[torch.Tensor]]:
-    """All-reduce a bucket as DDP itself would, through a ``caller`` that stands before the group, if there is one."""
+    """Average a bucket over the ranks of ``group`` as DDP does; ``caller``: the process group that launches it."""
     op = average_op(tensor, group)
     if op == dist.ReduceOp.SUM:
         tensor.div_(group.size())
@@ -338,12 +344,12 @@ def start_average(
 
 
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:
-    """``AVG`` where the backend divides within the collective, which is NCCL; else ``SUM``: divide before."""
+    """Return ``AVG`` if the backend (NCCL) divides within the collective, else ``SUM``: the caller must divide."""
     return dist.ReduceOp.SUM if is_on_host(tensor, group) else dist.ReduceOp.AVG
 
 
 def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
-    """Whether the collectives of this tensor run on the host, which are gloo's."""
+    """Whether collectives of this tensor run on the host, that is, by gloo."""
     return not tensor.is_cuda or dist.get_backend(group) == dist.Backend.GLOO
 
 
@@ -361,44 +367,33 @@ def _mark_group(group: Any, bucket: int) -> None:
         (range_names.REDUCE_SCATTER, "_reduce_scatter_comm"),
     ):
         inner = getattr(group, attribute, None)
-        # torch asks for the class of those in symmetric memory; of an unmarked unit its own FSDP:: ranges are there.
+        # torch checks the class of collectives in symmetric memory, so they stay unmarked; its FSDP:: ranges show them.
         if inner is not None and "SymmMem" not in type(inner).__name__ and not isinstance(inner, MarkedCollective):
             setattr(group, attribute, MarkedCollective(inner, name, bucket, len(group.fsdp_params)))
 
 
 class MarkedCollective:
-    """A collective of FSDP2 with a range round it.
+    """A collective of FSDP2 with a range.
 
-    On a CPU the range ends when the collective does, on a GPU where it was launched: the kernel's row has the rest.
+    On a CPU the range ends with the collective; on a GPU right after the launch, because the kernel is recorded.
     """
 
     def __init__(self, inner: Any, name: str, bucket: int, params: int) -> None:
         self._inner, self._name, self._bucket, self._params = inner, name, bucket, params
 
     def allocate(self, *args: Any, **kwargs: Any) -> Any:
-        """Memory for what is received."""
         return self._inner.allocate(*args, **kwargs)
 
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **options: Any) -> Any:
-        """Launch it."""
         on_host = is_on_host(output_tensor, group)
         size = max(output_tensor.nbytes, input_tensor.nbytes)
         span = ranges.start_collective(self._name, self._bucket, size, self._params)
-        with _marked_wait(blocks=on_host and not options.get("async_op")):
+        with ExitStack() as waiting:
+            if on_host and not options.get("async_op"):  # the call blocks, on whichever thread
+                waiting.callback(ranges.start_synchronize().end)
             work = self._inner(output_tensor=output_tensor, input_tensor=input_tensor, group=group, **options)
         if work is None or output_tensor.is_cuda or self._name == range_names.REDUCE_SCATTER:
-            span.end()  # gloo's scatter is done here unless async_op, in which case it has no moment of completion
+            span.end()  # gloo's reduce-scatter has ended here, unless async_op: then its end cannot be observed
         else:
             work.get_future().add_done_callback(span.end)
         return work
-
-
-@contextmanager
-def _marked_wait(*, blocks: bool) -> Iterator[None]:
-    """Marks that the host waits, on whichever thread: with gloo a collective blocks the layer that asks for it."""
-    span = ranges.start_synchronize() if blocks else None
-    try:
-        yield
-    finally:
-        if span:
-            span.end()

@@ -1,4 +1,4 @@
-"""The only module that emits ranges: by NVTX if installed, by ``record_function`` while torch.profiler records.
+"""The only module that emits ranges: to NVTX if installed, and by ``record_function`` while torch.profiler records.
 
 ``DDP_PROF_RANGES=0`` in the environment or ``enable(False)`` switches them off.
 """
@@ -45,10 +45,10 @@ class Sink(Protocol):
 
 
 class NvtxSink:
-    """Hands ranges to the profiler that is attached, if any, by the first NVTX that works.
+    """Sends ranges to the attached profiler, if any, by the package nvtx or by torch's NVTX.
 
-    nvtx 0.2.12 and later emit nothing under nsys up to 2023.4, without a word; torch's NVTX, which builds of torch for
-    CUDA have, knows no domains but always works.
+    nvtx 0.2.12 and later silently emit nothing under nsys up to 2023.4. torch's NVTX, which CUDA builds of torch
+    contain, always works but has no domains.
     """
 
     def __init__(self) -> None:
@@ -72,11 +72,10 @@ class NvtxSink:
 
     @property
     def is_listening(self) -> bool:
-        """Whether there is an NVTX."""
         return (self._api or self._find_nvtx()) is not None
 
     def _find_nvtx(self) -> Any:
-        """The NVTX to use from now on; torch may be imported later."""
+        """Choose the NVTX; ``None``, which is not final, if there is none yet: torch may be imported later."""
         has_torch = hasattr(sys.modules.get("torch._C"), "_nvtx")
         if nvtx is not None and not (has_torch and _is_silent_under_old_nsys()):
             domain = range_names.DOMAIN
@@ -103,10 +102,10 @@ def _is_silent_under_old_nsys() -> bool:
 
 
 class TorchSink:
-    """Hands ranges to ``torch.profiler`` while one records, as ``record_function`` does; needs no torch itself.
+    """Sends ranges to ``torch.profiler`` while one records; does not import torch.
 
-    Without a GPU, ranges that nest take a fifth of its time, as operators whose names tell that they are ranges. With
-    one they stay ranges, which torch.profiler mirrors onto streams.
+    Without a GPU, nested ranges are recorded as operators with a prefix in their name, which takes a fifth of the time
+    of ``record_function``. With a GPU ``record_function`` is used, as torch.profiler then mirrors ranges onto streams.
     """
 
     def __init__(self) -> None:
@@ -133,7 +132,7 @@ class TorchSink:
             return None
         function = sys.modules["torch.autograd.profiler"].record_function(text)
         function.__enter__()
-        # A thread that the profiler does not know can end a range by a future only.
+        # A thread that the profiler does not know can end a range only by a future.
         future = sys.modules["torch"].futures.Future()
         function._call_end_callbacks_on_future(future)
         return future
@@ -144,12 +143,11 @@ class TorchSink:
 
     @property
     def is_listening(self) -> bool:
-        """Whether a torch profiler records."""
         return getattr(sys.modules.get("torch.autograd.profiler"), "_is_profiler_enabled", False)
 
 
 class Recorded(NamedTuple):
-    """A range as it was: UTC nanoseconds, half-open; ``is_start_end`` as in ``trace.Spans``."""
+    """A closed range: UTC nanoseconds, half-open; ``is_start_end`` as in ``trace.Spans``."""
 
     text: str
     start_ns: int
@@ -181,7 +179,7 @@ class Recorder:
 
 
 class NestedRange:
-    """A range round a ``with`` block; closes for those sinks for which it was opened."""
+    """A range around a ``with`` block; closes for those sinks for which it was opened."""
 
     __slots__ = ("_open", "_text")
 
@@ -222,9 +220,9 @@ _active: tuple[Sink, ...] = _sinks if _enabled else ()
 
 
 steps_are_marked = False
-"""Whether the program marks its steps itself."""
+"""Whether the program has called :func:`step`."""
 at_own_step: Callable[[], None] | None = None
-"""What ``ddp-prof capture`` does before a step that the program marks."""
+"""Called before each range of :func:`step`; set by ``ddp-prof capture``."""
 
 
 def is_enabled() -> bool:
@@ -233,7 +231,7 @@ def is_enabled() -> bool:
 
 
 def enable(on: bool = True) -> None:
-    """Switch all ranges on or off; those that are open still close."""
+    """Switch all ranges on or off; open ranges are closed as usual."""
     _set(_sinks, on)
 
 
@@ -249,7 +247,7 @@ def add_sink(sink: Sink) -> Iterator[None]:
 
 @contextmanager
 def only_sink(sink: Sink) -> Iterator[None]:
-    """Send ranges to ``sink`` and nowhere else, not even to a profiler, be they switched on or off."""
+    """Send ranges to ``sink`` only, not even to a profiler, also if ranges are switched off."""
     before = _sinks, _enabled
     _set((sink,), True)
     try:
@@ -265,9 +263,9 @@ def _set(sinks: tuple[Sink, ...], enabled: bool) -> None:
 
 
 def process(*, rank: int, world: int, variant: str, backend: str, device: str, ranks_per_gpu: int = 1) -> NestedRange:
-    """Round everything that is captured, on the main thread; ``device`` is ``cuda`` or ``cpu``.
+    """Return the range around everything that is captured, on the main thread; ``device`` is ``cuda`` or ``cpu``.
 
-    That ranks share a GPU is said in the range, so that no trace of such a run can pass for one of GPUs of their own.
+    The range records ``ranks_per_gpu``, so that analysis can tell if ranks shared a GPU.
     """
     shared = {"ranks_per_gpu": ranks_per_gpu} if ranks_per_gpu > 1 else {}
     return NestedRange(
@@ -278,7 +276,7 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
 
 
 def step(index: int, warmup: bool = False) -> NestedRange:
-    """Round one training step; analysis leaves out steps marked as warm-up."""
+    """Return the range around one training step; analysis leaves out steps marked as warm-up."""
     global steps_are_marked
     steps_are_marked = True
     if at_own_step:
@@ -288,50 +286,50 @@ def step(index: int, warmup: bool = False) -> NestedRange:
 
 
 def phase(name: str) -> NestedRange:
-    """Round one phase of a step, one of ``range_names.PHASES``."""
+    """Return the range around one phase of a step, one of ``range_names.PHASES``."""
     if name not in range_names.PHASES:
         raise ValueError(f"{name!r} is no phase of a step: choose from {', '.join(range_names.PHASES)}")
     return NestedRange(name)
 
 
 def forward() -> NestedRange:
-    """Round the forward pass, loss included."""
+    """Return the range around the forward pass, loss included."""
     return NestedRange(range_names.FORWARD)
 
 
 def backward() -> NestedRange:
-    """Round ``loss.backward()``."""
+    """Return the range around ``loss.backward()``."""
     return NestedRange(range_names.BACKWARD)
 
 
 def synchronize() -> NestedRange:
-    """Round the wait for gradient communication."""
+    """Return the range around the wait for gradient communication."""
     return NestedRange(range_names.SYNCHRONIZE)
 
 
 def optimizer(bucket: int | None = None) -> NestedRange:
-    """Round ``optimizer.step()``; on one bucket alone it may lie within ``backward`` or ``synchronize``."""
+    """Return the range around ``optimizer.step()``; that of a single bucket may lie in another phase."""
     fields = {} if bucket is None else {"bucket": bucket}
     return NestedRange(range_names.format_range(range_names.OPTIMIZER, **fields))
 
 
 def buckets(sizes: Sequence[int], others: int = 0) -> NestedRange:
-    """Tells how large the buckets are that the next backward pass reduces in collectives without ranges of their own.
+    """Return a range that records the sizes of the next backward pass's buckets, if their collectives have no ranges.
 
     Args:
-        sizes: Bytes of each, in the order of launch.
-        others: How many collectives are launched after them.
+        sizes: Bytes of each bucket, in the order of launch.
+        others: Number of other collectives that are launched after them.
     """
     text = ",".join(map(str, sizes))
     return NestedRange(range_names.format_range(range_names.BUCKETS, bytes=text, others=others))
 
 
 def start_synchronize() -> OpenRange:
-    """Open ``synchronize`` where the wait is inside ``backward`` and no ``with`` block can be put round it."""
+    """Open ``synchronize`` if no ``with`` block can enclose the wait, for example inside ``backward``."""
     return OpenRange(range_names.SYNCHRONIZE)
 
 
-# ``bytes``: the field's name in the range, so that callers write what is read.
+# The argument is called ``bytes`` as the field of the range.
 def start_all_reduce(bucket: int, bytes: int, params: int, **more: int) -> OpenRange:  # noqa: A002
     """Open the range of one all-reduce; see :func:`start_collective`."""
     return start_collective(range_names.ALL_REDUCE, bucket, bytes, params, **more)
@@ -343,9 +341,9 @@ def start_collective(name: str, bucket: int, bytes: int, params: int, **more: in
     Args:
         name: One of ``range_names.COLLECTIVES``.
         bucket: Position in the order of launch.
-        bytes: Size of the whole tensor: of an all-reduce what is reduced, of a reduce-scatter its input, of an
-            all-gather its output.
-        params: Number of parameters that it holds.
+        bytes: Size of the whole tensor: the tensor of an all-reduce, the input of a reduce-scatter, the output of an
+            all-gather.
+        params: Number of parameters in the tensor.
         more: Further fields of the range.
 
     Raises:

@@ -1,7 +1,8 @@
 """Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
-A step is what lies between two steps of the first optimizer. It is counted from the first sign of training on; step 0
-is marked as warm-up, as nobody knows when it began. Steps that the program marks itself, by ``annotate.step``, hold.
+A step lasts from one ``step()`` of the first optimizer to the next. Step 0 begins at the first sign of training (a DDP
+is created, or a backward pass begins) and is marked as warm-up, because its true begin is not known. If the program
+marks its steps by ``annotate.step``, only these are recorded as steps.
 """
 
 from __future__ import annotations
@@ -31,17 +32,17 @@ from ddp_prof.annotate import ranges
 from ddp_prof.annotate.hooks import Instrumented, process_range
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
-"""Where torch.profiler's files go, up to the rank; not set where nsys records."""
+"""Path of torch.profiler's files without rank and suffix; not set if nsys records."""
 STEPS_VARIABLE = "DDP_PROF_STEPS"
 """The steps to record, ``10:20``; not set: all."""
 SHARED_VARIABLE = "DDP_PROF_SHARED"
-"""Set where one nsys records all ranks of a machine."""
+"""Set if one nsys records all ranks of a machine."""
 MEETING = timedelta(seconds=30)
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 def start() -> None:
-    """Mark what is trained from now on, once per process."""
+    """Mark all training from now on; call it once per process."""
     Instrumented(None, ())
     recording = _Recording(os.environ.get(TRACE_VARIABLE), os.environ.get(STEPS_VARIABLE))
     _wrap_with_call(torch.autograd, "backward", recording.begin)
@@ -52,7 +53,7 @@ def start() -> None:
 
 
 def make_profile(*, on_gpu: bool) -> profile:
-    """A recording by torch.profiler, which notes whom streams wait for, too: what blocks is told by that."""
+    """Return a torch.profiler that also records stream waits, from which analysis knows what blocks."""
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
@@ -71,11 +72,11 @@ def _wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
 
 
 class _Kept:
-    """Ends with the thread that keeps it."""
+    """Is deleted when the thread that stores it in a ``threading.local`` ends."""
 
 
 class _Recording:
-    """Counts steps, and records those that are wanted."""
+    """Counts steps, and records the chosen ones."""
 
     def __init__(self, trace: str | None, steps: str | None) -> None:
         first, _, end = (steps or "0:").partition(":")
@@ -90,7 +91,7 @@ class _Recording:
         self._thread, self._of_thread = 0, threading.local()
 
     def stop_for_own_profiler(self) -> None:
-        """The program starts a torch.profiler of its own, beside which there can be no other."""
+        """Stop recording because the program starts its own torch.profiler: there can be only one."""
         if self._trace is not None and self._is_free:
             self._is_free = False
             if self._profile is not None:
@@ -99,18 +100,18 @@ class _Recording:
             sys.stderr.write("ddp-prof: the program records by torch.profiler itself: read its files, or use nsys\n")
 
     def begin(self) -> None:
-        """At the first sign of training."""
+        """Begin step 0, at the first sign of training."""
         if self._step < 0:
             self._process = os.getpid()
             atexit.register(self.stop)
-            if multiprocessing.parent_process():  # one that was forked ends without calling atexit's functions
+            if multiprocessing.parent_process():  # a forked process ends without calling atexit's functions
                 Finalize(None, self.stop, exitpriority=0)
             if self._first > 0:
                 ranges.enable(False)
             self._begin_step()
 
     def begin_own_step(self) -> None:
-        """Before a step that the program marks: what was counted until then ends."""
+        """Close the range of the counted step before a step that the program marks."""
         self.begin()
         self._end_step()
 
@@ -120,11 +121,11 @@ class _Recording:
             self._range = None
 
     def count(self, optimizer: Any, *_: Any) -> None:
-        """After a step of any optimizer."""
+        """Count a step of the first optimizer; called after a step of any."""
         self._optimizer = self._optimizer or optimizer
         if optimizer is self._optimizer and self._step >= 0:
             self._begin_step()
-            if dist.is_available() and dist.is_initialized():  # without DDP no forward says which rank this is
+            if dist.is_available() and dist.is_initialized():  # without DDP no forward pass is marked with the rank
                 parameters = (one for group in optimizer.param_groups for one in group["params"])
                 with process_range(type(optimizer).__name__, parameters):
                     pass
@@ -148,21 +149,25 @@ class _Recording:
             self._profile = make_profile(on_gpu=torch.cuda.is_available())
             self._profile.start()
             self._is_free, self._thread = True, threading.get_ident()
-            if threading.current_thread() is not threading.main_thread():  # its end comes before that of the program
+            if threading.current_thread() is not threading.main_thread():  # stop when the thread ends
                 self._of_thread.kept = kept = _Kept()
                 weakref.finalize(kept, self.stop).atexit = False
-        elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
+        elif self._nsys_waits():
             torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
 
+    def _nsys_waits(self) -> bool:
+        """Whether nsys records only between ``torch.cuda.profiler.start`` and ``stop``."""
+        return self._trace is None and bool(os.environ.get(STEPS_VARIABLE)) and torch.cuda.is_available()
+
     def stop(self) -> None:
-        """After the last step, or when the program ends."""
+        """End the recording and write it, after the last step or when the program ends."""
         recorded, self._profile = self._profile, None
-        if os.getpid() != self._process:  # a fork, as a loader's worker is
+        if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
-        if recorded is not None and self._thread != threading.get_ident():  # torch ends by a segmentation fault
+        if recorded is not None and self._thread != threading.get_ident():  # here stop() would crash torch
             sys.stderr.write("ddp-prof: the thread that trains did not end: nothing is written of this rank\n")
             recorded = None
-        if self._range is not None:  # no step of the optimizer ends this one any more
+        if self._range is not None:  # no step of the optimizer will end this range
             with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self._step, unfinished=1)):
                 pass
         if recorded is not None:
@@ -174,32 +179,32 @@ class _Recording:
                 partial.replace(target)
             if not target.is_file():
                 sys.stderr.write(f"ddp-prof: {target} could not be written\n")
-        elif self._trace is None and os.environ.get(STEPS_VARIABLE) and torch.cuda.is_available():
+        elif self._nsys_waits():
             torch.cuda.synchronize()
             is_shared = bool(os.environ.get(SHARED_VARIABLE))
             if is_shared and self._step == self._end:
                 _meet()
-            if not is_shared or self._step == self._end:  # else the recording ends with the last rank
+            if not is_shared or self._step == self._end:  # else nsys records until the last rank has ended
                 torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
         if self._step == self._end:
             ranges.enable(False)
 
 
 def _meet() -> None:
-    """Wait until all ranks that one nsys records have come here: who stops first may end the recording for all."""
+    """Wait for all ranks that one nsys records: the first rank that stops may end the recording for all."""
     if not (dist.is_available() and dist.is_initialized()):
         return
     world = os.environ.get("LOCAL_WORLD_SIZE", "")
     here = int(world) if world.isdecimal() else dist.get_world_size()
     name = f"ddp_prof/done/{os.environ.get('GROUP_RANK', '0')}"
-    store = dist.distributed_c10d._get_default_store()  # no collective, which would be recorded
-    with suppress(RuntimeError):  # one that never comes is not waited for, and the store may be gone with its rank
+    store = dist.distributed_c10d._get_default_store()  # a collective would be recorded
+    with suppress(RuntimeError):  # a rank does not come in time, or the store's rank has ended
         if store.add(f"{name}/count", 1) == here:
             store.set(name, "")
         store.wait([name], MEETING)
 
 
-def _find_rank(known: int) -> int:
+def _find_rank(default: int) -> int:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank()
-    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), known)
+    return next((int(os.environ[name]) for name in RANK_VARIABLES if os.environ.get(name, "").isdecimal()), default)
