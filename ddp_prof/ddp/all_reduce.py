@@ -1,7 +1,7 @@
-"""The variants that reduce their gradients themselves, by all-reduces: naive, flat, overlap, bucketed.
+"""The variants that all-reduce their gradients themselves: naive, flat, overlap, bucketed.
 
-Each improves on the one before. In all of them a gradient is copied once, divided, into a buffer, and stays a view of
-it: nothing is copied back.
+Each improves on the one before. In all of them a gradient is divided and copied into a buffer once, and the parameter's
+gradient becomes a view of the buffer, so nothing is copied back.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ WRAP_AGAIN = "call remove() and wrap the module again"
 
 
 class ReducingVariant(DataParallel):
-    """A variant that reduces its gradients itself: after backward where :attr:`is_blocking`, else from gradient hooks.
+    """A variant that reduces its gradients itself: after backward if :attr:`is_blocking`, else from gradient hooks.
 
     Args:
-        module: What is trained. Ranks must have the same one, and the same options; this is checked.
+        module: The model. It and the options must be the same on all ranks; this is checked.
         process_group: ``None`` is the default group.
-        find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would,
-            at the price of one small all-reduce per step, for whose result the host waits: on a GPU in each step until
-            backward and communication are done. Otherwise their gradient is zeros.
-        broadcast_buffers: Make buffers (as the running statistics of batch normalisation) those of rank 0 before the
-            first forward and before each that follows one with synchronization, as torch's DDP does.
-        schedule: Options of a subclass that decide what is communicated, and when.
+        find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would;
+            otherwise their gradient is zeros. This costs one small all-reduce per step, for whose result the host
+            waits; on a GPU it thus waits until backward and communication are done.
+        broadcast_buffers: Copy buffers (for example the running statistics of batch normalisation) from rank 0 before
+            the first forward, and before each forward after one with synchronization, as torch's DDP does.
+        schedule: Options of a subclass that determine what is communicated, and when.
     """
 
     _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
@@ -74,7 +74,7 @@ class ReducingVariant(DataParallel):
         return assign_buckets(self._trained, self._cap_bytes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Raises CommunicationError where the model has a parameter now whose gradients would not be synchronized."""
+        """Call the module; raises CommunicationError if it has a trained parameter that the variant does not know."""
         if torch.is_grad_enabled():
             self._forget_dropped()
         if self._are_buffers_due:
@@ -86,7 +86,7 @@ class ReducingVariant(DataParallel):
         return super().forward(*args, **kwargs)
 
     def on_gradient(self, index: int, _parameter: torch.Tensor) -> None:
-        """Take the gradient of a parameter, which backward has just finished. Called by its hook."""
+        """Take the gradient of a parameter, which backward has just finished. Called by a hook."""
         if not self._is_synchronizing:
             return
         self.is_unfinished = True
@@ -94,7 +94,7 @@ class ReducingVariant(DataParallel):
             self._reducer.ready(index)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Any optimizer is about to step. Called by a hook."""
+        """Raise an error if gradients are not synchronized. Called by a hook before a step of any optimizer."""
         if self.is_unfinished and self._is_own(optimizer):
             raise CommunicationError(
                 "optimizer.step() on gradients that are not synchronized: "
@@ -102,7 +102,7 @@ class ReducingVariant(DataParallel):
             )
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Any optimizer has stepped. Called by a hook."""
+        """Called by a hook after a step of any optimizer."""
 
     def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(id(parameter) in self._stepped for group in optimizer.param_groups for parameter in group["params"])
@@ -134,35 +134,35 @@ class ReducingVariant(DataParallel):
         for name, parameter in self.module.named_parameters():
             if parameter.requires_grad and id(parameter) not in known:
                 raise CommunicationError(
-                    f"parameter {name!r} came to the model after the variant was made: {WRAP_AGAIN}"
+                    f"parameter {name!r} was added to the model after the variant was made: {WRAP_AGAIN}"
                 )
         self._structure = Structure(self.module)
 
 
 class Structure:
-    """The modules and parameters of a module, and a fast check whether they changed."""
+    """The modules and parameters of a module, with a fast check whether they changed."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._holders: list[Any] = [held for layer in module.modules() for held in (layer._parameters, layer._modules)]
-        self._objects = [*self._iterate_objects()]  # kept, so that no other object gets the identity of one of them
+        self._objects = [*self._iterate_objects()]  # kept, so that their ids are not used again for other objects
         self._ids = [*map(id, self._objects)]
 
     def is_unchanged(self) -> bool:
         return self._ids == [*map(id, self._iterate_objects())]
 
     def _iterate_objects(self) -> Iterator[object]:
-        # Past the waiting of ``sharded``, which is for the values of parameters.
+        # ``dict.values``, because the ``values`` of ``sharded`` waits until the parameters may be read.
         return chain.from_iterable(map(dict.values, self._holders))
 
 
 class NaiveDDP(ReducingVariant):
-    """After backward, one blocking all-reduce per parameter.
+    """Naive: after backward, one blocking all-reduce per parameter.
 
         host      |  forward  |     backward     |           synchronize           |optimizer|
         compute   |###########|##################|                                 |#########|
         all-reduce                               |[p9]|[p8]|[p7]| ... |[p1]|[p0]   |
 
-    Nothing overlaps, and each parameter pays the latency of a collective of its own. Arguments as in
+    Nothing overlaps, and the latency of a collective is paid for each parameter. Arguments as in
     :class:`ReducingVariant`.
     """
 
@@ -178,7 +178,7 @@ class NaiveDDP(ReducingVariant):
 
 
 class FlatDDP(ReducingVariant):
-    """After backward, one all-reduce of one flat buffer per data type and device.
+    """Flat: after backward, one all-reduce of one flat buffer per data type and device.
 
         host      |  forward  |     backward     |      synchronize      |optimizer|
         compute   |###########|##################|                       |#########|
@@ -191,16 +191,15 @@ class FlatDDP(ReducingVariant):
 
 
 class OverlapDDP(ReducingVariant):
-    """From gradient hooks, one asynchronous all-reduce per parameter, while backward computes the next.
+    """Overlap: one asynchronous all-reduce per parameter, launched by its gradient hook while backward goes on.
 
         host      |  forward  |     backward     |synchronize|optimizer|
         compute   |###########|##################|           |#########|
         all-reduce                [p9] [p8] [p7] ... [p1][p0]|
 
-    The launches keep the order last parameter first: a gradient that comes early waits for its turn. ``synchronize``
-    launches what no hook brought (unused parameters: zeros) and waits for all. What is exposed is the tail after
-    backward; each parameter still pays the latency of a collective of its own. Arguments as in
-    :class:`ReducingVariant`.
+    Launches keep one order, last parameter first: a gradient that is ready early waits for its turn. ``synchronize``
+    launches the rest (zeros for unused parameters) and waits for all. Exposed is the tail after backward; the latency
+    of a collective is still paid for each parameter. Arguments as in :class:`ReducingVariant`.
     """
 
     def _assign(self) -> Assignment:
@@ -208,25 +207,25 @@ class OverlapDDP(ReducingVariant):
 
 
 class BucketedDDP(ReducingVariant):
-    """From gradient hooks, one asynchronous all-reduce per bucket: the hook that fills a bucket launches it.
+    """Bucketed: one asynchronous all-reduce per bucket, launched by the gradient hook that fills the bucket.
 
         host      |  forward  |     backward     |synchronize|optimizer|
         compute   |###########|##################|           |#########|
         all-reduce                  [p9 p8 p7][p6 p5 p4] ... [p1 p0]   |
 
-    Few large messages use the wire better than many small ones, but the first leaves later and the last, which nothing
-    can hide, is longer: the cap of a bucket sets the balance. With ``rebuild_buckets`` the first step shows in which
-    order gradients come; then buckets are assigned anew in that order.
+    Few large messages use the wire better than many small ones, but the first one starts later and the last one, which
+    nothing can hide, takes longer: the cap of a bucket sets the balance. With ``rebuild_buckets`` the first step shows
+    in which order gradients become ready; then buckets are assigned again in that order.
 
-        order of parameters()   [p9 p8 p7]  [p6 p5 p4]      p5 comes last: both buckets wait for it
-        order of readiness      [p9 p8 p6]  [p7 p4 p5]      only the second does
+        order of parameters()   [p9 p8 p7]  [p6 p5 p4]      p7 is ready last: both buckets wait for it
+        order of readiness      [p9 p8 p6]  [p5 p4 p7]      only the second one does
 
     Args:
         bucket_size_mb: Cap of a bucket in MiB, as torch's ``bucket_cap_mb``; a larger parameter has its own bucket.
-            Several: caps of the first buckets, the last for all that follow; ``[1, 25]`` lets a small first bucket
-            leave early, as torch's DDP does by default. ``None``: one bucket for all, of each data type and device.
-        rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets anew by
-            the order in which these came there.
+            A sequence: caps of the first buckets, the last one for all others; with ``[1, 25]`` a small first bucket is
+            launched early, as by default in torch's DDP. ``None``: one bucket per data type and device.
+        rebuild_buckets: After the first step in which every parameter had a gradient on rank 0, assign buckets again in
+            the order in which gradients became ready on rank 0.
         options: As in :class:`ReducingVariant`.
     """
 
@@ -249,7 +248,7 @@ class BucketedDDP(ReducingVariant):
             self._rebuild()
 
     def _rebuild(self) -> None:
-        """Take rank 0's order, so that all ranks have the same buckets."""
+        """Assign buckets in rank 0's order of readiness, so that all ranks have the same buckets."""
         order = [self._reducer.order]
         with current_device(self.device):
             dist.broadcast_object_list(order, global_rank(0, self.process_group), self.process_group)

@@ -6,9 +6,9 @@
     variant.finish_gradient_synchronization()
     optimizer.step()
 
-Gradients are averaged over the ranks. A step is finished by ``finish_gradient_synchronization``. Where it is skipped,
-``zero_grad()`` on every rank is enough, or ``discard()``: the next step is without what backward brought. A gradient
-may be a view of a buffer that the next step overwrites: keep a copy, not the tensor.
+Gradients are averaged over the ranks. A step is finished by ``finish_gradient_synchronization``. To skip a step, call
+``zero_grad()`` or ``discard()`` on every rank instead: the next step does not contain its gradients. A gradient may be
+a view of a buffer that the next step overwrites: keep a copy, not the tensor.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from ddp_prof.errors import CommunicationError
 
 
 class DataParallel(torch.nn.Module, ABC):
-    """``module``, whose parameters and buffers become those of rank 0, and the averaging of its gradients.
+    """Wraps ``module``: copies parameters and buffers from rank 0, and averages gradients.
 
-    A variant can be copied (the copy shares the process group) and, with the default group, which ``None`` is, pickled;
-    both between steps only.
+    A variant can be copied; the copy shares the process group. With the default group (``None``) it can be pickled.
+    Both only between steps.
 
     Attributes:
-        is_unfinished: Whether backward brought gradients that are not synchronized yet.
-        is_blocking: Whether the variant waits for each collective before it does anything else.
+        is_unfinished: Whether there are gradients that are not synchronized yet.
+        is_blocking: Whether the variant waits for each collective right after its launch.
     """
 
     is_blocking: ClassVar[bool] = False
     _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished"})
-    """Attributes that :meth:`_set_up` makes anew in a copy."""
+    """Attributes that are not copied: :meth:`_set_up` creates them."""
 
     def __init__(
         self, module: torch.nn.Module, process_group: dist.ProcessGroup | None, schedule: Mapping[str, object]
     ) -> None:
-        """Compare model and ``schedule`` over the ranks: the options that decide what is communicated, and when."""
+        """Check that all ranks have the same model and ``schedule``, the options that determine the communication."""
         super().__init__()
         _check_initialized()
         if any(isinstance(each, (DataParallel, DistributedDataParallel)) for each in module.modules()) or any(
@@ -67,15 +67,15 @@ class DataParallel(torch.nn.Module, ABC):
         self._is_synchronizing = True
 
     def _set_up(self) -> None:
-        """Make what is not copied: the clock; in subclasses hooks and buffers, too. Communicates nothing."""
+        """Create what is not copied: the clock; in subclasses also hooks and buffers. Communicates nothing."""
         self._clock = CommunicationClock()
         self.is_unfinished = False
 
     @property
     def communication_seconds(self) -> float:
-        """How long the last step waited for gradients; not a number where this is not known.
+        """How long the last step waited for gradients; NaN if this is not known.
 
-        The host's time on a CPU; on a GPU the device's, for which this waits.
+        On a CPU this is host time; on a GPU device time, and reading it waits for the device.
         """
         return self._clock.seconds()
 
@@ -83,10 +83,10 @@ class DataParallel(torch.nn.Module, ABC):
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Return when every gradient is the average over the ranks. Does nothing within :meth:`no_sync`.
+        """Finish averaging the gradients over the ranks. Does nothing within :meth:`no_sync`.
 
-        Raises CommunicationError where a collective failed, as a rule because another rank ended; with NCCL that is not
-        known here, and torch ends this process when the time limit of the group is over.
+        Raises CommunicationError if a collective fails, usually because another rank ended. NCCL does not report this
+        here: torch ends this process after the time limit of the group.
         """
         if not self._is_synchronizing:
             return
@@ -98,9 +98,9 @@ class DataParallel(torch.nn.Module, ABC):
         self._clock.stop(device)
 
     def clip_grad_norm_(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
-        """Scale all gradients by one factor where their norm is above ``max_norm``; returns the norm they had.
+        """Scale all gradients by one factor if their norm is above ``max_norm``; return the norm before that.
 
-        Call it on every rank, after :meth:`finish_gradient_synchronization`: all ranks have one norm and one factor.
+        Call it on every rank, after :meth:`finish_gradient_synchronization`; norm and factor are the same on all ranks.
         A ``norm_type`` of 2 is the Euclidean norm, ``inf`` the largest absolute value.
         """
         if self.is_unfinished:
@@ -114,9 +114,9 @@ class DataParallel(torch.nn.Module, ABC):
         return torch.nn.utils.clip_grad_norm_(self.optimizer_parameters(), max_norm, norm_type)
 
     def discard(self) -> None:
-        """Drop the gradients that backward brought, as where a step is skipped; call it on every rank.
+        """Drop the gradients of the last backward, in order to skip a step; call it on every rank.
 
-        ``zero_grad()`` on every rank is enough, too: what it dropped is forgotten by the next forward.
+        ``zero_grad()`` on every rank has the same effect, from the next forward on.
         """
         for parameter in (*self.trained_parameters(), *self.optimizer_parameters()):
             parameter.grad = None
@@ -124,39 +124,39 @@ class DataParallel(torch.nn.Module, ABC):
         self.is_unfinished = False
 
     def _forget_dropped(self) -> None:
-        """Forget what backward brought and ``zero_grad`` dropped; the averages of the next step are without it."""
+        """Forget gradients that ``zero_grad`` dropped before they were synchronized."""
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Accumulate gradients locally: put it round forward and backward of all but the last micro-batch."""
+        """Accumulate gradients locally: use it around forward and backward of all but the last micro-batch."""
         before, self._is_synchronizing = self._is_synchronizing, False
         try:
             yield
         finally:
             self._is_synchronizing = before
 
-    def _synchronize(self) -> None:  # torch's own have nothing left to do after backward
-        pass
+    def _synchronize(self) -> None:
+        pass  # torch's variants have nothing left to do after backward
 
     @abstractmethod
     def remove(self) -> None:
-        """Take the variant's hooks off the module, which then trains alone; the variant is of no use afterwards."""
+        """Take the variant's hooks off the module, which then trains alone; do not use the variant afterwards."""
 
     @property
     def device(self) -> torch.device:
-        """Where the first parameter is; the CPU for a module without any."""
+        """Device of the first parameter; the CPU for a module without any."""
         return next((parameter.device for parameter in self.module.parameters()), torch.device("cpu"))
 
     def trained_parameters(self) -> list[torch.nn.Parameter]:
-        """What communicates: each parameter that requires a gradient, once, in the module's order."""
+        """Return each parameter that requires a gradient, once, in the module's order."""
         return [parameter for parameter in self.module.parameters() if parameter.requires_grad]
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
-        """What an optimizer is to step on."""
+        """Return the parameters for the optimizer."""
         return self.trained_parameters()
 
     def kept_tensors(self) -> Sequence[torch.Tensor]:
-        """What the variant keeps from step to step besides parameters, gradients and the states of optimizers."""
+        """Return what the variant keeps between steps besides parameters, gradients and optimizer states."""
         return ()
 
     def _copied_attributes(self) -> dict[str, Any]:
@@ -188,11 +188,11 @@ def _check_initialized() -> None:
 
 
 class CommunicationClock:
-    """The time from :meth:`start` to :meth:`stop`.
+    """Measures the time from :meth:`start` to :meth:`stop`.
 
-    On a GPU both are events of the current stream. The first is reached when the compute queued before it is done, the
-    second when the stream has waited for the collectives: between them lies communication that nothing hides. The
-    host's clock would only see how long it takes to queue them.
+    On a GPU both record an event on the current stream. The first event is reached when the compute before it is done,
+    the second when the stream has waited for the collectives: between them is exposed communication. The host's clock
+    would only measure how long the launches take.
     """
 
     def __init__(self) -> None:
@@ -206,7 +206,7 @@ class CommunicationClock:
         self._end = _mark(device)
 
     def seconds(self) -> float:
-        """The last time taken. Waits for the device where it is the device's."""
+        """Return the last measured time; on a GPU, wait for it."""
         if isinstance(self._end, float):
             return float(self._end - self._begin)
         self._end.synchronize()
@@ -222,9 +222,9 @@ def _mark(device: torch.device) -> Any:
 
 
 def add_hooks(listener: Any, parameters: Sequence[torch.nn.Parameter]) -> weakref.finalize[..., Any]:
-    """Register hooks that report gradients and optimizer steps to ``listener``; returns a function that removes them.
+    """Register hooks that report gradients and optimizer steps to ``listener``; return a function that removes them.
 
-    The hooks hold the listener weakly, so that a module whose variant was dropped trains alone again.
+    The hooks hold a weak reference to the listener: a module whose variant was deleted trains alone again.
     """
     on_gradient, before_step, on_step = map(
         weakref.WeakMethod, (listener.on_gradient, listener.before_step, listener.on_step)

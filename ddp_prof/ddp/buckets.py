@@ -1,15 +1,15 @@
-"""Buckets: which parameters go into each, and the buffer in which their gradients travel.
+"""Buckets: the assignment of parameters to buckets, and the buffer in which the gradients of a bucket are reduced.
 
-A bucket holds gradients of one kind (data type and device), at most a cap of bytes of them unless one alone is larger.
-Parameters are taken in reverse order of ``parameters()``, which is about the order in which backward finishes them.
+A bucket holds gradients of one kind (data type and device). It holds at most a cap of bytes, unless a single gradient
+is larger. Parameters are taken in reverse order of ``parameters()``, about the order in which backward finishes them.
 
-Each gradient is copied once, into its view of the bucket's flat buffer and divided on the way. It is never divided
-where it lies: autograd may give the gradients of two parameters one storage, as of ``a[None] + b[None]``. The view
-then *is* the parameter's gradient, so nothing is copied back, and a gradient that autograd accumulated in the view is
-only divided. A view has the strides of its parameter (torch's gradient layout contract): fused optimizers read
+Each gradient is divided and copied once, into its view of the bucket's flat buffer. It is not divided in place, because
+autograd may give the gradients of two parameters the same storage, for example in ``a[None] + b[None]``. The view then
+*is* the parameter's gradient: nothing is copied back, and a gradient that autograd accumulated in the view is only
+divided. A view has the strides of its parameter (torch's gradient layout contract), because fused optimizers read
 parameter, gradient and state in the order of memory.
 
-From the copy until the bucket is given back, a :class:`TakenGradient` stands at the parameter's ``grad``.
+From the copy until the end of the reduction, the parameter's ``grad`` is a :class:`TakenGradient`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ddp_prof.variants import BYTES_PER_MB
 _aten = torch.ops.aten
 
 Assignment = list[tuple[int, ...]]
-"""For each bucket, in the order of launch, the positions of its parameters, in the order in which they were taken."""
+"""For each bucket, in the order of launch, the positions of its parameters."""
 
 
 def assign_each(parameters: Sequence[torch.Tensor]) -> Assignment:
@@ -35,12 +35,12 @@ def assign_each(parameters: Sequence[torch.Tensor]) -> Assignment:
 
 
 def assign_buckets(parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None) -> Assignment:
-    """Fill buckets greedily, last parameter first; ``None`` caps nothing: one bucket per kind.
+    """Fill buckets greedily, last parameter first. Without a cap (``None``) there is one bucket per kind.
 
-    Of several caps the first holds for the first bucket, and so on; the last holds for all that follow.
+    A sequence of caps is for the first buckets; its last cap also for all others.
 
-    One bucket per kind is open at a time. Buckets come in the order in which backward is expected to fill them, that is
-    by the position of their last parameter, since the launch of one waits for all those before it.
+    One bucket per kind is open at a time. A bucket is launched only after all buckets before it, so they are ordered as
+    backward is expected to fill them: by the parameter that was put in last.
     """
     caps = [math.inf] if cap_bytes is None else [cap_bytes] if isinstance(cap_bytes, (int, float)) else [*cap_bytes]
     opened = 0
@@ -63,7 +63,7 @@ def assign_buckets(parameters: Sequence[torch.Tensor], cap_bytes: float | Sequen
 def assign_by_readiness(
     parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None, order: Sequence[int]
 ) -> Assignment:
-    """Fill buckets greedily in the order in which gradients came, as torch's DDP does after its first step."""
+    """Fill buckets greedily in the order in which gradients became ready, as torch's DDP does after its first step."""
     last_first = [*reversed(order)]
     assigned = assign_buckets([parameters[index] for index in last_first], cap_bytes)
     return [tuple(last_first[place] for place in bucket) for bucket in assigned]
@@ -86,12 +86,13 @@ def check_bucket_size(size: float) -> float:
 
 
 class GradientBucket:
-    """Gradients that travel together.
+    """Gradients that are reduced together.
 
     Attributes:
         index: Position in the order of launch.
         views: The gradients of ``parameters`` in the buffer, in the same order.
-        taken: Which of them have been taken in this step; ``missing`` have not.
+        taken: For each of them, whether it has been taken in this step.
+        missing: How many have not been taken.
         refused: Parameters whose gradient of this step is sparse.
     """
 
@@ -105,7 +106,7 @@ class GradientBucket:
         self._placeholders = [TakenGradient(parameter) for parameter in self.parameters]
 
     def take(self, slot: int, scale: float) -> bool:
-        """Take one gradient over, times ``scale``; zeros where there is none. Says whether there was one."""
+        """Copy one gradient, times ``scale``, or zeros if there is none; return whether there was one."""
         gradient = self._require_dense(slot, self.parameters[slot].grad)
         self._place(slot)
         self.taken[slot] = True
@@ -122,7 +123,7 @@ class GradientBucket:
         return gradient is not None
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        """Whether ``zero_grad()`` dropped the taken gradient, and what autograd added since it was taken."""
+        """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd has added since it was taken."""
         is_dropped, late = self._changes_since_taken(slot)
         if is_dropped:
             self._dropped.add(slot)
@@ -130,7 +131,7 @@ class GradientBucket:
         return is_dropped, self._require_dense(slot, late)
 
     def add(self, slot: int, gradient: torch.Tensor | None, scale: float) -> None:
-        """Add a late contribution, times ``scale``, to a bucket of late contributions; without one set it to zeros."""
+        """Add ``gradient`` times ``scale`` to this bucket of late contributions; ``None`` sets it to zeros."""
         if gradient is None:
             self.views[slot].zero_()
         else:
@@ -139,27 +140,27 @@ class GradientBucket:
         self._fence.note(self._buffer.device)
 
     def is_dropped(self) -> bool:
-        """Whether ``zero_grad()`` dropped all gradients that were taken, and no backward brought others since."""
+        """Whether ``zero_grad()`` dropped all gradients that were taken, and there are no new ones."""
         return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self.taken) if taken)
 
     def take_missing(self, scale: float) -> list[int]:
-        """Take what no hook brought; returns the slots that had no gradient at all."""
+        """Take the gradients for which no hook was called; return the slots without a gradient."""
         missing = [slot for slot, taken in enumerate(self.taken) if not taken]
         return [slot for slot in missing if not self.take(slot, scale)]
 
     def tensor(self) -> torch.Tensor:
-        """The tensor to reduce, dense, for use on the current stream."""
+        """Return the buffer to reduce, for use on the current stream."""
         self._fence.wait(self._buffer.device)
         hold_for_current_stream(self._buffer)
         return self._buffer
 
     def restore_gradient(self, slot: int, is_used: bool, late: torch.Tensor | None) -> None:
-        """Make the reduced gradient, with what came ``late``, the parameter's own; none where no rank used it."""
+        """Set the parameter's ``grad`` to the reduced gradient plus ``late``, or to ``None`` if no rank used it."""
         gradient, parameter, placeholder = self.views[slot], self.parameters[slot], self._placeholders[slot]
-        if parameter.grad is placeholder and not placeholder.is_touched and late is None:  # as a rule
+        if parameter.grad is placeholder and not placeholder.is_touched and late is None:  # the usual case
             parameter.grad = gradient if is_used else None
             return
-        is_dropped, unsynchronized = self._changes_since_taken(slot)  # the latter of a backward under no_sync
+        is_dropped, unsynchronized = self._changes_since_taken(slot)  # the latter by a backward under no_sync
         if is_dropped or slot in self._dropped:
             gradient.zero_()
             is_used = is_dropped and placeholder.is_zeroed
@@ -178,14 +179,14 @@ class GradientBucket:
         self.parameters[slot].grad = placeholder
 
     def _changes_since_taken(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        """Whether ``zero_grad()`` dropped what was taken, and what autograd brought since."""
+        """Return whether ``zero_grad()`` dropped the taken gradient, and what autograd has added since."""
         gradient, placeholder = self.parameters[slot].grad, self._placeholders[slot]
         if gradient is placeholder:
             return placeholder.is_zeroed, placeholder.added
         return not placeholder.is_replaced, gradient
 
     def _require_dense(self, slot: int, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        """``None`` for a sparse gradient, which is noted: an error here would leave other ranks waiting."""
+        """Return ``None`` for a sparse gradient, and note it: an error here would leave other ranks waiting."""
         if gradient is not None and gradient.layout is not torch.strided:
             self.refused.append(self.parameters[slot])
             return None
@@ -196,7 +197,7 @@ class GradientBucket:
         self.views = flat_views(self._buffer, self.parameters)
 
     def reset(self) -> None:
-        """Forget which gradients were taken; the buffer stays, since its views are the parameters' gradients."""
+        """Forget which gradients were taken; the buffer stays, because its views are the parameters' gradients."""
         self.missing = len(self.parameters)
         self.refused: list[torch.nn.Parameter] = []
         self.taken = [False] * len(self.parameters)
@@ -204,14 +205,14 @@ class GradientBucket:
 
 
 def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> torch.Tensor:
-    """Zeros for all parameters, which are of one data type and device; the length is a multiple of ``multiple``."""
+    """Return zeros for all parameters, of one data type and device; the length is a multiple of ``multiple``."""
     first = parameters[0]
     numel = sum(parameter.numel() for parameter in parameters)
     return torch.zeros(-(-numel // multiple) * multiple, dtype=first.dtype, device=first.device)
 
 
 def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -> list[torch.Tensor]:
-    """One view of the buffer for each parameter, one behind the other, each with its parameter's shape and strides."""
+    """Return one view of the buffer for each parameter, one after the other, with the parameter's shape and strides."""
     ends = itertools.accumulate(parameter.numel() for parameter in parameters)
     return [
         buffer.as_strided(parameter.shape, gradient_strides(parameter), end - parameter.numel())
@@ -220,7 +221,7 @@ def flat_views(buffer: torch.Tensor, parameters: Sequence[torch.nn.Parameter]) -
 
 
 def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
-    """The parameter's strides where it is dense and does not overlap itself, else row-major ones."""
+    """Return the parameter's strides if it is dense and does not overlap itself, else row-major ones."""
     dense = torch.empty_like(parameter, device="meta", memory_format=torch.preserve_format)
     if dense.stride() == parameter.stride():
         return dense.stride()
@@ -230,18 +231,18 @@ def gradient_strides(parameter: torch.Tensor) -> tuple[int, ...]:
 class TakenGradient(torch.Tensor):
     """Placeholder at a parameter's ``grad`` while its gradient is being reduced.
 
-    The gradient lies in a bucket that is being reduced, where nobody may read or change it. With nothing at ``grad``
-    nobody could tell that ``zero_grad()`` was called meanwhile. So a tensor without memory stands there, which sees
-    what is done to it:
+    The gradient is in a bucket that is being reduced, so it must not be read or changed. If ``grad`` were ``None``, a
+    call of ``zero_grad()`` in the meantime would not be noticed. So ``grad`` is a tensor without memory that notices
+    operations on it:
 
-        set to None, or zeroed     by ``zero_grad()``: what was taken is not wanted any more
+        set to None, or zeroed     by ``zero_grad()``: the taken gradient is dropped
         added to                   by autograd in a second backward: a late contribution, which it keeps
         anything else              would read a gradient that is not there yet: an error
 
     Attributes:
-        is_touched: Whether any of this was done to it.
+        is_touched: Whether it was zeroed or added to.
         added: The sum of what autograd added.
-        is_replaced: Whether autograd put the sum in its place, as it does where it makes a graph of backward.
+        is_replaced: Whether autograd set ``grad`` to the sum, as it does with ``create_graph``.
     """
 
     is_touched = False
@@ -249,7 +250,7 @@ class TakenGradient(torch.Tensor):
     is_zeroed = False
     is_replaced = False
 
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as torch's own do
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]  # as in torch's subclasses
 
     @staticmethod
     def __new__(cls, parameter: torch.Tensor) -> TakenGradient:
@@ -294,15 +295,15 @@ class TakenGradient(torch.Tensor):
 class StreamFence:
     """Orders a launch after work that was queued on several CUDA streams.
 
-    Autograd runs the hook of a parameter on the stream on which its layer ran. A collective waits only for the stream
-    that is current where it is launched, that of the bucket's last gradient: the copies on other streams need events.
+    Autograd runs the hook of a parameter on the stream of its layer. A collective waits only for the stream that is
+    current at its launch, which is the stream of the bucket's last gradient: copies on other streams need events.
     """
 
     def __init__(self) -> None:
         self._events: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def note(self, device: torch.device) -> None:
-        """Note what was queued up to now on the current stream of ``device``; nothing where it has no streams."""
+        """Record an event on the current stream of ``device``, if it has streams."""
         if device.type != "cuda":
             return
         stream = torch.cuda.current_stream(device)
@@ -311,7 +312,7 @@ class StreamFence:
         self._events[stream].record(stream)
 
     def wait(self, device: torch.device) -> None:
-        """Make the current stream of ``device`` wait for what was noted on other streams; the host does not wait."""
+        """Make the current stream of ``device`` wait for the events on other streams; the host does not wait."""
         if not self._events:
             return
         current = torch.cuda.current_stream(device)
@@ -321,6 +322,6 @@ class StreamFence:
 
 
 def hold_for_current_stream(tensor: torch.Tensor) -> None:
-    """Let the memory of a tensor of another stream live until the current stream has used it."""
+    """Keep the memory of a tensor of another stream until the current stream has used it."""
     if tensor.is_cuda:
         tensor.record_stream(torch.cuda.current_stream(tensor.device))

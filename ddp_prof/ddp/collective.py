@@ -28,7 +28,7 @@ reduce_scatter: Callable[..., Any] = getattr(dist, "reduce_scatter_single", dist
 
 @dataclass(frozen=True, slots=True)
 class InFlight:
-    """A collective, of one call or several."""
+    """A launched collective, of one or several calls to ``torch.distributed``."""
 
     works: Sequence[dist.Work]
     span: OpenRange
@@ -36,18 +36,18 @@ class InFlight:
     what: str
 
     def is_completed(self) -> bool:
-        """Whether :meth:`wait` would return at once, and the device has done what it was asked for."""
+        """Whether the collective has ended, on the device too."""
         return all(work.is_completed() for work in self.works)
 
     def wait(self) -> None:
-        """Return when the result may be used: gloo blocks the host, NCCL makes the current stream wait."""
+        """Wait for the result: gloo blocks the host, NCCL makes the current stream wait."""
         try:
             for work in self.works:
                 work.wait()
         except RuntimeError as error:
             raise communication_error(dist.get_rank(self.group), self.what, error) from error
         finally:
-            self.span.end()  # completed just now (gloo), or handed over to the stream (NCCL)
+            self.span.end()
 
 
 def launch_all_reduce(
@@ -75,12 +75,12 @@ def launch(
 ) -> InFlight:
     """Start an asynchronous collective and open its range.
 
-    With gloo the range ends on gloo's own thread, at the moment of completion; of a CUDA tensor, when it has asked for
-    the copy back to the device. When NCCL's collective completes the host cannot tell cheaply: there the range ends
-    where the host waits, and the kernel's row has the device's truth.
+    With gloo the range ends on gloo's thread when the collective completes (for a CUDA tensor, when the copy back to
+    the device has been launched). With NCCL the host does not know the completion, so the range ends in
+    :meth:`InFlight.wait`; the kernel shows when the collective ended on the device.
 
-    ``start`` makes the call to ``torch.distributed``, or several. ``tensor`` is the whole of what the collective is
-    about: the input of a reduce-scatter, the output of an all-gather; ``params`` is how many parameters it holds.
+    ``start`` calls ``torch.distributed``, once or several times. ``tensor`` is the whole tensor: the input of a
+    reduce-scatter, the output of an all-gather; ``params`` is the number of parameters in it.
     """
     what = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
@@ -118,9 +118,9 @@ def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup 
 def launch_broadcast(
     tensors: Sequence[torch.Tensor], source: int, group: dist.ProcessGroup | None, bucket: int
 ) -> Callable[[], None]:
-    """Launch one broadcast of tensors of one kind; returns what waits for it and then makes them those of the source.
+    """Launch one broadcast of tensors of one kind; return a function that waits and copies the result into them.
 
-    A contiguous tensor alone is sent from and received in its own memory.
+    A single contiguous tensor is broadcast in place.
     """
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
     flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
@@ -145,17 +145,18 @@ def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:
 
 
 def current_device(device: torch.device) -> AbstractContextManager[Any]:
-    """Context for collectives of objects: NCCL sends these from the current GPU, which is 0 without ``set_device``."""
+    """Make ``device`` current: NCCL sends objects from the current GPU, which is GPU 0 without ``set_device``."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator[None]:
-    """For code that communicates internally: its failures become CommunicationErrors."""
+    """Turn failures of code that communicates internally into CommunicationErrors."""
     try:
         yield
     except RuntimeError as error:
-        _, is_ours, message = str(error).partition(f"{CommunicationError.__name__}: ")  # raised within a future
+        # An error within a future arrives as text.
+        _, is_ours, message = str(error).partition(f"{CommunicationError.__name__}: ")
         if is_ours:
             raise CommunicationError(message.splitlines()[0]) from error
         if isinstance(error, dist.DistError) or _hint(error):
@@ -164,7 +165,7 @@ def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator
 
 
 def communication_error(rank: int, what: str, error: BaseException) -> CommunicationError:
-    # Of the rank, not of the group: a callback on a thread of the group must not keep that alive, it would join itself.
+    # Takes the rank, not the group: a callback on a thread of the group must not hold the group, see TorchDDP.
     reason = ADVICE.sub("", SOURCE_LINE.sub("", first_line(error))).strip().rstrip(".")
     return CommunicationError(f"rank {rank}: {what} failed: {reason}{_hint(error)}")
 

@@ -1,6 +1,6 @@
-"""Checks that all ranks train the same model with the same schedule, before anything of the model is sent.
+"""Checks that all ranks train the same model with the same options, before anything of the model is sent.
 
-Otherwise gloo ends in its C++ code, and NCCL waits for ever or mixes the parameters up.
+If they differ, gloo aborts in its C++ code, and NCCL waits for ever or mixes the parameters up.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ def check_rank_consistency(
 def compare_with_rank_0(
     own: T, find: Callable[[T, T], str | None], group: dist.ProcessGroup | None, device: torch.device
 ) -> None:
-    """Compare what this rank has with what rank 0 has. Every rank must call this.
+    """Compare ``own`` with that of rank 0. Every rank must call this.
 
-    ``find`` describes the first difference between its two arguments. If there is one, every
-    rank raises an error that names the ranks that differ, and in what the first does.
+    ``find`` describes the first difference between its two arguments, if any. If a rank differs, every rank raises an
+    error that names the ranks that differ and describes the difference of the first one.
     """
     if dist.get_world_size(group) == 1:
         return
@@ -80,7 +80,7 @@ def find_option_difference(own: Mapping[str, object], reference: Mapping[str, ob
 
 
 def _comparable(value: object) -> object:
-    """A comparable form of an option: plain values themselves, of other objects the type."""
+    """Return a comparable form of an option: a plain value itself, for other objects the type."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):

@@ -1,20 +1,21 @@
-"""The reducer of our variants: takes gradients, launches buckets in order, gives the reduced gradients back.
+"""The reducer of our variants: takes gradients, launches buckets in order, and sets the reduced gradients.
 
-Every rank must issue the same collectives in the same order, whatever its own backward does. Two rules see to it:
+Every rank must launch the same collectives in the same order, even if their backward passes differ. Two rules ensure
+this:
 
-*Order.* Buckets are launched strictly by index. A bucket that is full waits until all those before it were launched:
-on another rank hooks may fire in another order or leave other parameters unused. Incomplete buckets are launched, in
-order, by :meth:`Reducer.finish`, with zeros for what is missing; so nothing ever waits for a hook that does not fire.
+*Order.* Buckets are launched strictly by index. A full bucket waits until all buckets before it have been launched: on
+another rank hooks may be called in another order, or other parameters may be unused. :meth:`Reducer.finish` launches
+incomplete buckets, in order, with zeros for missing gradients, so no bucket waits for a hook that is never called.
 
-*Late contributions.* A gradient is taken at the first firing of its hook. A second backward, or re-entrant
-checkpointing within one, may fire it again. What arrives then is kept in a bucket of its own and reduced in a second
-round at the end, whether or not the first bucket was already launched: that depends on timing, which differs between
-ranks. Before that round a sum of votes tells which buckets have such contributions on any rank; those travel whole,
-with zeros for what is missing. A rank takes the votes if something came late there: so something must have come late on
-every rank or on none, though not the same; with ``find_unused`` the votes are taken in each step.
+*Late contributions.* A gradient is taken at the first call of its hook. A second backward, or re-entrant checkpointing,
+may call the hook again. Such a late contribution is kept in a separate bucket and reduced in a second round at the end,
+even if the first bucket has not been launched yet: that depends on timing, which differs between ranks. Before the
+second round a sum of votes determines which buckets have late contributions on any rank; these are reduced as a whole,
+with zeros for missing contributions. Without ``find_unused`` a rank votes only if it has late contributions itself: so
+either every rank must have some, though not for the same parameters, or none.
 
-What ``zero_grad()`` drops between backward and :meth:`Reducer.finish` is reduced all the same, as other ranks may keep
-theirs, and is not given back.
+If ``zero_grad()`` drops gradients between backward and :meth:`Reducer.finish`, they are reduced nevertheless, because
+other ranks may keep theirs, but the result is not used on this rank.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from ddp_prof.errors import CommunicationError
 class Reducer:
     """Averages the gradients of ``parameters`` over a process group, bucket by bucket, in the order of ``assignment``.
 
-    With ``find_unused`` the votes are taken in each step, by one small all-reduce in :meth:`finish` (its range carries
-    ``params=0``). They tell, too, which parameters no rank used: these are left without a gradient, as in one process.
-    Otherwise they get zeros.
+    With ``find_unused`` ranks vote in each step by one small all-reduce in :meth:`finish`; its range has ``params=0``.
+    The votes also tell which parameters no rank used: these are left without a gradient, as in one process. Without
+    ``find_unused`` their gradients are zeros.
     """
 
     def __init__(
@@ -57,15 +58,15 @@ class Reducer:
         }
         self._assignment = assignment
         self._find_unused = find_unused
-        # Divide before the sum: a sum of low-precision gradients could overflow. torch's DDP does the same.
+        # Divide before the sum, as torch's DDP: a sum of low-precision gradients could overflow.
         self._scale = 1.0 / dist.get_world_size(group)
         self._lock = threading.Lock()  # autograd has a thread per device
         self.order: list[int] = []
-        """Positions of the parameters whose gradients came by hooks, in the order of the last finished step."""
+        """Positions of the parameters whose hooks were called in the last finished step, in the order of the calls."""
         self._begin_step()
 
     def ready(self, index: int) -> None:
-        """Take the gradient of one parameter, which autograd just finished, and launch what this completes."""
+        """Take the gradient of one parameter, and launch the buckets that are complete with it."""
         with self._lock:
             bucket, slot = self._places[index]
             if bucket.taken[slot]:
@@ -77,7 +78,7 @@ class Reducer:
                 self.launch_next()
 
     def launch_next(self) -> InFlight:
-        """Launch the next bucket in order; parameters that brought no gradient contribute zeros."""
+        """Launch the next bucket in order, with zeros for parameters without a gradient."""
         bucket = self.buckets[len(self._in_flight)]
         if bucket.missing:
             members = self._assignment[bucket.index]
@@ -90,10 +91,10 @@ class Reducer:
         return bool(self._order) and all(bucket.is_dropped() for bucket in self.buckets)
 
     def finish(self, *, is_discarded: bool = False) -> None:
-        """Launch what is left, wait for everything, give the gradients back.
+        """Launch the remaining buckets, wait for all, and set the reduced gradients.
 
-        Where ``is_discarded``, all was dropped, and parameters that brought no gradient keep what they have. After the
-        error for a sparse gradient, or a parameter that is frozen on this rank only, the next step can be taken.
+        ``is_discarded``: all gradients were dropped, and no parameter gets zeros for a missing one. Raises an error for
+        a sparse gradient, or a parameter that is frozen on this rank only; training can go on after it.
         """
         while len(self._in_flight) < len(self.buckets):
             self.launch_next()
@@ -103,20 +104,18 @@ class Reducer:
         unused, late = self._unused, set[int]()
         if votes is not None:
             votes[1].wait()
-            of_used, of_late = votes[0].tolist()
-            unused = {index for index, count in enumerate(of_used) if not count}
-            late = {index for index, count in enumerate(of_late) if count}
-        # Frozen since the variant was made: no gradient, or weight decay and momentum would move it.
+            used_votes, late_votes = votes[0].tolist()
+            unused = {index for index, count in enumerate(used_votes) if not count}
+            late = {index for index, count in enumerate(late_votes) if count}
+        # Frozen after the variant was made: with a gradient of zeros, weight decay and momentum would change them.
         frozen = {index for index in self._unused if not self._parameters[index].requires_grad}
         without = self._unused if is_discarded else unused if self._find_unused else frozen
         self._restore_gradients(without, self._reduce_late(late))
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
-        torn, self.order = self._torn, self._order
+        frozen_here, self.order = self._frozen_here, self._order
         self._begin_step()
-        self._raise_for(
-            sparse, "has a sparse gradient, which cannot be reduced here: build its layer with sparse=False"
-        )
-        self._raise_for(torn, "is frozen here and trained on another rank: freeze it on all ranks or on none")
+        self._raise_for(sparse, "has a sparse gradient, which cannot be reduced: build its layer with sparse=False")
+        self._raise_for(frozen_here, "is frozen here and trained on another rank: freeze it on all ranks or on none")
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return GradientBucket(index, parameters)
@@ -136,7 +135,7 @@ class Reducer:
         self._came_late.add(index)
 
     def _launch_votes(self) -> tuple[torch.Tensor, InFlight]:
-        """Ask all ranks which parameters they used, and which came late: a sum of votes, one row each."""
+        """Launch the sum of votes over all ranks: a row for used parameters and one for late contributions."""
         votes = torch.zeros(2, len(self._places), dtype=torch.int32)
         votes[0] = 1
         votes[0, list(self._unused)] = 0
@@ -146,7 +145,7 @@ class Reducer:
         return votes, launch_all_reduce(votes, self._group, len(self.buckets), 0)
 
     def _reduce_late(self, late: set[int]) -> dict[int, torch.Tensor]:
-        """The second round: averages of what came late on any rank, by the position of the parameter."""
+        """Reduce late contributions in a second round; return their averages by the position of the parameter."""
         numbers = sorted({self._places[index][0].index for index in late})
         second = {
             number: self._late.get(number) or GradientBucket(number, self.buckets[number].parameters)
@@ -164,7 +163,7 @@ class Reducer:
     def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
         for index, (bucket, slot) in self._places.items():
             if index in self._unused and not bucket.parameters[slot].requires_grad and bucket.views[slot].any():
-                self._torn.append(bucket.parameters[slot])  # on a GPU the host waits for this, where one is frozen
+                self._frozen_here.append(bucket.parameters[slot])  # ``any`` makes the host wait for a GPU
             bucket.restore_gradient(slot, index not in unused, late.get(index))
 
     def _begin_step(self) -> None:
@@ -175,9 +174,9 @@ class Reducer:
         self._came_late: set[int] = set()
         self._order: list[int] = []
         self._unused: set[int] = set()
-        self._torn: list[torch.nn.Parameter] = []
+        self._frozen_here: list[torch.nn.Parameter] = []
 
     def _raise_for(self, parameters: Sequence[torch.nn.Parameter], reason: str) -> None:
-        for parameter in parameters:
-            rank = dist.get_rank(self._group)
-            raise CommunicationError(f"rank {rank}: a parameter of shape {tuple(parameter.shape)} {reason}")
+        if parameters:
+            rank, shape = dist.get_rank(self._group), tuple(parameters[0].shape)
+            raise CommunicationError(f"rank {rank}: a parameter of shape {shape} {reason}")

@@ -1,4 +1,4 @@
-"""PyTorch's own DistributedDataParallel and fully_shard with the interface of the other variants, to compare with."""
+"""PyTorch's DistributedDataParallel and fully_shard with the interface of the other variants, for comparison."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Hook = Callable[["MarkingGroup", Any], torch.futures.Future[torch.Tensor]]
 
 
 class TorchDDP(DataParallel):
-    """Torch: PyTorch's own DistributedDataParallel.
+    """Torch: PyTorch's DistributedDataParallel.
 
         host      |  forward  |            backward             |optimizer|
         compute   |###########|##################               |#########|
@@ -35,27 +35,27 @@ class TorchDDP(DataParallel):
         all-reduce                  [bucket 0][bucket 1] ... [n] |
 
     forward      computes the loss; DDP prepares its buckets.
-    backward     DDP copies gradients into its buckets, each launched when full, and waits for all of them before
-                 ``backward`` returns. In the first step one bucket holds everything; then DDP makes new ones in the
-                 order in which gradients came.
+    backward     DDP copies gradients into its buckets, launches each when it is full, and waits for all of them before
+                 ``backward`` returns. In the first step there is one bucket; then DDP makes new ones in the order in
+                 which gradients became ready.
     synchronize  lies within backward: from the launch of the last bucket to the end of backward.
     optimizer    steps on the averaged gradients.
 
-    DDP shows its buckets to a communication hook, which marks them with ranges; ``mark_buckets=False`` leaves DDP
-    alone. With a hook DDP does not divide while it copies. On NCCL the hook lets the collective average, which costs no
-    pass over memory; gloo has no such operation, so there the hook divides, one pass more than DDP by itself.
+    A communication hook of DDP marks the buckets with ranges; ``mark_buckets=False`` leaves DDP unchanged. With a hook,
+    DDP does not divide gradients while it copies them. NCCL then averages within the collective, without a pass over
+    memory; gloo cannot, so the hook divides, which is one pass more than in an unchanged DDP.
 
-    ``comm_hook`` names one of torch's hooks, which send less; each of their messages is marked by the bucket's range.
+    ``comm_hook`` is one of torch's hooks, which send less; a range marks each of their messages.
 
-    bf16      torch's ``bf16_compress_hook``: buckets travel as bfloat16, half the bytes of float32.
-    powersgd  torch's ``powerSGD_hook`` of rank 1: matrices travel as products of two thin ones (Vogels, Karimireddy and
-              Jaggi 2019), in three messages per bucket. The first two steps are sent whole, as torch demands.
+    bf16      torch's ``bf16_compress_hook``: buckets are sent as bfloat16, half the bytes of float32.
+    powersgd  torch's ``powerSGD_hook`` of rank 1: matrices are sent as products of two thin ones (Vogels, Karimireddy
+              and Jaggi 2019), in three messages per bucket. The first two steps are sent whole, as torch requires.
 
     Args:
-        mark_buckets: Mark each bucket's all-reduce by a communication hook. Without it ``communication_seconds`` is not
-            known (NaN), and buckets can be told from kernels only.
+        mark_buckets: Mark each bucket's all-reduce by a communication hook. Without it ``communication_seconds`` is
+            NaN, and only kernels show the buckets.
         comm_hook: ``None``, ``"bf16"`` or ``"powersgd"``. A copy of the variant starts without PowerSGD's errors.
-        options: Go to DDP, whose own defaults hold.
+        options: Passed to DDP.
     """
 
     _ddp: DistributedDataParallel | None
@@ -82,19 +82,19 @@ class TorchDDP(DataParallel):
             raise CommunicationError("torch's powerSGD_hook takes no scalar parameter: choose bf16 or no hook")
         self._mark_buckets, self._comm_hook = mark_buckets, comm_hook
         self._set_up()
-        # A copy is made of what is equal on all ranks already, and possibly on one of them alone.
+        # For copies: the model is equal on all ranks already, and maybe only one rank makes a copy.
         self._options["init_sync"] = False
 
     def _set_up(self) -> None:
         super()._set_up()
         ddp = DistributedDataParallel(self.module, process_group=self.process_group, **self._options)
-        # Not a submodule: the module is one already, and its parameters would be listed twice.
+        # Not as a submodule, because its parameters would be listed twice.
         self.__dict__["_ddp"] = ddp
         self._open_range: OpenRange | None = None
         if self._mark_buckets:
             self._group = MarkingGroup(self.process_group)
             self._hook = _make_hook(self._comm_hook)
-            owner = weakref.ref(self)  # which DDP, who calls the hook, does not outlive
+            owner = weakref.ref(self)  # DDP calls the hook and does not live longer than self
             ddp.register_comm_hook(None, lambda _state, bucket: owner()._reduce_bucket(bucket))  # type: ignore[union-attr]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -112,7 +112,7 @@ class TorchDDP(DataParallel):
 
     @property
     def communication_seconds(self) -> float:
-        """From the launch of the last bucket, of a GPU from the end of the compute before it; NaN without marks."""
+        """Seconds since the launch of the last bucket, or on a GPU since the end of compute; NaN without marks."""
         return super().communication_seconds if self._mark_buckets else float("nan")
 
     def no_sync(self) -> Any:
@@ -135,11 +135,11 @@ class TorchDDP(DataParallel):
             self._clock.start(bucket.buffer().device)
             self._open_range = annotate.start_synchronize()
 
-        # Gloo's thread may be the last to drop this function. A process group that only it held would be destroyed
-        # there, and abort, because it joins its threads: so it holds neither the group nor DDP.
+        # Gloo's thread may hold the last reference to this function, so the function must hold neither the group nor
+        # DDP: the thread would destroy the group, which waits for its threads, and abort.
         def completed(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
             for span in spans:
-                span.end()  # at the latest: backward may return before gloo's thread calls back
+                span.end()  # backward may return before gloo's thread ends the range
             try:
                 return done.value()
             except RuntimeError as error:
@@ -149,7 +149,7 @@ class TorchDDP(DataParallel):
 
 
 class MarkingGroup(dist.ProcessGroup):
-    """Stands before a process group and marks each all-reduce with a range of the bucket that is being reduced."""
+    """Wraps a process group and marks each all-reduce with a range of the bucket that is being reduced."""
 
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))  # type: ignore[call-arg]  # torch's stub
@@ -166,7 +166,7 @@ class MarkingGroup(dist.ProcessGroup):
 
 
 def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
-    """Bytes sent for a gradient: whole, as bfloat16, or by PowerSGD as two thin matrices if these are smaller."""
+    """Return the bytes sent for a gradient: whole, as bfloat16, or as PowerSGD's two matrices if these are smaller."""
     numel = gradient.numel()
     if comm_hook == "bf16":
         return 2 * numel
@@ -181,14 +181,14 @@ def _make_hook(name: str | None) -> Hook:
         return default_hooks.bf16_compress_hook
     if name is None:
         return _average
-    # An epsilon, since the gradient of an unused parameter is zeros, which have no orthonormal columns.
+    # The epsilon is for gradients of unused parameters: zeros have no orthonormal columns.
     state = PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
 
     def compress(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         state.process_group = group
         future = powerSGD_hook(state, bucket)
         if is_on_host(bucket.buffer(), group.marked):
-            # Gloo's threads would launch a bucket's later messages, in an order that ranks do not share: torch hangs.
+            # Else gloo's threads would launch a bucket's later messages in an order that differs between ranks: a hang.
             waiting = annotate.start_synchronize()
             try:
                 with communication_errors(group.marked, f"all-reduce of bucket {bucket.index()}"):
@@ -205,28 +205,27 @@ def _average(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Ten
 
 
 class FullyShardedDDP(DataParallel):
-    """Fsdp: ``torch.distributed.fsdp.fully_shard`` (FSDP2, ZeRO stage 3) of each block and of the whole.
+    """Fsdp: ``torch.distributed.fsdp.fully_shard`` (FSDP2, ZeRO stage 3) on each block and on the whole model.
 
         host            |        forward        |             backward              |synchronize|optimizer|
         compute         |   [u0]###[u1]###[u2]##|[u2]####[u1]####[u0]####           |           |###|
         all-gather       [u0][u1][u2]            [u1][u0]
         reduce-scatter                                [u2]    [u1]    [u0]
 
-    forward      before a unit runs, its parameters are gathered from all ranks; after it they are freed again. The
-                 gather of the next unit is launched early (prefetch).
-    backward     a unit's parameters are gathered once more; when its gradients are done, they are reduced to shards.
-    synchronize  nothing is left: backward ends when all gradients are reduced.
+    forward      a unit's parameters are gathered from all ranks before it runs and freed after it. The gather of the
+                 next unit is launched early (prefetch).
+    backward     a unit's parameters are gathered again; when its gradients are ready, they are reduced to shards.
+    synchronize  has nothing to do: backward ends when all gradients are reduced.
     optimizer    steps on this rank's part of each parameter.
 
-    A unit is a block of the model (an element of a ``ModuleList``); what is in no block is the last unit. Each unit has
-    a bucket number in its ranges. Gathers of forward and of backward are told apart by the phase in which they are
-    launched.
+    A unit is a block of the model (an element of a ``ModuleList``); all other parameters are the last unit. The ranges
+    hold the unit's number as their bucket. The phase of the launch tells gathers of forward from those of backward.
 
     The module itself is changed: its parameters become ``DTensor`` s, of which each rank has a part. ``fully_shard``
-    wants contiguous parameters with at least one dimension, of one data type in a unit, and every rank to use the same
-    ones; it cannot be undone, copied or pickled.
+    requires contiguous parameters with at least one dimension, of one data type per unit, and the same used parameters
+    on every rank; it cannot be undone, copied or pickled.
 
-    ``options`` go to ``fully_shard``.
+    ``options`` are passed to ``fully_shard``.
     """
 
     def __init__(
@@ -261,7 +260,7 @@ class FullyShardedDDP(DataParallel):
 
     @property
     def communication_seconds(self) -> float:
-        """Not known: torch waits between the layers of forward and backward."""
+        """NaN: torch waits between the layers of forward and backward."""
         return float("nan")
 
     @contextmanager
@@ -275,7 +274,7 @@ class FullyShardedDDP(DataParallel):
             module.set_requires_gradient_sync(True)
 
     def remove(self) -> None:
-        """Refused: torch has no way back from ``fully_shard``."""
+        """Raise an error: ``fully_shard`` cannot be undone."""
         raise CommunicationError("fully_shard cannot be taken off a module: build the model again")
 
     def __getstate__(self) -> dict[str, Any]:
@@ -286,5 +285,5 @@ class FullyShardedDDP(DataParallel):
 
     def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
         norm: Any = super()._clip(max_norm, norm_type)
-        whole: torch.Tensor = norm.full_tensor()  # of inf, ``item()`` would be the norm of this rank's part
+        whole: torch.Tensor = norm.full_tensor()  # with inf, ``item()`` would be the norm of this rank's part
         return whole

@@ -1,19 +1,19 @@
-"""Sharded: each rank keeps the optimizer state and the reduced gradients of its part of the parameters only.
+"""Sharded: each rank keeps optimizer state and reduced gradients only for its part of the parameters.
 
     host            |  forward  |      backward      |synchronize|optimizer|  forward of the next step
     compute         |###########|####################|           |##|      |....###...###...###########
     reduce-scatter                  [b0] [b1] ... [bn]|
     all-gather                                                      [bn] ... [b1] [b0]|
 
-forward      computes the loss. A layer waits for the all-gather of its own parameters, while later ones are in flight.
-backward     the hook of each parameter: copy the gradient, divided, into its bucket; the hook that fills the bucket
-             launches its reduce-scatter, which leaves each rank the average of its part. The memory of the full
-             gradients is freed when the next launch finds the reduce-scatter done.
-synchronize  launch buckets that stayed incomplete (unused parameters: zeros), then wait for all that is in flight.
-optimizer    steps on the shards; its end launches the all-gathers, the first layers' bucket first.
+forward      computes the loss. A layer waits only for the all-gather of its own parameters.
+backward     the hook of a parameter divides the gradient and copies it into its bucket; the hook that fills the bucket
+             launches its reduce-scatter, which gives each rank the average of its part. The memory of the full
+             gradients is freed at the first launch after the end of the reduce-scatter.
+synchronize  launches incomplete buckets (zeros for unused parameters), then waits for all reduce-scatters.
+optimizer    steps on the shards; then the all-gathers are launched, first that of the first layers.
 
 State and gradients are divided among the ranks (ZeRO stages 1 and 2, Rajbhandari et al. 2020). A reduce-scatter and an
-all-gather together send what one all-reduce does, but the second half hides behind the next forward.
+all-gather together send as much as one all-reduce, but the all-gather can overlap with the next forward.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ Parameter = torch.nn.Parameter | None
 
 
 class ShardGradient(torch.Tensor):
-    """The gradient of a rank's part: an overflow that GradScaler finds in it is found on all ranks.
+    """The gradient of a rank's part; an overflow that GradScaler finds in it is reported on all ranks.
 
-    Otherwise one rank would skip a step that the others take, and halve a scale that they keep.
+    Otherwise one rank would skip a step and halve the scale, and the others would not.
     """
 
     group: dist.ProcessGroup | None
@@ -64,10 +64,9 @@ class ShardGradient(torch.Tensor):
 
 
 class ShardBucket(GradientBucket):
-    """Parameters that lie one behind the other in memory, of which each rank updates an equal part.
+    """A bucket whose parameters become views of one flat tensor, of which each rank updates an equal part.
 
-    They become views of one flat tensor; ``shard`` is this rank's part of it, ``[padded length / world]``, and what the
-    optimizer steps on.
+    ``shard`` is this rank's part, ``[padded length / world]``; the optimizer steps on it.
     """
 
     def __init__(self, index: int, parameters: Sequence[torch.nn.Parameter], group: dist.ProcessGroup | None) -> None:
@@ -87,7 +86,7 @@ class ShardBucket(GradientBucket):
         self._before: torch.Tensor | None = None
 
     def take(self, slot: int, scale: float) -> bool:
-        """From the first gradient on, a placeholder stands at the shard's, too, which ``zero_grad()`` reaches."""
+        """Copy one gradient; the first of a step also sets the shard's ``grad`` to a placeholder."""
         if not len(self._buffer):
             self._allocate()
         if self.missing == len(self.parameters):
@@ -99,8 +98,8 @@ class ShardBucket(GradientBucket):
         return super().take(slot, scale)
 
     def take_late(self, slot: int) -> tuple[bool, torch.Tensor | None]:
-        late = self.parameters[slot].grad  # autograd has just added to it: after ``zero_grad()``
-        was_dropped = self._drop_with_shard()  # ``zero_grad()`` may have reached the shard alone
+        late = self.parameters[slot].grad  # autograd has just added to it, so it must survive ``_drop_with_shard``
+        was_dropped = self._drop_with_shard()  # ``zero_grad()`` may have been called for the shard only
         self.parameters[slot].grad = late
         is_dropped, late = super().take_late(slot)
         if was_dropped:
@@ -117,11 +116,11 @@ class ShardBucket(GradientBucket):
     def reduce(self) -> InFlight:
         """Launch the reduce-scatter: this rank gets the sum of its part.
 
-        Gloo's own is an all-reduce that does not say when it is done. There the ranks exchange parts, which is as much
-        on the wire, and add up in :meth:`give_shard`.
+        Gloo's reduce-scatter is an all-reduce that does not report its completion. So with gloo the ranks exchange
+        their parts, which sends as many bytes, and :meth:`give_shard` adds them up.
         """
         full = self.tensor()
-        if self._before is not None:  # gradients add up until they are set to None
+        if self._before is not None:  # the shard's gradient, to which the new one is added, may share its storage
             self._reduced = torch.zeros_like(self._reduced)
         self._received = torch.empty_like(full) if is_on_host(full, self._group) else None
 
@@ -135,7 +134,8 @@ class ShardBucket(GradientBucket):
     def gather(self) -> InFlight:
         """Launch the all-gather of the parameters, in place.
 
-        Gloo's own receives a copy of everything; that each rank broadcasts its part needs none and takes less time.
+        Gloo's all-gather would receive a copy of the whole tensor. So with gloo each rank broadcasts its part, which
+        needs no copy and takes less time.
         """
 
         def start() -> Any:
@@ -151,21 +151,21 @@ class ShardBucket(GradientBucket):
 
     def give_shard(self, late: dict[int, torch.Tensor]) -> None:
         """Add the reduced gradient to the shard's own."""
-        hold_for_current_stream(self._buffer)  # it is of a hook's stream, which may use its memory again
+        hold_for_current_stream(self._buffer)  # it belongs to a hook's stream, which may use its memory again
         self.release()
         if self._received is not None:
             hold_for_current_stream(self._received)
             torch.sum(self._received.view(-1, len(self._reduced)), 0, out=self._reduced)
             self._received = None
         dropped = {slot for slot in range(len(self.parameters)) if self._changes_since_taken(slot)[0]}
-        if dropped or self._dropped:  # what is dropped need not be finite
+        if dropped or self._dropped:  # not by a product with zeros: the dropped values may be infinite
             ones = {slot: torch.ones_like(self.parameters[slot]) for slot in dropped | self._dropped}
             self._reduced.masked_fill_(self._own_part(ones) != 0, 0)
         kept = {slot: tensor for slot, tensor in late.items() if slot not in dropped}
         if kept:
             self._reduced.add_(self._own_part(kept))
         for slot, parameter in enumerate(self.parameters):
-            parameter.grad = self._changes_since_taken(slot)[1]  # what came under ``no_sync`` waits for the next step
+            parameter.grad = self._changes_since_taken(slot)[1]  # gradients of ``no_sync`` are kept for the next step
         if self._is_shard_dropped():
             self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
         elif self._before is not None:
@@ -179,7 +179,7 @@ class ShardBucket(GradientBucket):
         return self.shard.grad is not self._taken_shard or self._taken_shard.is_zeroed
 
     def _drop_with_shard(self) -> bool:
-        """Drop what was taken where ``zero_grad()`` reached the shard; says whether it did."""
+        """Drop the taken gradients if ``zero_grad()`` was called for the shard; return whether it was."""
         is_dropped = self._is_shard_dropped()
         if is_dropped:
             for parameter, is_taken in zip(self.parameters, self.taken, strict=True):
@@ -191,7 +191,7 @@ class ShardBucket(GradientBucket):
         return is_dropped
 
     def _own_part(self, tensors: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """This rank's part of the bucket that holds these tensors by slot, and zeros elsewhere."""
+        """Return this rank's part of a buffer that holds these tensors in their slots, and zeros elsewhere."""
         full = flat_buffer(self.parameters, self._multiple)
         views = flat_views(full, self.parameters)
         for slot, tensor in tensors.items():
@@ -201,7 +201,7 @@ class ShardBucket(GradientBucket):
 
 
 class ShardReducer(Reducer):
-    buckets: list[ShardBucket]  # type: ignore[assignment]  # it makes no others
+    buckets: list[ShardBucket]  # type: ignore[assignment]  # _make_bucket makes no others
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return ShardBucket(index, parameters, self._group)
@@ -219,15 +219,15 @@ class ShardReducer(Reducer):
 
 
 class ShardedDDP(ReducingVariant):
-    """From gradient hooks, one reduce-scatter per full bucket; after the optimizer's step, one all-gather per bucket.
+    """Sharded: one reduce-scatter per bucket from gradient hooks; one all-gather per bucket after the optimizer's step.
 
     The optimizer must step element by element (SGD, Adam, AdamW) and on :meth:`optimizer_parameters`, which are flat
-    parts of buckets: every parameter has the same learning rate and weight decay, and a parameter that no rank used
-    counts as one whose gradient is zeros. After a step, who reads a parameter through its module waits for its
-    all-gather; before you read one that you kept in a list of your own, call :meth:`wait_for_parameters`. An overflow
-    that ``torch.amp.GradScaler`` finds on one rank is found on all.
+    parts of buckets: all parameters have the same learning rate and weight decay, and the gradient of a parameter that
+    no rank used is zeros. After a step, reading a parameter through its module waits for its all-gather; before you
+    read a parameter from a list of your own, call :meth:`wait_for_parameters`. If ``torch.amp.GradScaler`` finds an
+    overflow on one rank, all ranks skip the step.
 
-    ``bucket_size_mb`` is as of :class:`BucketedDDP`, ``options`` as of :class:`ReducingVariant` without
+    ``bucket_size_mb`` as in :class:`BucketedDDP`, ``options`` as in :class:`ReducingVariant` without
     ``find_unused_parameters``.
     """
 
@@ -255,14 +255,14 @@ class ShardedDDP(ReducingVariant):
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
-        """This rank's part of each bucket."""
+        """Return this rank's part of each bucket."""
         return [bucket.shard for bucket in self._reducer.buckets]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling() or any(
             layer._compiled_call_impl is not None or "_orig_mod" in layer._modules for layer in self._layers
         ):
-            self.wait_for_parameters()  # compiled code cannot wait, it would come in pieces
+            self.wait_for_parameters()  # a wait within compiled code would break its graph into pieces
         return super().forward(*args, **kwargs)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
@@ -280,7 +280,7 @@ class ShardedDDP(ReducingVariant):
                 "sharded divides the optimizer's state already, and a ShardedOptimizer would give every rank one "
                 "rank's part: use the optimizer itself"
             )
-        self.wait_for_parameters()  # an all-gather still reads the part that is stepped on
+        self.wait_for_parameters()  # an all-gather may still read the part that the optimizer changes
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._is_own(optimizer):
@@ -313,7 +313,7 @@ class ShardedDDP(ReducingVariant):
         return norm
 
     def _synchronize(self) -> None:
-        self.wait_for_parameters()  # of layers that did not run
+        self.wait_for_parameters()  # also those of layers that did not run
         super()._synchronize()
 
     def _check_model(self) -> None:
@@ -333,7 +333,7 @@ class Gathers:
     """The all-gathers in flight, by the index of their bucket."""
 
     def __init__(self) -> None:
-        self.is_pending = False  # a flag of its own: ``torch.compile`` compiles once for each value
+        self.is_pending = False  # a bool, because ``torch.compile`` compiles once for each value
         self._in_flight: dict[int, InFlight] = {}
         self._waited: set[tuple[int, torch.cuda.Stream | None]] = set()
 
@@ -343,19 +343,19 @@ class Gathers:
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission, as of is_initialized
     def wait(self, buckets: Iterable[int]) -> None:
-        """Return when parameters of these buckets may be read: by the host, on a GPU by the current stream."""
-        # Another stream that reads the same bucket has to wait, too.
+        """Wait until the parameters of these buckets may be read by the host, on a GPU by the current stream."""
+        # Each stream that reads a bucket has to wait.
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
         due = [bucket for bucket in buckets if bucket in self._in_flight and (bucket, stream) not in self._waited]
         if not due:
             return
-        with annotate.synchronize():  # in forward, too: gloo blocks the host here
+        with annotate.synchronize():  # also within forward: gloo blocks the host here
             for bucket in due:
                 self._in_flight[bucket].wait()
                 self._waited.add((bucket, stream))
 
     def settle(self) -> None:
-        """Wait for all; then nothing is in flight any more."""
+        """Wait for all of them and forget them."""
         self.wait(list(self._in_flight))
         self._in_flight.clear()
         self._waited.clear()
@@ -363,12 +363,12 @@ class Gathers:
 
 
 class AwaitedParameters(dict[str, Parameter]):
-    """The parameters of one module: to read one waits for its all-gather. A copy or pickle is a plain dictionary.
+    """The parameters of one module; reading one waits for its all-gather. A copy or pickle is a plain dictionary.
 
     A module keeps its parameters in a dictionary, ``_parameters``. Attributes, ``parameters()``, ``state_dict()``,
-    ``load_state_dict()``, ``to()``, copies and pickles all go through it, so it is the dictionary that waits. Hooks on
-    layers would not do: attention reads ``out_proj.weight`` and never calls ``out_proj``; nobody calls a
-    ``ParameterList``. ``bucket_of`` gives by the ``id`` of a parameter the index of its bucket.
+    ``load_state_dict()``, ``to()``, copies and pickles all use it, so the dictionary waits. Hooks on layers would not
+    suffice: attention reads ``out_proj.weight`` without a call of ``out_proj``, and a ``ParameterList`` is never
+    called. ``bucket_of`` maps the ``id`` of a parameter to the index of its bucket.
     """
 
     def __init__(self, parameters: Mapping[str, Parameter], bucket_of: Mapping[int, int], gathers: Gathers) -> None:

@@ -1,13 +1,12 @@
-"""Any optimizer with its state divided among the ranks (ZeRO stage 1, Rajbhandari et al. 2020).
+"""An optimizer whose state is divided among the ranks (ZeRO stage 1, Rajbhandari et al. 2020).
 
     host        |  forward  |  backward  | ... synchronize ... |    optimizer.step     |
     rank 0      |###########|############|                     |[p0 p3][send p0 p3][get]|
     rank 1      |###########|############|                     |[p1 p2][get][send p1 p2]|
     state       rank 0 keeps the moments of p0 and p3, rank 1 those of p1 and p2
 
-Each parameter has one owner, which alone keeps optimizer state for it and steps on it; then the owner broadcasts the
-parameter, from and into its own memory if it is large. The gradients are not this class's business: all ranks have the
-averaged ones when ``step`` is called.
+Each parameter has one owner, the only rank that keeps optimizer state for it and steps on it; then the owner broadcasts
+the parameter, in place if it is large. The gradients must be averaged on all ranks before ``step`` is called.
 """
 
 from __future__ import annotations
@@ -32,18 +31,18 @@ MESSAGE_BYTES = 2**20
 MESSAGES_AT_ONCE = 8
 """Messages in flight at once; bounds the memory of the copies."""
 OF_PARAMETERS = ("params", "param_names")
-"""Keys of a group about its parameters; all others are options."""
+"""Keys of a group that hold its parameters; all other keys are options."""
 
 
 class ShardedOptimizer(torch.optim.Optimizer):
-    """Steps on this rank's part of the parameters and brings the others from their owners.
+    """Steps on this rank's part of the parameters and receives the others from their owners.
 
-    It can be copied, and pickled with the default group.
+    It can be copied and, with the default group, pickled.
 
     Args:
         params: Parameters or groups of them, the same on every rank, in the same order; this is checked.
         optimizer_cls: The optimizer that steps on a rank's own part.
-        kwargs: Go to ``optimizer_cls``.
+        kwargs: Passed to ``optimizer_cls``.
     """
 
     local: torch.optim.Optimizer
@@ -72,7 +71,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._copy_options_from_local()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Divide one more group: the largest parameter first, each goes to the rank with the fewest bytes so far."""
+        """Add a group; each parameter, the largest first, goes to the rank that owns the fewest bytes so far."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for parameter in sorted(group["params"], key=lambda tensor: -tensor.nbytes):
@@ -84,7 +83,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             self._copy_options_from_local()
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
-        """Step on this rank's part, then give every rank all parameters; ``closure`` is called once."""
+        """Step on this rank's part, then broadcast the parameters; ``closure`` is called once."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -95,12 +94,12 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return loss
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of this rank's part only: each rank saves and loads its own."""
+        """Return the state of this rank's part only: each rank saves and loads its own."""
         self._copy_options_to_local()
         return {**self.local.state_dict(), "shard": self._place()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take back what :meth:`state_dict` gave on this rank of as many ranks; else raises CommunicationError."""
+        """Load the result of :meth:`state_dict`; raises CommunicationError if rank or world size are not the same."""
         place = state_dict.get("shard", self._place())
         if place != self._place():
             raise CommunicationError(
@@ -119,7 +118,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return {**_options(group), "params": [parameter for parameter in group["params"] if parameter in owned]}
 
     def _copy_options_to_local(self) -> None:
-        """Schedules change the groups of this optimizer; the local one is to follow."""
+        """Copy options, which schedulers change in this optimizer's groups, to the local optimizer."""
         for group, local in zip(self.param_groups, self.local.param_groups, strict=True):
             local.update(_options(group))
 
@@ -161,7 +160,7 @@ def _options(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[torch.Tensor]]]:
-    """Owner and tensors of each message; owners alternate, so that all of them send at once."""
+    """Return owner and tensors of each message; owners alternate, so that all of them send at the same time."""
     by_owner = []
     for owner, tensors in enumerate(owned):
         assigned = assign_buckets(tensors, MESSAGE_BYTES)
@@ -170,7 +169,7 @@ def _messages(owned: Sequence[Sequence[torch.Tensor]]) -> list[tuple[int, list[t
 
 
 def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
-    """Per parameter what must be equal on all ranks, and some of its values."""
+    """Return for each parameter its properties that must be equal on all ranks, and some of its values."""
     parameters = [parameter for group in groups for parameter in group["params"]]
     names = [name for group in groups for name in group.get("param_names", [None] * len(group["params"]))]
     described = []
@@ -182,7 +181,7 @@ def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
 
 
 def _find_difference(own: list[tuple[TensorSpec, str]], reference: list[tuple[TensorSpec, str]]) -> str | None:
-    """Where parameters have no names, another order of equal shapes shows in their values alone."""
+    """Describe the first difference; without names, only values show another order of parameters of equal shape."""
     found = find_difference([described for described, _ in own], [described for described, _ in reference])
     values, expected = [sample for _, sample in own], [sample for _, sample in reference]
     if found or values == expected or sorted(values) != sorted(expected):

@@ -50,10 +50,10 @@ def unfreeze(module: nn.Sequential) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
-    "a layer added": (add_layer, "parameter '2.weight' came to the model after the variant was made"),
-    "a parameter added": (add_parameter, "parameter '0.gain' came to the model after the variant was made"),
-    "a layer replaced": (replace_layer, "parameter '1.weight' came to the model after the variant was made"),
-    "assigned": (assign, "parameter '0.weight' came to the model after the variant was made"),
+    "a layer added": (add_layer, "parameter '2.weight' was added to the model after the variant was made"),
+    "a parameter added": (add_parameter, "parameter '0.gain' was added to the model after the variant was made"),
+    "a layer replaced": (replace_layer, "parameter '1.weight' was added to the model after the variant was made"),
+    "assigned": (assign, "parameter '0.weight' was added to the model after the variant was made"),
     "unfrozen": (unfreeze, "parameter '0.bias' was frozen when the variant was made and requires a gradient now"),
 }
 
