@@ -3,7 +3,7 @@
 python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 25 --model-size mini
 torchrun --nproc-per-node 2 -m ddp_prof.train --variant overlap --model-size xl --batch-size 4 --seq-len 128
 
-The sizes of the model are here: they need no torch, so that ``--help`` is quick.
+The model sizes are in this file, which needs no torch, so that ``--help`` is quick.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ VOCABULARY = 10_000
 
 @dataclass(frozen=True, slots=True)
 class ModelSize:
-    d_model: int  # a multiple of 2 * heads: rotary embedding turns pairs
+    d_model: int  # a multiple of 2 * heads: rotary embedding rotates pairs
     d_ff: int
     layers: int
     heads: int
 
     @property
     def parameter_count(self) -> int:
-        """A block has four projections, three feed-forward matrices and two norms."""
+        # Four projections, three feed-forward matrices, two norms.
         block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
         return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
 
     def step_flops(self, tokens: int, seq_len: int) -> int:
-        """Multiplications and additions of matrix products in forward and backward of a step.
+        """Return the multiplications and additions in matrix products of forward and backward of a step.
 
-        2 for each weight of a matrix and token, the embedding being a look-up; 4 seq_len d_model for each token in each
-        attention (scores and weighted values, the masked half counted); backward costs twice forward (Kaplan et al.
-        2020, section 2.1). Activation checkpointing adds one more forward of the blocks.
+        2 per token and weight of a matrix (the embedding is a look-up); 4 seq_len d_model per token in each attention
+        (scores and weighted values, including the masked half); backward costs twice forward (Kaplan et al. 2020,
+        section 2.1). Not included: activation checkpointing, which computes the forward of the blocks again.
         """
         weights = self.layers * (4 * self.d_model**2 + 3 * self.d_model * self.d_ff) + VOCABULARY * self.d_model
         return 3 * tokens * (2 * weights + 4 * self.layers * seq_len * self.d_model)

@@ -25,7 +25,7 @@ def main() -> int:
 
 
 def clear_outputs(arguments: Arguments) -> None:
-    """Make room for the output; a ``run.json`` that is there would claim that this run has finished."""
+    """Make the folders, and remove an old ``run.json``, which would look as if this run had finished."""
     paths = [path for path in (arguments.run_json, arguments.kineto) if path is not None]
     try:
         for path in paths:
@@ -38,7 +38,7 @@ def clear_outputs(arguments: Arguments) -> None:
 
 def _run_rank(arguments: Arguments) -> int:
     die_with_launcher()
-    # torch: not before the command line is known to be right
+    # Imported here because they load torch: usage errors appear before that.
     from ddp_prof.train import run
     from ddp_prof.train.process_group import find_place
 
@@ -55,14 +55,14 @@ def _run_rank(arguments: Arguments) -> int:
     try:
         run.run(arguments, place, seat)
     except DdpProfError as error:
-        os._exit(_fail(error, place.rank))  # the threads of a broken process group may not let go
+        os._exit(_fail(error, place.rank))  # a normal exit could wait for threads of a broken process group
     except KeyboardInterrupt:
         os._exit(130)
     return 0
 
 
 def _fail(error: Exception, rank: int = 0, *, is_common: bool = False) -> int:
-    """Print one line about a failure and return the exit code; if all ranks share it, only rank 0 prints."""
+    """Report a failure in one line and return the exit code; one that all ranks have is printed by rank 0 only."""
     if not leave_failure(rank, error) and not (is_common and rank):
         sys.stderr.write(f"ddp_prof.train: error: {error}\n")
         sys.stderr.flush()

@@ -13,7 +13,7 @@ from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 NO_CAP = math.inf
-"""Stands for ``none`` on the command line, unlike a missing option; after parsing, ``None`` is no cap."""
+"""The value of ``--bucket-size-mb none`` while a missing option is ``None``; after parsing, ``None`` means no cap."""
 OUT_OF_MEMORY_EXIT = 4
 """Exit code of a run that ran out of memory; 3 is that of ``ddp-prof check``."""
 
@@ -56,12 +56,12 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--no-communication-hook",
         action="store_true",
-        help="torch: leave DDP as it is, so that it divides while it copies; its buckets then have no ranges",
+        help="torch: leave DDP unchanged, so that it divides while it copies; its buckets then have no ranges",
     )
     group.add_argument(
         "--find-unused-parameters",
         action="store_true",
-        help="find out each step which parameters no rank used, at the price of a small all-reduce",
+        help="find out in each step which parameters no rank used, by a small all-reduce",
     )
 
     group = parser.add_argument_group("work")
@@ -69,8 +69,8 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--batch-size",
         type=_positive,
-        help="sequences per step, of all ranks together; scattered evenly, so a multiple of the number of ranks "
-        "(default: %(default)s)",
+        help="sequences per step, of all ranks together; must be a multiple of the number of ranks (default: "
+        "%(default)s)",
     )
     group.add_argument("--seq-len", type=_positive, help="tokens of a sequence (default: %(default)s)")
     group.add_argument("--steps", type=_positive, help="measured steps (default: %(default)s)")
@@ -79,8 +79,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--synchronized-steps",
         type=at_least(0),
         metavar="N",
-        help="then so many in which the host waits for the device after each phase, timed for the run.json and in no "
-        "capture (default: %(default)s)",
+        help="further steps, in which the host waits for the device after each phase; their times go into the "
+        "run.json, and no capture contains them (default: %(default)s)",
     )
     group.add_argument("--seed", type=int, help="of the weights and the tokens (default: %(default)s)")
 
@@ -96,13 +96,13 @@ def make_parser() -> argparse.ArgumentParser:
         nargs="?",
         const="blocks",
         choices=("blocks", "model"),
-        help="torch.compile each block, or the model as one, whose gradients then all come at the end of backward "
-        "(default with no word: blocks). Makes no CUDA graphs; a graph of the whole step would call no gradient hook",
+        help="torch.compile each block, or the whole model, whose gradients are then all ready at the end of backward "
+        "(default without a value: blocks). No CUDA graphs: a graph of the whole step would call no gradient hook",
     )
     group.add_argument(
         "--activation-checkpointing",
         action="store_true",
-        help="keep each block's input only and compute the rest again in backward",
+        help="keep only each block's input and compute the rest again in backward",
     )
 
     group = parser.add_argument_group("ranks")
@@ -123,7 +123,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--ranks-per-gpu",
         type=_positive,
         metavar="N",
-        help="let so many ranks take turns on each GPU, with NCCL, too: to see that something works, not how fast",
+        help="let N ranks take turns on each GPU, also with NCCL: to test that something works, not how fast",
     )
     group.add_argument(
         "--timeout",
@@ -136,20 +136,20 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--inject",
         choices=FAULTS,
-        help="put a fault into the run: the host waits for each collective when it launched it, one bucket holds all "
-        "gradients, parameters are registered in reverse, rank 1 is slow, or each step begins late "
+        help="put a fault into the run: the host waits for each collective after its launch, one bucket holds all "
+        "gradients, parameters are registered in reverse order, rank 1 is slow, or each step begins late "
         "(default: %(default)s)",
     )
 
     group = parser.add_argument_group("output")
-    group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run here, last and on success only")
+    group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run in this file, if it succeeds")
     group.add_argument(
         "--accounting",
         action="store_true",
         help="first print what a step of one rank computes, keeps and sends: FLOPs, parameters, activations, gradients",
     )
-    group.add_argument("--key", metavar="HEX", help="goes into the run.json as it is")
-    group.add_argument("--profiler", metavar="TEXT", help="what records this run; goes into the run.json as it is")
+    group.add_argument("--key", metavar="HEX", help="stored in the run.json")
+    group.add_argument("--profiler", metavar="TEXT", help="what records this run; stored in the run.json")
     group.add_argument(
         "--kineto",
         type=Path,
@@ -197,7 +197,7 @@ _positive = at_least(1)
 
 
 def bucket_size(text: str) -> float:
-    """Reads MiB, or ``none`` as :data:`NO_CAP`."""
+    """Parse a number of MiB, or ``none`` as :data:`NO_CAP`."""
     if text.lower() == "none":
         return NO_CAP
     value = float(text)

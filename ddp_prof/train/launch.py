@@ -1,9 +1,10 @@
 """Starts the ranks of a run on this machine and ends all of them when one fails.
 
-The ranks find each other through a file, so no port can be busy. They are told where to leave the reason of a failure:
-of several reasons the launcher shows the one that caused the others, in one line.
+The ranks find each other through a file, so no port can be in use. Each rank that fails writes the reason to a file; if
+there are several, the launcher shows the one that caused the others, in one line.
 
-Who starts many runs lets a server fork the ranks: it has imported torch, which takes seconds, and has no thread.
+A program that starts many runs can let a server fork the ranks. The server has imported torch, which takes seconds, and
+has no threads.
 """
 
 from __future__ import annotations
@@ -35,31 +36,33 @@ LAUNCHER = "DDP_PROF_LAUNCHER"
 """Environment variable of a launched rank: process id of its launcher."""
 
 GRACE_S = 2.0
-"""How long the other ranks may take to end by themselves after one failed, and again after being asked to."""
+"""How long the other ranks may take to end by themselves after one failed, and again after SIGTERM."""
 POLL_S = 0.02
 RANK_BYTES = 2**28
-"""What torch alone takes in each rank."""
+"""Memory that torch alone needs in each rank."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 FORKING = multiprocessing.get_context("forkserver")
-"""Starts processes that have imported torch; one server for all of a program's."""
-# The last two are imported by the first step of an optimizer, and by the variant fsdp.
+"""Starts processes that have imported torch, by one server per program."""
+# The last two would be imported by the first step of an optimizer and by the variant fsdp.
 PRELOADED = ["ddp_prof.train.run", "torch._dynamo", "torch.distributed.fsdp"]
 FORKING.set_forkserver_preload(PRELOADED)
 
 
-class Stopped(Exception):  # noqa: N818  # not an error: the user's wish
+class Stopped(Exception):  # noqa: N818  # not an error
+    """Raised by a signal that asks this process to end; ``number`` is the signal's."""
+
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
 
 def launch(world: int, command: Sequence[str], log: Path | None = None, *, forked: bool = False) -> None:
-    """Run a command of Python's (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
+    """Run Python with these arguments (``-m ddp_prof.train --variant flat``) as ``world`` ranks and wait for them.
 
-    What the ranks say goes to ``log``. Where ``forked``, a server forks them that has imported torch, and goes on to
-    serve the next call; no profiler follows them there.
+    Their output goes to ``log``. With ``forked`` they are forked from a server that has imported torch and serves later
+    calls, too; a profiler of this process does not record them.
     """
     if world > most_ranks():
         raise WorkloadError(f"{world} ranks do not fit: the memory of this machine holds at most {most_ranks()}")
@@ -97,11 +100,11 @@ def run_program(program: str, action: Callable[[], int | None], *, on_stop: str 
 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
-    """Within the block a signal that asks this process to end raises :class:`Stopped`; all further ones are ignored."""
+    """Raise :class:`Stopped` in the block if a signal asks this process to end; further signals are ignored."""
     before = {number: signal.signal(number, _raise_stopped) for number in STOPPING}
     try:
         yield
-    except Stopped:  # on its way out: what tidies up is not to be cut off
+    except Stopped:  # go on ignoring signals, which would interrupt the clean-up
         before = {}
         raise
     finally:
@@ -128,8 +131,8 @@ def _environment(rank: int, world: int, directory: str) -> dict[str, str]:
 
 
 def _start(environment: dict[str, str], command: Sequence[str], output: IO[bytes] | None) -> Rank:
-    # A session of its own: Ctrl-C reaches the launcher alone, which ends the ranks in good order.
-    return subprocess.Popen(  # noqa: S603  # our own
+    # In its own session, so that Ctrl-C reaches only the launcher, which then ends the ranks.
+    return subprocess.Popen(  # noqa: S603
         [sys.executable, *command], env=environment, start_new_session=True, stdout=output, stderr=output
     )
 
@@ -144,13 +147,13 @@ def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes]
 
 
 def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: str | None) -> None:
-    """In a forked process: become what :func:`_start` would have started."""
+    """Become, in a forked process, the rank that :func:`_start` would have started."""
     os.setsid()
     threading.Thread(target=_end_with_launcher, args=(multiprocessing.parent_process(),), daemon=True).start()
     if output is not None:
         try:
             descriptor = os.open(output, os.O_WRONLY | os.O_APPEND)
-        except FileNotFoundError:  # the launcher was stopped meanwhile
+        except FileNotFoundError:  # the launcher has been stopped
             sys.exit(1)
         os.dup2(descriptor, 1)
         os.dup2(descriptor, 2)
@@ -163,7 +166,7 @@ def _run_as_rank(environment: dict[str, str], command: Sequence[str], output: st
 
 
 def _end_with_launcher(launcher: BaseProcess) -> None:
-    """The server goes on while a rank lives, so a rank watches the launcher itself."""
+    """End this rank with the launcher; the server does not, as it runs as long as a rank does."""
     launcher.join()
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -174,7 +177,7 @@ def _raise_stopped(number: int, _frame: FrameType | None) -> None:
 
 
 def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
-    """Wait until all ranks ended, or one failed and the others had time to notice; returns the failed ranks' codes."""
+    """Wait until all ranks ended, or one failed and the others had time to end; return the failed ranks' exit codes."""
     while _running(ranks):
         if any(_exit_code(rank) for rank in ranks):
             _wait_at_most(ranks, GRACE_S)
@@ -184,7 +187,7 @@ def _wait(ranks: Sequence[Rank]) -> dict[int, int]:
 
 
 def _end(ranks: Sequence[Rank]) -> None:
-    """Terminate the ranks that still run, and kill them after a time; stop signals are ignored from here on."""
+    """Terminate the ranks that still run, and later kill them; from now on this process ignores signals to stop."""
     handle_signals(dict.fromkeys(STOPPING, signal.SIG_IGN))
     for end in ("terminate", "kill"):
         for rank in _running(ranks):
@@ -207,7 +210,7 @@ def _exit_code(rank: Rank) -> int | None:
 
 
 def _kills_for_memory() -> int | None:
-    """Processes that the system has killed for lack of memory since it started; ``None`` if unknown."""
+    """Return how many processes the system has killed for lack of memory since it started; ``None`` if unknown."""
     try:
         counters = Path("/proc/vmstat").read_text(encoding="ascii").split()
         return int(counters[counters.index("oom_kill") + 1])
@@ -218,14 +221,14 @@ def _kills_for_memory() -> int | None:
 def _find_cause(
     failed: Mapping[int, int], directory: Path, log: Path | None, *, can_lack_memory: bool
 ) -> WorkloadError:
-    """The reason of the failure: a rank's own error, else a rank that ended silently, else an error of its peers."""
+    """Return the reason of the failure: a rank's own error, else a rank that left no reason, else a lost peer."""
     reasons = [path.read_text(encoding="utf-8") for path in sorted(directory.glob("failure.*"))]
     own = [reason for reason in reasons if not reason.startswith(CommunicationError.__name__)]
     silent = [rank for rank in failed if not (directory / f"failure.{rank}").exists()]
     if own or not silent:
         name, _, message = (own or reasons)[0].partition(": ")
         return OutOfMemoryError(message) if name == OutOfMemoryError.__name__ else WorkloadError(message)
-    # None of these was killed by us: when we kill, the codes are already taken down.
+    # The launcher killed none of these: the exit codes were read before it killed any.
     killed = [rank for rank in silent if failed[rank] == -signal.SIGKILL]
     rank = (killed or silent)[0]
     lacks_memory = bool(killed) and can_lack_memory
@@ -233,14 +236,14 @@ def _find_cause(
     status = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     output = "see its output"
     if log is not None:
-        said = log.read_text(encoding="utf-8", errors="replace").strip()
-        output = f"after saying: {said.splitlines()[-1]}" if said else "without a word"
+        text = log.read_text(encoding="utf-8", errors="replace").strip()
+        output = f"after saying: {text.splitlines()[-1]}" if text else "without any output"
     message = f"rank {rank} ended with {status}{' (out of memory?)' * lacks_memory}, {output}"
     return OutOfMemoryError(message) if lacks_memory else WorkloadError(message)
 
 
 def die_with_launcher() -> None:
-    """In a launched rank: end when the launcher does, even if that was killed; elsewhere do nothing."""
+    """Make a launched rank end with its launcher, even if that is killed; in other processes do nothing."""
     launcher = os.environ.get(LAUNCHER)
     if launcher is None:
         return
@@ -251,7 +254,7 @@ def die_with_launcher() -> None:
 
 
 def leave_failure(rank: int, error: Exception) -> bool:
-    """In a launched rank: leave the reason for the launcher and say so; elsewhere do nothing."""
+    """Write the reason for the launcher, if this is a launched rank; return whether it is."""
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
         return False

@@ -1,4 +1,4 @@
-"""A rank's place among the ranks, its device and backend, the memory it may have, and the process group."""
+"""Determines a rank's place, device and backend, checks the memory, and makes the process group."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import LAUNCH_DIRECTORY
 
 ALLOWED_SINCE = (2, 30)
-"""The NCCL that knows ``NCCL_MULTI_RANK_GPU_ENABLE``."""
+"""The first NCCL with ``NCCL_MULTI_RANK_GPU_ENABLE``."""
 
 COMMON = {
-    "NCCL_MAX_NCHANNELS": "2",  # of 2.17 and later also by CTAS: kernels that wait for a peer must leave it some room
+    "NCCL_MAX_NCHANNELS": "2",  # kernels that wait for a peer must leave room for its; from 2.17 on MAX_CTAS counts too
     "NCCL_MAX_CTAS": "2",
     "NCCL_NVLS_ENABLE": "0",
     "NCCL_NET_GDR_LEVEL": "LOC",
 }
 ALLOWED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1"}
 HOST_PER_RANK = {
-    "NCCL_P2P_DISABLE": "1",  # these three would be tried within a host, which the ranks only seem not to share
+    "NCCL_P2P_DISABLE": "1",  # these three are for ranks of one host, and NCCL could notice that these ranks share one
     "NCCL_SHM_DISABLE": "1",
     "NCCL_CUMEM_ENABLE": "0",
     "NCCL_MNNVL_ENABLE": "0",
     "NCCL_RAS_ENABLE": "0",
-    "NCCL_NET": "Socket",  # such "hosts" have no other network, whatever plugin the machine brings
+    "NCCL_NET": "Socket",  # these "hosts" have no other network, even if the machine has a plugin
     "NCCL_NET_PLUGIN": "none",
 }
 ONE_MACHINE = {"NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -45,11 +45,11 @@ REFUSALS = (
     "Duplicate GPU detected",  # 2.5 to 2.29
     "Multiple ranks detected using the same GPU",  # 2.30.3
     "Multiple Ranks are using the same GPU/Partition",  # 2.30.7
-    "invalid usage",  # what every version says where it does not tell more
+    "invalid usage",  # all versions, if they give no details
 )
 
 BYTES_PER_PARAMETER = 20
-"""float32 weight, gradient and bucket, two moments of AdamW; activations come on top."""
+"""float32 weight, gradient and bucket, two moments of AdamW; without activations."""
 CGROUPS = Path("/sys/fs/cgroup")
 MEMBERSHIP = Path("/proc/self/cgroup")
 
@@ -63,7 +63,7 @@ class RankInfo:
 
 
 def find_place(environment: Mapping[str, str]) -> RankInfo:
-    """Read torchrun's variables, or the launcher's, which are the same; alone where there are none."""
+    """Read the variables that torchrun and our launcher set; without them this is the only rank."""
     if "RANK" not in environment:
         return RankInfo()
     try:
@@ -72,11 +72,11 @@ def find_place(environment: Mapping[str, str]) -> RankInfo:
         return RankInfo(rank, world, int(local_rank), int(local_world))
     except (KeyError, ValueError) as error:
         names = "RANK, WORLD_SIZE, LOCAL_RANK and LOCAL_WORLD_SIZE"
-        raise WorkloadError(f"a launcher tells {names} as whole numbers: {error}") from error
+        raise WorkloadError(f"a launcher must set {names} to whole numbers: {error}") from error
 
 
 class Seat(NamedTuple):
-    """``ranks_per_gpu``: of this machine, asked for or because there are fewer GPUs; 1 on a CPU."""
+    """Where a rank computes; ``ranks_per_gpu`` as requested or because there are fewer GPUs than ranks, 1 on a CPU."""
 
     device: torch.device
     backend: str
@@ -126,7 +126,7 @@ def _check_seats(backend: str, kind: str, ranks_per_gpu: int | None, gpus: int, 
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Whose it is, as in "this machine has", and how many ranks share it."""
+    """A limit of memory; ``who`` begins a sentence, such as "this machine has", and ``ranks`` share it."""
 
     who: str
     bytes: int
@@ -134,7 +134,7 @@ class Limit:
 
 
 def check_memory(model_size: str, ranks: int) -> None:
-    """Raise an error if a model cannot fit: on a CPU the system would kill a process silently."""
+    """Raise an error if the model does not fit into memory: the system would kill a process without a message."""
     tightest = max(find_limits(ranks), key=lambda limit: limit.ranks / limit.bytes)
     need = tightest.ranks * BYTES_PER_PARAMETER * MODEL_SIZES[model_size].parameter_count
     if need > tightest.bytes:
@@ -148,7 +148,7 @@ def check_memory(model_size: str, ranks: int) -> None:
 
 
 def find_limits(ranks: int) -> list[Limit]:
-    """The machine's memory, the control groups' limits, and what a process may address (``ulimit -v``)."""
+    """Return the machine's memory, the limits of control groups and that of a process's addresses (``ulimit -v``)."""
     limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
     limits += [Limit("this control group has", size, ranks) for size in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)
@@ -158,9 +158,9 @@ def find_limits(ranks: int) -> list[Limit]:
 
 
 def _cgroup_limits(root: Path, membership: str) -> list[int]:
-    """Limits of the control groups that ``/proc/self/cgroup`` names, and of all that they lie in.
+    """Return the limits of the control groups in ``membership`` (``/proc/self/cgroup``), and of their parents.
 
-    Its lines are ``0::/path`` (version 2) or ``7:memory:/path`` (version 1). A container may see its own as the root.
+    Its lines are ``0::/path`` (version 2) or ``7:memory:/path`` (version 1). In a container the root may be its group.
     """
     files: list[Path] = []
     for line in membership.splitlines():
@@ -183,7 +183,7 @@ def _read(path: Path) -> str:
 
 @contextmanager
 def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[None]:
-    """The default process group, while the block lasts; after a failure it is left to the end of the process."""
+    """Make the default process group for the block; after an error in the block it is not destroyed."""
     device, backend, ranks_per_gpu = seat
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -200,7 +200,7 @@ def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[Non
             rank=place.rank,
             world_size=place.world,
             timeout=timeout,
-            device_id=device if backend == "nccl" else None,  # else NCCL guesses it in each barrier
+            device_id=device if backend == "nccl" else None,  # without it NCCL guesses the device in each barrier
         )
     except (OSError, RuntimeError, ValueError) as error:
         if is_shared and (refused := explain_nccl_refusal(str(error), _nccl_version())):
@@ -209,18 +209,18 @@ def process_group(place: RankInfo, seat: Seat, timeout_s: float) -> Iterator[Non
             f"rank {place.rank}: cannot form a process group with {backend}: {first_line(error)}"
         ) from error
     yield
-    # Only after success: with a peer gone it could wait for it.
+    # Only after success: if a peer has ended, this could wait for it.
     dist.destroy_process_group()
 
 
 def _make_store(place: RankInfo, timeout: timedelta) -> Store | None:
-    """Where the ranks find each other; ``None`` is torchrun's, by the environment."""
+    """Return where the ranks find each other; ``None``: torch uses the environment, which torchrun has set."""
     directory = os.environ.get(LAUNCH_DIRECTORY)
     if directory is None:
         return HashStore() if place == RankInfo() else None
     port = os.environ.get("MASTER_PORT")
     if port is None:
-        return FileStore(str(Path(directory) / "store"), place.world)  # a file: no port that could be busy
+        return FileStore(str(Path(directory) / "store"), place.world)
     if not (port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
         raise WorkloadError(f"MASTER_PORT={port[:80]}: no port from 1 to 65535: choose one, or unset it")
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
@@ -240,11 +240,11 @@ def _nccl_version() -> tuple[int, ...]:
 def nccl_environment(
     rank: int, nccl: tuple[int, ...], own: Mapping[str, str], *, one_machine: bool = True
 ) -> dict[str, str]:
-    """The variables to set for a rank that shares its GPU; those that the user has set are left as they are.
+    """Return the variables to set for a rank that shares its GPU, without those that the user has set.
 
-    NCCL refuses two ranks of one host on one GPU. From 2.30 on a variable of its own lifts that. Before, each rank is
-    given a host of its own (``NCCL_HOSTID``), and the "hosts" talk through sockets. Either way the ranks take turns on
-    the GPU, so such a run shows *that* something works, not how fast. NCCL reads these variables once, at its first
+    NCCL refuses two ranks of one host on one GPU. From 2.30 on, a variable allows it. Before, each rank pretends to be
+    a host of its own (``NCCL_HOSTID``), and the "hosts" communicate through sockets. In both cases the ranks take turns
+    on the GPU, so such a run shows *that* something works, not how fast. NCCL reads these variables only at its first
     call.
     """
     way = ALLOWED if nccl >= ALLOWED_SINCE else {"NCCL_HOSTID": f"ddp_prof-{rank}", **HOST_PER_RANK}
@@ -253,7 +253,7 @@ def nccl_environment(
 
 
 def explain_nccl_refusal(message: str, nccl: tuple[int, ...]) -> str | None:
-    """NCCL's refusal to let ranks share a GPU as one line with advice; ``None`` for any other failure."""
+    """Return a line with advice if ``message`` is NCCL's refusal to let ranks share a GPU, else ``None``."""
     lines = [line.strip() for line in message.splitlines()]
     found = next((line for sign in REFUSALS for line in lines if sign in line), None)
     if found is None:

@@ -1,4 +1,4 @@
-"""What is recorded of a run: the window of a profiler, and what ``run.json`` holds besides the settings."""
+"""Records a run: the window in which a profiler records, and the content of ``run.json`` besides the settings."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from ddp_prof.train.workload import Trainer
 def choose_recording(
     device: torch.device, kineto: Path | None, rank: int, timeout_s: float
 ) -> AbstractContextManager[None] | None:
-    """What to put round the measured steps; ``None`` where a profiler records the whole process, or there is none.
+    """Return the context for the measured steps; ``None`` if a profiler records the whole process, or there is none.
 
-    Every rank must enter it, and then waits for the others for ``timeout_s`` seconds.
+    Every rank must enter it; there the ranks wait for each other, at most ``timeout_s`` seconds.
     """
     if kineto is not None:
         return _kineto(rank_path(kineto, rank), GlooBarrier(device, timeout_s))
@@ -46,9 +46,9 @@ def choose_recording(
 
 
 class GlooBarrier:
-    """A barrier for all ranks, with their devices idle.
+    """A barrier for all ranks and their devices.
 
-    Through gloo, whatever the backend: NCCL's barrier is an all-reduce, which would be recorded with the others.
+    It always uses gloo: NCCL's barrier is an all-reduce, which would be recorded with the others.
     """
 
     def __init__(self, device: torch.device, timeout_s: float) -> None:
@@ -63,10 +63,10 @@ class GlooBarrier:
 
 @contextmanager
 def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
-    """``cudaProfilerStart`` to ``cudaProfilerStop``, which ``nsys --capture-range=cudaProfilerApi`` waits for.
+    """Call ``cudaProfilerStart`` and ``cudaProfilerStop``, as ``nsys --capture-range=cudaProfilerApi`` requires.
 
-    The ranks meet on both sides: the first to stop may end the recording for all. After a failure they do not: a peer
-    may be gone, and would be waited for.
+    The ranks wait for each other before and after each call, because the first one that stops may end the recording for
+    all. After a failure they do not: a peer may have ended.
     """
     meet()
     torch.cuda.profiler.start()  # type: ignore[no-untyped-call]  # torch's omission
@@ -79,7 +79,7 @@ def _cuda_profiler(meet: GlooBarrier) -> Iterator[None]:
 
 @contextmanager
 def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
-    """``torch.profiler``, written as Kineto JSON: one file per rank, our ranges included; none after a failure."""
+    """Record by ``torch.profiler`` and write one Kineto JSON file per rank, but none after a failure."""
     recorded = make_profile(on_gpu=meet.device.type == "cuda")
     meet()
     with recorded:
@@ -106,7 +106,7 @@ def describe_run(
     final_loss: float,
     peak_memory_bytes: int,
 ) -> Manifest:
-    """The manifest; ``messages`` are those of the synchronized steps, the peak is of the rank that needed most."""
+    """Return the manifest; ``messages`` are of the synchronized steps, the peak is of the rank with the largest."""
     steps = [times for times in host_times if not times.is_synchronized]
     counted = len(host_times) - len(steps)
     variant, options = trainer.variant, arguments.manifest_options()
@@ -146,7 +146,7 @@ def describe_run(
 
 def versions() -> dict[str, str]:
     found = {"python": platform.python_version(), "torch": torch.__version__, "ddp_prof": ddp_prof.__version__}
-    with suppress(importlib.metadata.PackageNotFoundError):  # ranges then reach no profiler
+    with suppress(importlib.metadata.PackageNotFoundError):
         found["nvtx"] = importlib.metadata.version("nvtx")
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
@@ -175,9 +175,9 @@ def describe_host() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """The commit that is checked out where this package lies, if it lies in a checkout of its own."""
+    """Return the commit of the checkout that contains this package; ``None`` if there is none."""
     file = Path(__file__)
-    # An installed package may lie in somebody else's checkout: the commit must know this file.
+    # An installed package may lie in another project's checkout, so the commit must contain this file.
     command = ["git", "-C", str(file.parent), "rev-parse", "HEAD", f"HEAD:./{file.name}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603  # fixed words
@@ -187,9 +187,9 @@ def git_commit() -> str | None:
 
 
 def count_state(variant: DataParallel, optimizer: torch.optim.Optimizer) -> dict[str, int]:
-    """Bytes that this rank keeps between two steps, each storage once; call it after a step.
+    """Return the bytes that this rank keeps between two steps, each storage counted once; call it after a step.
 
-    Gradients count with the buckets of which they are views; a communication library's own buffers do not count.
+    Gradients include the buckets of which they are views; buffers of the communication library are not counted.
     """
     stepped = variant.optimizer_parameters()
     parameters = [*variant.module.parameters(), *stepped]
@@ -209,20 +209,20 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def resident_bytes() -> int:
-    """The most memory that this process ever had at once."""
+    """Return the peak of this process's resident memory."""
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
 class MessageLog:
-    """An ``annotate.Sink`` that times each collective from its launch to its end and lets other ranges pass.
+    """An ``annotate.Sink`` that times each collective from its launch to its end and ignores other ranges.
 
-    ``wait_for_device`` is called before a message and within its time, so that its time is its own; for a variant that
-    does not block in each call it must do nothing.
+    ``wait_for_device`` is called before the start and before the end of each time, so that it contains the whole
+    collective and nothing else; for a variant that does not block in each call it must do nothing.
     """
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:
-        self.durations_ns: dict[int, list[int]] = {}  # by the bytes of the message
+        self.durations_ns: dict[int, list[int]] = {}  # the key is the size in bytes
         self._wait_for_device = wait_for_device
 
     def push(self, text: str) -> object:
@@ -248,7 +248,7 @@ class MessageLog:
         self.durations_ns.setdefault(size, []).append(end_ns - start_ns)
 
     def summarize(self) -> tuple[MessageTimes, ...]:
-        """One row per size, the smallest first."""
+        """Return one row per size, the smallest first."""
         return tuple(
             MessageTimes(size, len(times), round(statistics.median(times)), min(times))
             for size, times in sorted(self.durations_ns.items())

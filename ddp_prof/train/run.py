@@ -1,4 +1,4 @@
-"""One rank's run: model, data, variant, optimizer; warm-up steps, measured steps; the record of them."""
+"""Runs one rank: makes model, data, variant and optimizer, trains, and writes the record."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PROGRESS_LINES = 4
 
 
 def check(arguments: Arguments, place: RankInfo) -> Seat:
-    """Choose device and backend, after checks for known failures; every rank gets the same result."""
+    """Check for known failures, with the same result on every rank, and choose device and backend."""
     if arguments.world_size not in (None, place.world):
         raise WorkloadError(
             f"--world-size {arguments.world_size}, but torchrun started {place.world} ranks: leave it out"
@@ -81,7 +81,7 @@ def run(arguments: Arguments, place: RankInfo, seat: Seat) -> None:
 
 
 def describe_step(arguments: Arguments, world: int) -> str:
-    """What a step of one rank computes, keeps and sends, by arithmetic and one forward without data; float32."""
+    """Describe what a step of one rank computes, keeps and sends, calculated for float32 without real data."""
     size = MODEL_SIZES[arguments.model_size]
     local = arguments.batch_size // world
     with torch.device("meta"):
@@ -150,10 +150,10 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
     if recording:
         take(0, arguments.warmup)
     with recording or nullcontext(), process:
-        # Without one, everything is recorded anyway, or nothing.
+        # Without ``recording`` the whole process is recorded, or nothing: then the warm-up is part of it.
         results = take(arguments.warmup if recording else 0, steps)[-arguments.steps :]
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
-    # Unprofiled steps in which the host waits for the device after each phase.
+    # The synchronized steps, which no profiler records.
     log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))
     with annotate.only_sink(log):
         chosen = (batches[arguments.warmup + index % arguments.steps] for index in range(arguments.synchronized_steps))
@@ -188,7 +188,7 @@ def _clear_errors(arguments: Arguments, place: RankInfo) -> Iterator[None]:
     try:
         with communication_errors(None, "communication"):
             yield
-    except (RuntimeError, MemoryError) as error:  # the CPU's allocator raises a bare RuntimeError
+    except (RuntimeError, MemoryError) as error:  # the CPU's allocator raises a plain RuntimeError
         is_known = isinstance(error, (torch.cuda.OutOfMemoryError, MemoryError))
         if not is_known and "allocate memory" not in str(error):
             raise
@@ -204,16 +204,16 @@ def _say(line: str) -> None:
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:
-    """Raise an error for what the device or the machine does not support."""
+    """Raise an error for a setting that the device or the machine does not support."""
     if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
     if config.compile and not any(shutil.which(compiler) for compiler in compilers if compiler):
-        raise WorkloadError("--compile: torch.compile needs a C++ compiler: install g++, or say where one is with CXX")
+        raise WorkloadError("--compile: torch.compile needs a C++ compiler: install g++, or set CXX to one")
 
 
 def set_numerics(model: TransformerLM, config: RunConfig) -> None:
-    """Set process-wide numerics, and mark modules for compilation at their first call."""
+    """Set the precision of matrix products for the process, and let modules be compiled at their first call."""
     if config.tf32:
         torch.set_float32_matmul_precision("high")
     parts: dict[str | None, list[torch.nn.Module]] = {"blocks": [*model.blocks.children()], "model": [model]}
@@ -222,11 +222,11 @@ def set_numerics(model: TransformerLM, config: RunConfig) -> None:
 
 
 class ReversedModules(nn.Module):
-    """A model whose parameters are registered in the order in which backward does not come to them.
+    """A model whose parameters are registered in reverse order.
 
-    Buckets are filled from the last parameter registered to the first, as gradients usually become ready. Here the
-    gradients of the first bucket are the last ones to be ready.
-    All parameters of the model are in modules without children.
+    Buckets are filled from the last registered parameter to the first, the order in which gradients usually become
+    ready. Here the gradients of the first bucket are the last to become ready. All parameters of ``model`` must be in
+    modules without children.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -234,7 +234,7 @@ class ReversedModules(nn.Module):
         leaves = [module for module in model.modules() if not any(module.children())]
         for index, module in enumerate(reversed(leaves)):
             self.add_module(str(index), module)
-        self._model = (model,)  # in a tuple, lest it be registered once more
+        self._model = (model,)  # in a tuple, so that it is not registered as a submodule
 
     def forward(self, *inputs: Any) -> Any:
         return self._model[0](*inputs)
@@ -242,7 +242,7 @@ class ReversedModules(nn.Module):
 
 @contextmanager
 def blocking_collectives(device: torch.device) -> Iterator[None]:
-    """The host waits for each all-reduce as soon as it was launched."""
+    """Make the host wait for each all-reduce right after its launch."""
     launch = dist.all_reduce
 
     def launch_and_wait(*args: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What is trained: the transformer of Stanford's CS336, the tokens, and one step of any variant, marked and timed.
+"""The model (the transformer of Stanford's CS336), the tokens, and a training step, marked and timed, for all variants.
 
 The model is pre-norm, with RMSNorm, rotary positions, SwiGLU and untied embeddings.
 """
@@ -29,9 +29,9 @@ ROPE_BASE = 10_000.0
 
 
 class TransformerLM(nn.Module):
-    """Token ids ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``.
+    """Maps token ids ``[batch, seq]`` to logits ``[batch, seq, vocabulary]``.
 
-    ``checkpoint_blocks`` keeps each block's input only, and computes the rest again in backward.
+    ``checkpoint_blocks`` keeps only each block's input, and computes the rest again in backward.
     """
 
     def __init__(self, size: ModelSize, *, checkpoint_blocks: bool = False) -> None:
@@ -46,7 +46,7 @@ class TransformerLM(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         hidden: Tensor = self.embedding(tokens)
         for block in self.blocks:
-            # Not re-entrant: a gradient hook then fires once.
+            # Not re-entrant, so that each gradient hook is called once.
             hidden = checkpoint(block, hidden, use_reentrant=False) if self.checkpoint_blocks else block(hidden)
         logits: Tensor = self.head(self.norm(hidden))
         return logits
@@ -100,7 +100,7 @@ class SwiGLU(nn.Module):
 
 
 def activation_bytes(model: nn.Module, tokens: Tensor) -> int:
-    """What autograd keeps of a forward for backward, each storage once, parameters left out."""
+    """Return the bytes that autograd keeps from forward for backward, each storage once, without parameters."""
     own = {id(parameter) for parameter in model.parameters()}
     kept: dict[int, Tensor] = {}
 
@@ -118,14 +118,14 @@ def activation_bytes(model: nn.Module, tokens: Tensor) -> int:
 
 
 def rotary_angles(length: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Cosine and sine ``[length, width / 2]`` of each position's turn of each pair of dimensions."""
+    """Return cosine and sine ``[length, width / 2]`` of the angle for each position and pair of dimensions."""
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float32) / width
     angles = torch.outer(torch.arange(length, device=device, dtype=torch.float32), ROPE_BASE**-exponents)
     return angles.cos(), angles.sin()
 
 
 def rotate(heads: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Turn the pairs (2i, 2i + 1) of ``[..., length, width]`` by each position's angle."""
+    """Rotate the pairs (2i, 2i + 1) of ``[..., length, width]`` by each position's angle."""
     even, odd = heads[..., 0::2], heads[..., 1::2]
     return torch.stack((even * cosine - odd * sine, even * sine + odd * cosine), dim=-1).flatten(-2)
 
@@ -139,18 +139,18 @@ def _initialize(module: nn.Module) -> None:
 
 
 def make_tokens(steps: int, batch_size: int, seq_len: int, seed: int) -> Tensor:
-    """Tokens ``[steps, batch_size, seq_len + 1]``: inputs, and targets one position on."""
+    """Return random tokens ``[steps, batch_size, seq_len + 1]``; targets are the inputs shifted by one position."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(VOCABULARY, (steps, batch_size, seq_len + 1), generator=generator)
 
 
 def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device: torch.device) -> Tensor:
-    """This rank's share ``[steps, batch_size / world, seq_len + 1]`` of every step's batch, which rank 0 makes.
+    """Return this rank's share ``[steps, batch_size / world, seq_len + 1]`` of every step's batch, made by rank 0.
 
-    All of it is scattered before the first step, so that no communication but that of gradients is captured.
+    All batches are scattered before the first step, so that a capture contains no communication of data.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    through = torch.device("cpu") if dist.get_backend() == dist.Backend.GLOO else device  # where it lies anyway
+    through = torch.device("cpu") if dist.get_backend() == dist.Backend.GLOO else device  # the tokens are on the CPU
     share = torch.empty(steps, batch_size // world, seq_len + 1, dtype=torch.int64, device=through)
     shares = None
     if rank == 0:
@@ -161,7 +161,7 @@ def scatter_batches(steps: int, batch_size: int, seq_len: int, seed: int, device
 
 
 class StepResult(NamedTuple):
-    """What a step gave, as the mean over this rank's share of the batch, and how long it took on this rank."""
+    """The mean loss over this rank's share of the batch, and the times of the step on this rank."""
 
     loss: float
     times: HostTimes
@@ -169,12 +169,13 @@ class StepResult(NamedTuple):
 
 @dataclass
 class Trainer:
-    """Trains ``variant`` with ``optimizer``; counts the steps of each kind apart.
+    """Trains ``variant`` with ``optimizer``; warm-up, measured and synchronized steps are numbered separately.
 
     Args:
-        delay_s: Sleep so long at the start of each backward; a straggler to be found.
+        delay_s: Sleep for so long at the start of each backward, to imitate a straggler.
         precision: ``fp32``, or ``bf16`` by autocast.
-        begins_late: Sleep at the start of each step for as long as the one before took; a host that prepares data.
+        begins_late: Sleep at the start of each step for as long as the last one took, to imitate a host that prepares
+            data.
     """
 
     variant: DataParallel
@@ -190,7 +191,7 @@ class Trainer:
     ) -> StepResult:
         """Take one step on this rank's share of the batch, ``[batch, seq]`` each.
 
-        With ``synchronized`` the host waits for the device after each phase, so that each is timed with its own work.
+        With ``synchronized`` the host waits for the device after each phase, so that its time contains its own work.
         """
         begin_ns, index = time.perf_counter_ns(), self._done[warmup, synchronized]
         with annotate.step(index, warmup):
@@ -210,7 +211,7 @@ class Trainer:
         return StepResult(loss.item(), times)
 
     def _step(self, inputs: Tensor, targets: Tensor, synchronized: bool) -> tuple[Tensor, list[int]]:
-        """The loss, and when forward began, backward, synchronization, the optimizer, and when that ended."""
+        """Return the loss, and the begin of forward, backward, synchronization and optimizer, and its end."""
         marks_ns: list[int] = []
 
         def mark() -> None:
@@ -223,7 +224,7 @@ class Trainer:
         with annotate.forward(), autocast(inputs.device, self.precision):
             loss = functional.cross_entropy(self.variant(inputs).flatten(0, 1), targets.flatten())
         mark()
-        # torch's DDP communicates in backward, where it fails with a bare RuntimeError.
+        # torch's DDP communicates in backward; if that fails, it raises a plain RuntimeError.
         failures = communication_errors(self.variant.process_group, "communication in backward")
         with annotate.backward(), failures:
             if self.delay_s:
@@ -239,7 +240,7 @@ class Trainer:
 
 
 def wait_for_device(device: torch.device) -> None:
-    # Not torch.cuda.synchronize: collectives may still be in flight on streams of their own.
+    # Not torch.cuda.synchronize, which would also wait for collectives on other streams.
     if device.type == "cuda":
         torch.cuda.current_stream(device).synchronize()
 

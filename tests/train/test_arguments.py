@@ -48,4 +48,5 @@ def test_bucket_size(argv: list[str], cap: float | None) -> None:
 
 
 def test_the_help_says_whose_batch_it_is() -> None:
-    assert "of all ranks together; scattered evenly" in " ".join(make_parser().format_help().split())
+    text = " ".join(make_parser().format_help().split())
+    assert "of all ranks together; must be a multiple of the number of ranks" in text

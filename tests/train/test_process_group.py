@@ -87,7 +87,7 @@ def test_place() -> None:
 
 @pytest.mark.parametrize("told", [{"RANK": "0"}, {"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": ""}])
 def test_a_place_that_is_no_number_is_refused(told: dict[str, str]) -> None:
-    with pytest.raises(WorkloadError, match=r"a launcher tells RANK, WORLD_SIZE, .* as whole numbers"):
+    with pytest.raises(WorkloadError, match=r"a launcher must set RANK, WORLD_SIZE, .* to whole numbers"):
         find_place(told)
 
 
