@@ -3,8 +3,8 @@
 #
 #   bash profile_all.sh
 #
-# What is done already is not done again, unless FORCE=1. On a machine without a GPU the ranks are processes on the CPU
-# (gloo); where each rank has a GPU they run there (NCCL).
+# Captures that are up to date are not made again, unless FORCE=1. If each rank has a GPU, the ranks run on GPUs (NCCL),
+# else on the CPU (gloo).
 #
 # Settings (environment):
 #   VARIANTS          which ones, in this order               (default: all of ddp_prof/variants.py)
@@ -13,8 +13,8 @@
 #   FIGURES_DIR       where the timelines go                  (default: figures/local in the checkout, likewise)
 #   FORCE             1: capture again                        (default: 0)
 # and those of scripts/profile_variant.sh, of which the most useful are
-#   MODEL_SIZE (tiny mini small medium large xl 2.7B)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE  BACKEND
-#   RANKS_PER_GPU  PROFILER  NSYS
+#   MODEL_SIZE (tiny mini small medium large xl 2.7B xl-2026 10B-2026)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE
+#   BACKEND  RANKS_PER_GPU  PROFILER  NSYS
 # of scripts/env.sh (PYTHON, VENV, CHROMIUM) and of scripts/install_nsys.sh (NSYS_PREFIX, NSYS_FETCH).
 #
 # Exit: 0 when every capture is there, 1 when one failed (the others are captured nevertheless), 2 for wrong usage.

@@ -1,4 +1,4 @@
-"""Captures every variant, draws every timeline, compares: what profile_all.sh does once the environment is there."""
+"""Captures every variant, draws the timelines and compares; profile_all.sh calls it in the environment."""
 
 from __future__ import annotations
 
@@ -21,12 +21,11 @@ DDP_PROF = Path(sys.executable).with_name("ddp-prof")
 
 
 def say(text: str) -> None:
-    """On stderr, where it does not come between what is shown."""
     print(f"profile_all: {text}", file=sys.stderr, flush=True)
 
 
 def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
-    """The arguments of each capture, in order."""
+    """Return the arguments of each capture, in order."""
     variants = (environ.get("VARIANTS") or " ".join(VARIANT_NAMES)).split()
     sizes = (environ.get("BUCKET_SIZES_MB") or "1 10 100").split()
     found = []
@@ -36,7 +35,7 @@ def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
 
 
 def choose_profiler(environ: dict[str, str]) -> None:
-    """Once for all captures, so that what there is to say of it is said once."""
+    """Choose the profiler for all captures, so that the reason is printed only once."""
     if environ.get("PROFILER", "auto") == "auto":
         nsys, why = choose_nsys("auto", environ, may_fetch=True)
         if nsys is None:
@@ -47,10 +46,10 @@ def choose_profiler(environ: dict[str, str]) -> None:
 
 
 def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -> list[str]:
-    """The names of those that could be made; what another one failed for is told.
+    """Make the captures, print the error of each that fails, and return the names of the others.
 
     Raises:
-        UsageError: A setting that no capture can have.
+        UsageError: A setting is wrong.
     """
     names = []
     for number, arguments in enumerate(captures, 1):
@@ -70,14 +69,14 @@ def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -
 
 
 def traces_of(name: str, folder: Path) -> list[Path]:
-    """The files of a capture; torch.profiler leaves one per rank."""
+    """Return the files of a capture; torch.profiler writes one per rank."""
     whole = folder / f"{name}.sqlite"
     ranks = folder.glob(f"{glob.escape(name)}.rank*.json.gz")
     return [whole] if whole.exists() else sorted(ranks, key=lambda file: (len(file.name), file.name))
 
 
 def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
-    """What is older than a trace or than the code that draws; says whether it could be drawn."""
+    """Draw the timelines if they are older than a trace or the code; return whether this succeeded."""
     index = figures / "index.html"
     origins = [*traces, *(file for file in (ROOT / "ddp_prof").rglob("*") if file.is_file() and file.suffix != ".pyc")]
     drawn = index.stat().st_mtime if index.exists() and not is_forced else 0
@@ -91,10 +90,10 @@ def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
 
 
 def profile_all(environ: dict[str, str]) -> int:
-    """The exit code."""
+    """Capture, draw and compare; return the exit code."""
     traces = Path(environ.get("TRACES_DIR") or ROOT / "traces" / "local")
     figures = Path(environ.get("FIGURES_DIR") or ROOT / "figures" / "local")
-    # Paths that are shown are shown as one would type them here.
+    # Paths are printed relative to the checkout, as one would type them.
     traces, figures = (path.relative_to(ROOT) if path.is_relative_to(ROOT) else path for path in (traces, figures))
     environ["TRACES_DIR"] = str(traces)
     try:
@@ -126,7 +125,6 @@ def profile_all(environ: dict[str, str]) -> int:
 
 
 def main() -> int:
-    """The exit code."""
     os.chdir(ROOT)
     try:
         with stop_on_signals():

@@ -1,4 +1,4 @@
-"""The sweep, then its table, CSV, figures and analysis: what run_comparison.sh does once the environment is there."""
+"""Runs the sweep and writes table, CSV, figures and analysis; run_comparison.sh calls it in the environment."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def compare() -> int:
-    """The exit code: that of the sweep, where it had no results to show."""
+    """Run sweep and results; return the exit code."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", default=str(ROOT / "traces/local/results.db"))
     asked, others = parser.parse_known_args()

@@ -1,10 +1,10 @@
-"""Leaves out steps of a capture, so that what is kept is smaller and reads as before.
+"""Makes a smaller capture with only the last measured steps of a capture.
 
-    python scripts/trim_capture.py BIG.sqlite SMALL.sqlite --steps 3           # of nsys export
-    python scripts/trim_capture.py BIG.rank0.json.gz SMALL.rank0.json.gz --steps 3    # of torch.profiler
+    python scripts/trim_capture.py BIG.sqlite SMALL.sqlite --steps 3                  # export of nsys
+    python scripts/trim_capture.py BIG.rank0.json.gz SMALL.rank0.json.gz --steps 3    # trace of torch.profiler
 
-Kept are the last measured steps: the ranges and calls in their time, whatever these calls launched, also where it ran
-later, and the ranges that tell the ranks. Nothing is cut through, and nothing in the capture given is changed.
+It keeps the ranges and calls that start within these steps, the device work that these calls launched, even if it ran
+later, and the ranges that name the ranks. No event is cut in two, and the given capture is not changed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _RANGES = (59, 60)  # NVTX event types; others name domains and the like, once
 
 
 class Window(NamedTuple):
-    """From the start of the first step kept to the end of the last, in the capture's own unit."""
+    """The time from the start of the first kept step to the end of the last one, in the capture's unit."""
 
     start: float
     end: float
 
 
 def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int) -> Window:
-    """The time of the last measured steps, over all ranks.
+    """Return the time of the last measured steps, over all ranks.
 
     Raises:
         TraceError: The capture holds no step of this toolkit.
@@ -91,7 +91,7 @@ def _columns(database: sqlite3.Connection, table: str) -> set[str]:
 
 
 def _delete_not_launched(database: sqlite3.Connection, timed: set[str], window: Window) -> None:
-    """Of what a device did, keep what a kept call launched; without calls, what began in time."""
+    """Delete device work that no kept call launched; without calls, what began outside of the window."""
     if CALLS not in timed:
         for table in timed & set(LAUNCHED):
             database.execute(f"DELETE FROM {table} WHERE start < ? OR start > ?", window)
@@ -109,8 +109,8 @@ def _delete_not_launched(database: sqlite3.Connection, timed: set[str], window: 
 
 def trim_kineto(big: Path, small: Path, steps: int) -> None:
     """Trim a trace of torch.profiler."""
-    pickle_with_names = big.read_bytes()
-    document = json.loads(gzip.decompress(pickle_with_names) if big.name.endswith(".gz") else pickle_with_names)
+    content = big.read_bytes()
+    document = json.loads(gzip.decompress(content) if big.name.endswith(".gz") else content)
     events = document["traceEvents"]
     spans = [event for event in events if event.get("ph") == "X"]
     ranges = (
@@ -126,7 +126,7 @@ def trim_kineto(big: Path, small: Path, steps: int) -> None:
 
 
 def _is_kept(event: dict[str, Any], window: Window, launched: set[Any]) -> bool:
-    """Whether an event is kept; a flow is kept if one of its ends lies in the window."""
+    """Whether an event is kept; both events of a flow are judged separately."""
     if event.get("cat") in LAUNCHED_EVENTS:
         return _correlation(event) in launched
     if event.get("ph") != "X":
@@ -146,9 +146,9 @@ def trim_capture(big: Path, small: Path, steps: int) -> None:
     """Write ``small`` with the last measured ``steps`` of ``big``.
 
     Raises:
-        TraceError: Not a capture of this toolkit, or one file is meant to be both.
+        TraceError: ``big`` is not a capture of this toolkit, or both are the same file.
     """
-    if small.exists() and big.exists() and small.samefile(big):  # a hard link, too
+    if small.exists() and big.exists() and small.samefile(big):
         raise TraceError(big, "it would be written over itself", "give the smaller one another name")
     trim = trim_sqlite if big.suffix == ".sqlite" else trim_kineto
     try:
@@ -161,7 +161,6 @@ def trim_capture(big: Path, small: Path, steps: int) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("big", type=Path)
     parser.add_argument("small", type=Path)
