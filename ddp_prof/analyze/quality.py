@@ -22,7 +22,7 @@ GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate 
 
 UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
 
-NO_BACKWARD = "no backward pass was recorded, as where it runs in a thread of its own, which torch.profiler leaves out"
+NO_BACKWARD = "no backward pass was recorded: torch.profiler leaves out one that runs in a thread of its own"
 
 UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not known (see --backward-range)"
 
@@ -134,7 +134,7 @@ class Attribution:
 
 
 def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
-    """How much of the work of all ranks that starts in a span belongs to a step, and how backward was told."""
+    """How much of the work of all ranks that starts in a span belongs to a step, and how backward was found."""
     found = []
     for rank in ranks:
         counts = span.holds(rank.events.start_ns)
@@ -192,7 +192,7 @@ class Diagnostics:
         ambiguous: Number of activities whose correlation number several calls have.
         repeated: Number of collectives that are in the trace more than once, with the same stream and times.
         busy_ns: Time of compute on each stream, by process, device and stream.
-        collectives: Number of collectives on each stream, likewise.
+        collectives: Number of collectives on each stream, by the same key.
         compute_ns: Summed time of the kernels that count as compute, by name.
         kernels_ns: Summed time of all kernels.
     """
@@ -253,8 +253,8 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
     for warning, of_warning in files.items():
         groups.setdefault(warning if len(of_warning) == len(by_file) else _NUMBERS.sub("", warning), []).append(warning)
     lines = []
-    for alike in groups.values():
-        shown, left_out = (alike, 0) if len(alike) <= MOST_ALIKE else (alike[:1], len(alike) - 1)
+    for similar in groups.values():
+        shown, left_out = (similar, 0) if len(similar) <= MOST_ALIKE else (similar[:1], len(similar) - 1)
         for warning in shown:
             first, *others = files[warning]
             name = f"{first} and {len(others)} more" if others else first

@@ -150,15 +150,15 @@ def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
         unnamed = (timings.group == UNKNOWN) & (timings.operation != _NO_COLLECTIVE) & (timings.lane != UNKNOWN)
         lanes.append(np.unique(timings.lane[unnamed]).tolist())
     most = max(map(len, lanes), default=0)
-    alike: list[Streams] = [{} for _ in ranks]
+    unpaired: list[Streams] = [{} for _ in ranks]
     if most < 2:
-        return alike
+        return unpaired
     reference = next(index for index, of_rank in enumerate(lanes) if len(of_rank) == most)
     paired = [
         _best_streams(ranks[reference], rank, lanes[reference], of_rank) if of_rank else {}
         for rank, of_rank in zip(ranks, lanes, strict=True)
     ]
-    return paired if all(streams or not of_rank for streams, of_rank in zip(paired, lanes, strict=True)) else alike
+    return paired if all(streams or not of_rank for streams, of_rank in zip(paired, lanes, strict=True)) else unpaired
 
 
 def _best_streams(

@@ -297,9 +297,9 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
         known = (timings.bytes != UNKNOWN) & (time_ns > 0)
         too_fast += int((timings.bytes[known] / time_ns[known] * 1e9 > FASTEST_LINK_BYTES_PER_S).sum())
     if too_fast:
-        over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s: {too_fast}"
-        doubt = f"collectives with more bytes than any link moves in their time, {over}; their sizes are in doubt, so "
-        warnings += (f"{doubt}that no bandwidth is given",)
+        doubt = f"collectives with more bytes than any link can move in their time: {too_fast}"
+        over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s"
+        warnings += (f"{doubt} ({over}); their sizes are doubtful, so they have no bandwidth",)
     return RunCollectives(
         run=run,
         alignment=run.alignment,

@@ -367,25 +367,25 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
     if (missing := run.alignment.missing_ranks) and any(len(rank.timings) for rank in ranks):
         which = f"rank {missing[0]} is" if len(missing) == 1 else f"ranks {format_ranges(missing)} are"
         effect = (
-            "waiting is not told apart from transfer"
+            "waiting cannot be distinguished from transfer"
             if len(ranks) < 2
             else "transfer may be shorter, and waiting longer, than reported"
         )
         yield f"{which} not among the traces: {effect}"
     elif len(run.matches) and not any(rank.world_size for rank in ranks):
         yield (
-            "how many ranks the job has is not known: if others are not among the traces, transfer is at most, and "
-            "waiting at least, what is reported"
+            "the number of ranks in the job is not known: if some are not among the traces, transfer may be shorter, "
+            "and waiting longer, than reported"
         )
     if unmatched := run.matches.unmatched:
         yield (
-            f"{unmatched:,} collective{' has' if unmatched == 1 else 's have'} no match on the other ranks: waiting is "
-            "not told apart from transfer there"
+            f"{unmatched:,} collective{' has' if unmatched == 1 else 's have'} no match on the other ranks: their "
+            "waiting cannot be distinguished from transfer"
         )
     if run.matches.doubt:
         yield (
-            f"{run.matches.doubt}: what only its order would pair is not matched, as it may be of several "
-            "communicators or steps"
+            f"{run.matches.doubt}: collectives that only their order identifies are not matched, since they may belong "
+            "to different communicators or steps"
         )
     if (residual_ns := run.alignment.residual_p95_ns or 0) > APART_NS:
         yield (
@@ -394,18 +394,18 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
         )
     if (apart_ns := _clock_disagreement_ns(run)) > _CLOCKS_APART_NS:
         yield (
-            f"by the files' clocks what was matched ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: if "
-            "the clocks are right, it is of different steps, and waiting is not what is reported"
+            f"by the files' clocks, matched collectives ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: "
+            "if the clocks are right, they belong to different steps, and the reported waiting is wrong"
         )
     if len(run.matches) and _may_mix_communicators(run):
         yield (
-            "collectives ran on several streams, and nothing tells their communicators apart: if these are several, "
-            "collectives of different ones may be matched, and waiting is not what is reported"
+            "collectives ran on several streams, and their communicators have no names: if there are several, "
+            "collectives of different ones may be matched, and the reported waiting may be wrong"
         )
     elif _ends_agree_in_groups(run):
         yield (
-            "ends of matched collectives agree among some ranks only, and nothing names their communicators: if these "
-            "are several, collectives of different ones are matched, and waiting is not what is reported"
+            "ends of matched collectives agree among some ranks only, and their communicators have no names: if there "
+            "are several, collectives of different ones are matched, and the reported waiting is wrong"
         )
     if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"

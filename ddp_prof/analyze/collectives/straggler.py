@@ -188,15 +188,13 @@ def _why_unknown(run: RunAnalysis) -> str | None:
     if [rank.world_size for rank in run.ranks] == [1]:
         return "the job has a single rank"
     if len(run.ranks) < 2:
-        how = "give the others, too (--one-run joins files)"
-        return f"that takes the traces of at least two ranks of a run; {how}"
+        return "the traces of at least two ranks of a run are needed (--one-run joins files)"
     if not run.has_steps and (reason := why_no_steps((rank.reason for rank in run.ranks), "")):
         return reason
     if not len(run.matches):
-        return run.matches.doubt or "no collective of one rank is known to be that of another"
+        return run.matches.doubt or "no collective was found on more than one rank"
     if run.alignment.residual_p95_ns is None:
-        shared = f"one shares fewer than {LEAST_PAIRS} collectives with the first"
-        return f"clocks of the files cannot be compared: {shared}"
+        return f"clocks of the files cannot be compared: one has fewer than {LEAST_PAIRS} collectives of the first"
     return None
 
 

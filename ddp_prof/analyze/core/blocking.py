@@ -285,7 +285,7 @@ def _reason(
     if violated := int((is_doubtful & dependencies.is_violated).sum()):
         return f"{violated:,} of {int(waits.sum()):,} stream waits contradict the times of what they waited for"
     if unresolved := int(is_doubtful.sum()):
-        return f"of {unresolved:,} of {int(waits.sum()):,} stream waits the trace does not tell what they waited for"
+        return f"the trace does not tell what {unresolved:,} of {int(waits.sum()):,} stream waits waited for"
     if unplaced:
         return NO_LAUNCH.format(unplaced)
     if not tells_needs:

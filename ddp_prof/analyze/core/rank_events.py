@@ -434,7 +434,9 @@ class _Builder:
         if np.any((within_ns > 0) & (2 * within_ns >= np.minimum(phases.end_ns - phases.start_ns, end_ns - start_ns))):
             return
         if np.isin(np.arange(len(steps) - 1), steps.index_at(phases.start_ns)).all():
-            self.step_notes += (f"{self.steps.names[-1]} left out: it has no phase, as where the program ended in it",)
+            self.step_notes += (
+                f"{self.steps.names[-1]} left out: it has no phase, so the program seems to have ended in it",
+            )
             self.steps = select(self.steps, np.arange(len(self.steps) - 1))
 
     def device_ranks(self) -> list[RankEvents]:
@@ -460,19 +462,21 @@ class _Builder:
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
                 backward = "inferred"
-            told = self._describe_gloo() or "the ranges of collectives"
-            self.step_notes += (f"communication is {told}; compute is torch's operators",)
+            communication = self._describe_gloo() or "the ranges of collectives"
+            self.step_notes += (f"communication is {communication}; compute is torch's operators",)
         elif is_ours:
             events = host_events(self.ranges, self.steps, self.phases)
-            if told := self._describe_gloo():
-                self.step_notes += (f"communication is {told}",)
+            if communication := self._describe_gloo():
+                self.step_notes += (f"communication is {communication}",)
         else:
             events = empty(Events)
         spans, gloos = self.trace.spans, [index for index, name in enumerate(self.trace.names) if name.startswith(GLOO)]
         start_ns = spans.start_ns[rows_named(spans, spans.process == self.process, gloos)]
         left_out = ~union(self.ranges.start_ns, self.ranges.end_ns).holds(start_ns)
         if count := int(np.count_nonzero(left_out & (self.steps.index_at(start_ns) != UNKNOWN))):
-            self.step_notes += (f"communication in steps that no range tells is left out: {count:,} 'gloo:' events",)
+            self.step_notes += (
+                f"'gloo:' events in steps, but outside of the ranges of collectives, left out: {count:,}",
+            )
         return self._rank(None, events, backward)
 
     def _describe_gloo(self) -> str:

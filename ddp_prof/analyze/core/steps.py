@@ -243,10 +243,10 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     if len(lanes) > 1:
         first = int(spans.process[rows[0]])
         chosen, why = (
-            (first, "the process began with it") if first in lanes else (lanes[times.argmax()], "none has more")
+            (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "none has more")
         )
-        rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen}; {why}")
-    rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most of their name, hold others that could be")
+        rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
+    rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(
             f"ranges of steps that end after the next step begins: {cut}; each is taken to end where that begins"

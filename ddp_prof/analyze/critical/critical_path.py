@@ -29,7 +29,7 @@ PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies"
 
 NO_RANKS = "the trace holds no rank"
 NO_WORK = "no step has any work"
-CALLS_OUT_OF_ORDER = "calls are not numbered in the order in which what they launched could begin"
+CALLS_OUT_OF_ORDER = "the numbers of calls contradict the order in which the work that they launched could begin"
 NO_COMMON_CLOCK = "the clocks of the ranks cannot be compared"
 CLOCKS_CONTRADICT = "by the clocks of the ranks some work began before what it waited for had ended"
 NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited for is not recorded"

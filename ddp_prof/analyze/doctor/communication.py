@@ -278,8 +278,8 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     cost = median_or_zero(found.blocking_ns)
     return Finding(
         "the last bucket is needed first",
-        f"In {len(found)} of {len(last)} steps what needs a collective first needs the one launched last, and "
-        f"stands still for it for {cost / 1e6:.2f} ms.",
+        f"In {len(found)} of {len(last)} steps the first operation that needs a collective needs the one launched "
+        f"last, and stands still for it for {cost / 1e6:.2f} ms.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
         *run.where(found),
         cost,

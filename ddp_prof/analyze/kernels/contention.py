@@ -111,7 +111,7 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     ``reference`` are ranks of other runs of the same model; only their executions without communication are used.
     """
     if not any(len(sample.kernel) for sample in samples):
-        return Contention(reason="no GPU kernels in steps: contention is not told apart from compute")
+        return Contention(reason="no GPU kernels in steps: contention cannot be measured")
     both = (*samples, *reference)
     _, kernel = merge_keys((sample.names, sample.kernel) for sample in both)
     position = np.concatenate([sample.position for sample in both])
@@ -172,8 +172,8 @@ def _other_difference(
     if low <= 1 + SAME and high >= 1 - SAME:
         return None
     return (
-        f"kernels without communication beside them take {slowdown:.2f} times as long, too, in the "
-        "steps that communicate: the steps differ otherwise, so contention cannot be told"
+        f"kernels without communication beside them also take {slowdown:.2f} times as long in the "
+        "steps that communicate: the steps differ otherwise, so contention cannot be measured"
     )
 
 

@@ -145,7 +145,7 @@ class TestRangesThatOverlap:
         trace = draw_trace(ranges={"epoch step 1": "############", "step 5": ".####", "step 6": "......#####"})
         steps, (note,) = find_steps_and_notes(trace, PID, r"step (\d+)")
         assert steps.number.tolist() == [5, 6]
-        assert note == "1 range that could be a step left out: they, or most of their name, hold others that could be"
+        assert note == "1 range that could be a step left out: they, or most ranges of their name, contain others"
 
     def test_outer_ones_that_hold_none_are_not_mixed_with_inner_ones_of_others(self) -> None:
         outer = [("step 0", "#####"), ("step 1", ".....#####"), ("step 2", "..........#####")]
@@ -179,7 +179,7 @@ class TestRangesThatOverlap:
         threads = [PID + 7 if start == 1 else PID + 3 for start, _ in zip(*spans_of(trace), strict=True)]
         trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
         _, (note,) = find_steps_and_notes(trace, PID)
-        assert note == f"1 range that could be a step left out: they overlap those of thread {PID + 3}; none has more"
+        assert note == f"1 range that could be a step left out: they overlap those of thread {PID + 3} (none has more)"
 
     def test_of_two_threads_the_first_of_the_process_counts(self) -> None:
         """A data loader reads ahead, so that it may have more of them than the thread that trains."""
@@ -188,7 +188,7 @@ class TestRangesThatOverlap:
         threads = [PID if span == (4, 8) else PID + 7 for span in zip(*spans_of(trace), strict=True)]
         steps, (note,) = find_steps_and_notes(replace(trace, spans=replace(trace.spans, lane=column(threads))), PID)
         assert steps.start_ns.tolist() == [4]
-        why = f"they overlap those of thread {PID}; the process began with it"
+        why = f"they overlap those of thread {PID} (the first of the process)"
         assert note == f"3 ranges that could be steps left out: {why}"
 
     def test_of_others_each_ends_where_the_next_one_starts(self) -> None:

@@ -115,7 +115,7 @@ def test_rows_and_bars_lead_from_run_to_run() -> None:
 def test_what_is_not_known_is_said() -> None:
     notes = " ".join(waterfall_notes(waterfall_of(NAIVE, OVERLAP)))
     assert "ranks could not be compared" in notes
-    assert "contention is not told apart from compute" in notes
+    assert "contention cannot be measured" in notes
     waterfall = waterfall_of(NAIVE, OVERLAP)
     assert [parts.contention_ns for parts in (*waterfall.budgets, *waterfall.changes)] == [None] * 3
     for rows in (readable_rows, waterfall_rows):

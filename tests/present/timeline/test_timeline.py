@@ -187,7 +187,7 @@ class TestWaiting:
         assert [theme.CATEGORIES[code] for code in lane.boxes.category] == [theme.BLOCKING, theme.MAYBE_BLOCKING]
         assert (lane.boxes.start_ns.tolist(), lane.boxes.end_ns.tolist()) == ([15 * US, 45 * US], [25 * US, 65 * US])
         assert rank.knows_blocking
-        assert str(rank.why_unknown).startswith("of 1 of 5 stream waits")
+        assert "1 of 5 stream waits" in str(rank.why_unknown)
 
     def test_a_trace_that_tells_nothing_has_no_lane_and_says_so(self) -> None:
         model = build_timeline([source(draw_trace(**GPU))])
