@@ -89,8 +89,8 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
     if run.is_cpu or not any(len(rank.timings) for rank in run.analysis.ranks):
         return None
     if not any(facts.could_begin for facts in run.facts):
-        reason = next((rank.dependencies.reason for rank in run.overlap.ranks if rank.dependencies), None)
-        return Abstained("single hardware queue", reason or "it is not known when collectives could have begun")
+        reason = run.why_no_dependencies or "it is not known when collectives could have begun"
+        return Abstained("single hardware queue", reason)
     late = [
         (rank.name, facts)
         for rank, facts in zip(run.analysis.ranks, run.facts, strict=True)

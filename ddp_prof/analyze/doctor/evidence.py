@@ -240,10 +240,15 @@ class RunEvidence:
         )
 
     @property
+    def why_no_dependencies(self) -> str | None:
+        """Why the dependencies of some rank are not known; ``None`` if they are known on all ranks."""
+        reasons = (rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies)
+        return next(filter(None, reasons), None)
+
+    @property
     def unknown_needs(self) -> str:
         """Why the consumers of collectives are not known."""
-        reason = next((rank.dependencies.reason for rank in self.overlap.ranks if rank.dependencies), None)
-        return reason or "it is not known what needs the collectives"
+        return self.why_no_dependencies or "it is not known what needs the collectives"
 
 
 def median_or_zero(values: Sequence[int] | Ints) -> int:

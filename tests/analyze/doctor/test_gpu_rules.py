@@ -35,23 +35,27 @@ STEPS = 6
 NO_CONTENTION = Contention(5, 50, 1.0, 1.0, 1.0, 1.0, 0, None)
 
 
+def evidence_of(
+    trace: Trace, contention: Contention = NO_CONTENTION, compared_files: tuple[int, int] | None = None
+) -> RunEvidence:
+    ranks = find_rank_events(trace)
+    run = analyze_trace(trace, ranks)
+    return RunEvidence(
+        analysis=run,
+        collectives=measure_collectives(run),
+        overlap=measure_overlap(trace, ranks),
+        critical=measure_critical_paths(run, [(trace.path, measure_chains(rank)) for rank in ranks]),
+        skew=measure_skew(run),
+        facts=tuple(measure_facts(rank) for rank in ranks),
+        contention=lambda: contention,
+        compared_files=compared_files,
+    )
+
+
 def diagnose(
     trace: Trace, contention: Contention = NO_CONTENTION, compared_files: tuple[int, int] | None = None
 ) -> Diagnosis:
-    ranks = find_rank_events(trace)
-    run = analyze_trace(trace, ranks)
-    return diagnose_run(
-        RunEvidence(
-            analysis=run,
-            collectives=measure_collectives(run),
-            overlap=measure_overlap(trace, ranks),
-            critical=measure_critical_paths(run, [(trace.path, measure_chains(rank)) for rank in ranks]),
-            skew=measure_skew(run),
-            facts=tuple(measure_facts(rank) for rank in ranks),
-            contention=lambda: contention,
-            compared_files=compared_files,
-        )
-    )
+    return diagnose_run(evidence_of(trace, contention, compared_files))
 
 
 def named(trace: Trace, contention: Contention = NO_CONTENTION) -> list[str]:
@@ -403,6 +407,16 @@ def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
     calls = unknown.synchronizations
     none_held = replace(unknown, synchronizations=select(calls, ~np.isin(calls.kind, HOST_WAITS)))
     assert "host synchronization in backward" in {one.rule for one in diagnose(none_held).abstained}
+
+
+def test_why_dependencies_are_not_known_is_said_by_the_first_rank_that_lacks_them() -> None:
+    """The reason of rank 0, which has none, stood for all ranks."""
+    run = evidence_of(training().trace())
+    (known,) = run.overlap.ranks
+    assert known.dependencies is not None
+    unknown = replace(known, dependencies=replace(known.dependencies, reason="not recorded"))
+    for ranks, reason in (((known, unknown), "not recorded"), ((known, known), None)):
+        assert replace(run, overlap=replace(run.overlap, ranks=ranks)).why_no_dependencies == reason
 
 
 def test_a_host_that_waits_in_backward_is_found_without_them() -> None:
