@@ -30,6 +30,9 @@ class RootCause:
         pair_ns: The part of ``exposed_ns`` of this pair.
         wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
         knows_wait: Whether waits can be distinguished from transfer.
+        knows_blocking: Whether blocking is known for all collectives of the step.
+        knows_late: Whether the clocks of the ranks tell which rank is late.
+        step_ns: Sum of the step's length over all ranks; ``None`` if not known.
         collectives_per_step: Number of collectives of one rank in the step.
         operation: The collective's operation; the following attributes are the collective's, too.
         blocking: One of ``timing.BLOCKING``.
@@ -42,10 +45,7 @@ class RootCause:
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
         lead_ns: How long it starts before backward's compute ends, negative if after; ``None`` if not known.
         carries_gradients: Whether it seems to reduce gradients; see :func:`.carry_gradients`.
-        knows_blocking: Whether blocking is known for all collectives of the step.
-        knows_late: Whether the clocks of the ranks tell which rank is late.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
-        step_ns: Sum of the step's length over all ranks; ``None`` if not known.
     """
 
     step: int | None

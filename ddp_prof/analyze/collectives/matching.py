@@ -8,7 +8,8 @@ or their number in a step. Sends and receives are not collectives and have no ma
 If communicators have no names, their common order is not known: each rank may launch them in another order. Each
 communicator uses streams of its own, so the n-th collective of a stream is matched with the n-th one of the other
 rank's stream with the same number, or of another stream if the ends fit clearly better with that one: a collective
-ends on all ranks at nearly the same time. Collectives on the same clock that do not overlap in time never match.
+ends on all ranks at nearly the same time. Collectives on the same clock that do not overlap in time never match, if
+their operation cannot end before all ranks have begun.
 """
 
 from __future__ import annotations

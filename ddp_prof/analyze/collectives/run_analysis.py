@@ -7,9 +7,9 @@ fitted, too. The remaining differences are the residual: differences of time bet
 files have a single collective in common, some offset fits it exactly. UTC alone is used then, and the difference of the
 ends is the residual; without UTC, the residual is not known.
 
-A match found by order alone is dropped if its ends on the common clock differ by more than a tenth of its duration;
-with gloo, whose threads wait for a core, by more than its duration. If most of these matches are dropped, and UTC does
-not confirm the others, matching by order has failed, and all of them are dropped.
+A match found by order alone is dropped if its ends on the common clock differ by more than 1 ms and by more than a
+tenth of its duration; with gloo, whose threads wait for a core, by more than its duration. If most matches are dropped,
+and UTC does not confirm the others, matching by order has failed, and all matches by order are dropped.
 """
 
 from __future__ import annotations
@@ -22,12 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import Exposure, PhaseParts, divide_by_why_and_when, explain_exposure
-from ddp_prof.analyze.collectives.matching import (
-    LOOKED_AT,
-    NEEDS_ALL,
-    Matches,
-    match_collectives,
-)
+from ddp_prof.analyze.collectives.matching import LOOKED_AT, NEEDS_ALL, Matches, match_collectives
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents

@@ -6,9 +6,9 @@
                             ready   start    end
 
 *Ready* is the end of backward's last kernel that the same thread launched before the collective (autograd's thread: its
-hook launches the collective). On a CPU it is the time of the hook itself, the start of our range. It is known only for
-collectives launched in backward, or after it and before the optimizer: those of forward do not wait for gradients. Nor
-do all-gathers and broadcasts, which carry parameters. It is not known in these two cases:
+hook launches the collective). On a CPU it is the time of the hook itself, the start of our range. On a GPU it is known
+only for collectives launched in backward, or after it and before the optimizer: those of forward do not wait for
+gradients. Nor do all-gathers and broadcasts, which carry parameters. It is not known in two more cases:
 
 - In a CUDA graph, because a single call launches all its kernels.
 - If the collective began before that kernel ended: the gradient then belongs to another collective.
