@@ -258,7 +258,7 @@ def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
     launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
     ready = np.where(timings.ready_ns == NO_TIME, launched, timings.ready_ns)
     late = np.maximum(0, np.minimum(launched, timings.start_ns) - ready)
-    asked = np.minimum(np.maximum(launched, ready), timings.start_ns)
+    due = np.minimum(np.maximum(launched, ready), timings.start_ns)
     queued, waited = np.zeros(len(timings), np.int64), np.zeros(len(timings), np.int64)
     for lane in distinct(timings.lane[timings.lane != UNKNOWN]):
         mine = timings.lane == lane
@@ -267,9 +267,9 @@ def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:
         _, free_from = _last_before(busy, start)
         stretch_from, stretch_end = _last_before(union(busy.start_ns, busy.end_ns + BACK_TO_BACK_NS), start)
         is_queue = (stretch_end >= start) & (input_ns <= free_from)
-        queue_ns = busy.covered_ns(np.clip(stretch_from, asked[mine], start), start)
+        queue_ns = busy.covered_ns(np.clip(stretch_from, due[mine], start), start)
         queued[mine] = np.where(is_queue, queue_ns, 0)
-        waited[mine] = np.maximum(0, input_ns - np.maximum(asked[mine], free_from))
+        waited[mine] = np.maximum(0, input_ns - np.maximum(due[mine], free_from))
     return late, queued, waited
 
 

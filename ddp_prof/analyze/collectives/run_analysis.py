@@ -407,10 +407,10 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
         yield f"{where} marks no steps, so no tail is known: see --step-range"
     # Only steps with collectives count: others have no tail.
     ends = [rank.backward_end_ns[rank.timings.step[rank.timings.step != UNKNOWN]] for rank in ranks if rank.marks_steps]
-    untold = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
-    if len(untold) and untold.all():
+    is_unknown = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
+    if len(is_unknown) and is_unknown.all():
         yield "no compute of any step is known to be backward, so no tail is known (see --backward-range)"
-    elif untold.any():
+    elif is_unknown.any():
         yield "no compute of some steps is known to be backward, so their tail is not known"
 
 

@@ -245,8 +245,8 @@ def _straggler(times_last: Sequence[int]) -> int | None:
     if ranks < 2 or not any(times_last):
         return None
     most = max(times_last)
-    is_told = ranks * _binomial_tail(most, sum(times_last), 1 / ranks) < CHANCE
-    return times_last.index(most) if is_told else None
+    is_significant = ranks * _binomial_tail(most, sum(times_last), 1 / ranks) < CHANCE
+    return times_last.index(most) if is_significant else None
 
 
 def _binomial_tail(times: int, trials: int, chance: float) -> float:

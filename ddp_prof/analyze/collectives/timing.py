@@ -289,11 +289,11 @@ def _find_ready_times(rank: RankEvents, events: Events, of_gradients: Mask) -> t
     on_host = events.activity == UNKNOWN
     ready[on_host], source[on_host] = events.launch_ns[on_host], READY_SOURCES.index("hook")
     for launcher in np.unique(events.launcher[~on_host]).tolist():
-        asked = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
+        rows = np.flatnonzero(of_gradients & ~on_host & (events.launcher == launcher) & (events.step != UNKNOWN))
         gradients = rank.is_backward
         if launcher in rank.gradient_threads:
             gradients = gradients & (rank.events.launcher == launcher)
-        ready[asked] = _end_of_last_before(rank.events, gradients, select(events, asked))
+        ready[rows] = _end_of_last_before(rank.events, gradients, select(events, rows))
     source[~on_host & (ready != NO_TIME)] = READY_SOURCES.index("kernel")
     return ready, source
 
@@ -302,9 +302,9 @@ def _input_ends(rank: RankEvents, events: Events) -> Ints:
     """End of each collective's input: the last operation of the step that its thread launched before it."""
     ends = np.full(len(events), NO_TIME)
     is_input = (rank.events.category != Category.COMMUNICATION) & (rank.events.launch_ns != NO_TIME)
-    asked = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
-    for launcher in distinct(events.launcher[asked]):
-        rows = np.flatnonzero(asked & (events.launcher == launcher))
+    in_step = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
+    for launcher in distinct(events.launcher[in_step]):
+        rows = np.flatnonzero(in_step & (events.launcher == launcher))
         work = is_input & (rank.events.launcher == launcher)
         ends[rows] = _end_of_last_before(rank.events, work, select(events, rows))
     return ends
@@ -367,7 +367,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     timings = rank.timings
     is_reduction = np.isin(timings.operation, _REDUCTIONS)
     _, step = distinct_rows(timings.step)
-    _, alike = distinct_rows(timings.step, timings.operation, timings.group)
+    _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
     knows_backward = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME) != NO_TIME
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
@@ -376,7 +376,9 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
     is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])
     is_early = (is_early & _are_with_any(step, in_backward)) | (timings.phase == PHASES.index(FORWARD))
-    early, late = (np.bincount(alike[rows], minlength=len(alike))[alike] for rows in (is_early, in_backward))
+    early, late = (
+        np.bincount(same_kind[rows], minlength=len(same_kind))[same_kind] for rows in (is_early, in_backward)
+    )
     of_activations = (early > 0) & (2 * early >= late)
     may_be_gradients = (in_backward | is_late) & ~of_activations & _are_with_any(step, knows_backward | tells_phase)
     found: Mask = is_reduction & ((timings.bucket != UNKNOWN) | may_be_gradients)

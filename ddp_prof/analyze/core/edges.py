@@ -284,11 +284,11 @@ class HostCalls:
         """
         found = np.full(len(thread), UNKNOWN, np.int64)
         for one in set(distinct(thread)) - {UNKNOWN}:
-            asked = thread == one
+            is_own = thread == one
             rows = np.arange(len(self.rows))[among]
             own = rows[np.isin(self.thread[rows], (one, main_thread))]
-            at = np.searchsorted(self.end_ns[own], time_ns[asked], side="right") - 1
-            while np.any(is_later := (at >= 0) & (take_or_unknown(self.place[own], at) >= place[asked])):
+            at = np.searchsorted(self.end_ns[own], time_ns[is_own], side="right") - 1
+            while np.any(is_later := (at >= 0) & (take_or_unknown(self.place[own], at) >= place[is_own])):
                 at -= is_later  # of the same instant
-            found[asked] = take_or_unknown(own, np.maximum(at, UNKNOWN))
+            found[is_own] = take_or_unknown(own, np.maximum(at, UNKNOWN))
         return found

@@ -232,9 +232,9 @@ class RankEvents(Brief):
         if self.device is not None or self.backward != "none":
             return False
         launch_ns = self.select_category(Category.COMMUNICATION).launch_ns
-        is_told = self._has_operators and NO_TIME not in launch_ns
+        is_recorded = self._has_operators and NO_TIME not in launch_ns
         trains = np.isin(self.phases.kind, (SYNCHRONIZE_PHASE, OPTIMIZER_PHASE)).any()
-        return bool(trains or (len(launch_ns) and not is_told))
+        return bool(trains or (len(launch_ns) and not is_recorded))
 
     @cached_property
     def host_calls(self) -> HostCalls:

@@ -304,19 +304,19 @@ def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:
 
 def _first_shares(rank: RankEvents, begin: Ints, end: Ints) -> list[float]:
     events = rank.events
-    asked = np.full(len(rank.steps), np.iinfo(np.int64).max)
+    first_ns = np.full(len(rank.steps), np.iinfo(np.int64).max)
     rows = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
     rows[rows] = events.launch_ns[rows] >= begin[events.step[rows]]
-    np.minimum.at(asked, events.step[rows], events.launch_ns[rows])
+    np.minimum.at(first_ns, events.step[rows], events.launch_ns[rows])
     passes = rank.phases.union_of(PHASES.index(BACKWARD))
-    at = np.searchsorted(passes.start_ns, asked, side="right") - 1
-    within = passes.holds(asked)  # with gradient accumulation, the other passes do not count
+    at = np.searchsorted(passes.start_ns, first_ns, side="right") - 1
+    within = passes.holds(first_ns)  # with gradient accumulation, the other passes do not count
     begin, end = begin.copy(), end.copy()
     begin[within] = np.maximum(begin[within], passes.start_ns[at[within]])
     end[within] = np.minimum(end[within], passes.end_ns[at[within]])
-    known = (end != NO_TIME) & (asked < np.iinfo(np.int64).max) & (end > begin)
+    known = (end != NO_TIME) & (first_ns < np.iinfo(np.int64).max) & (end > begin)
     share = np.full(len(rank.steps), np.nan)
-    share[known] = np.minimum(1, (asked - begin)[known] / (end - begin)[known])
+    share[known] = np.minimum(1, (first_ns - begin)[known] / (end - begin)[known])
     found: list[float] = share.tolist()
     return found
 
@@ -330,8 +330,8 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     rows = rank.host_calls.rows[rank.host_calls.waited]
     rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
     events = rank.events
-    asked = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
-    last = last_by_step(events.launch_ns[asked], events.step[asked], len(rank.steps))
+    communicates = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
+    last = last_by_step(events.launch_ns[communicates], events.step[communicates], len(rank.steps))
     step = rank.steps.index_at(calls.start_ns[rows])
     counts = (step != UNKNOWN) & (begin[step] != NO_TIME)
     counts &= (calls.start_ns[rows] > begin[step]) & (calls.start_ns[rows] < last[step])

@@ -92,9 +92,9 @@ def _delay_by_length(launched: Gradients) -> float | None:
     rows = np.delete(np.arange(len(launched)), launched.last)
     intervals_ns = np.roll(launched.launch_ns, -1) - launched.launch_ns
     values = np.stack([launched.duration_ns, intervals_ns], axis=1)[rows]
-    _, alike = distinct_rows(launched.rank[rows], count_before(launched.step)[rows])
-    order = np.argsort(alike, kind="stable")
-    of_each = np.split(values[order], np.flatnonzero(np.diff(alike[order])) + 1)
+    _, position = distinct_rows(launched.rank[rows], count_before(launched.step)[rows])
+    order = np.argsort(position, kind="stable")
+    of_each = np.split(values[order], np.flatnonzero(np.diff(position[order])) + 1)
     deviations = [of_one - np.median(of_one, axis=0) for of_one in of_each if len(of_one) > 2]
     if not deviations:
         return None
