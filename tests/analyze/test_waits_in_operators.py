@@ -44,19 +44,25 @@ def test_an_operator_that_waits_for_its_collective_hides_none_of_it(tmp_path: Pa
     assert rank.backward_overlapped_ns == 1 * US, "what autograd's engine calls is backward's"
 
 
-def test_what_no_range_tells_beside_collectives_of_ours_is_said_to_be_left_out(tmp_path: Path) -> None:
-    """As tensor parallelism's all-reduces beside FSDP2, whose gathers are marked: they were left out in silence."""
+def test_what_gloo_does_beside_collectives_with_ranges_is_communication_too(tmp_path: Path) -> None:
+    """As tensor parallelism's all-reduces beside FSDP2, whose gathers are marked, or hybrid FSDP2's own."""
     events = [
         event("user_annotation", "step|index=1", "0", "100"),
         event("user_annotation", "backward", "0", "90"),
         event("cpu_op", "aten::mm", "0", "10"),
+        event("cpu_op", "aten::mm", "45", "2"),
         event("user_annotation", "all_gather|bucket=0|bytes=8|params=1", "10", "20"),
+        event("cpu_op", "c10d::_allgather_base_", "11", "1"),
+        event("user_annotation", "synchronize", "11", "18"),
         event("user_annotation", "gloo:all_gather", "12", "16", tid=2),
+        event("cpu_op", "c10d::allreduce_", "38", "1"),
+        event("user_annotation", "gloo:all_reduce", "40", "9", tid=2),
     ]
-    all_reduces = [event("user_annotation", "gloo:all_reduce", start, "9", tid=2) for start in ("40", "60", "120")]
-    notes = []
-    for number, of_trace in enumerate(([*events, *all_reduces], events)):
-        (run,) = dp.load_runs(write(tmp_path / f"{number}.json", of_trace))
-        notes.append(" ".join(run.overlap().warnings))
-    assert "outside of the ranges of collectives, left out: 2" in notes[0], "one is in no step"
-    assert "left out" not in notes[1]
+    (run,) = dp.load_runs(write(tmp_path / "both.json", events))
+    (rank,) = run.overlap().ranks
+    assert (rank.collectives, rank.comm_ns, rank.overlapped_ns) == (2, 29 * US, 2 * US)
+    # In the marked wait, and for the all-reduce from its launch until it ended, but for what computed.
+    assert rank.blocking_ns == 18 * US + 9 * US
+    gather, reduce = run.collectives().collectives
+    assert (gather.op, gather.bucket, reduce.op, reduce.queueing_ns) == ("all_gather", 0, "all_reduce", 2 * US)
+    assert any("and beside them the 'gloo:' events" in note for note in run.overlap().warnings)

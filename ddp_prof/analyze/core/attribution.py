@@ -5,9 +5,9 @@ call, in the same process, *on any thread*: autograd launches the kernels of bac
 
 On a CPU (gloo) there are no activities. Communication is our ranges around collectives. Compute is the time in
 ``forward``, ``backward`` and ``optimizer``, but not in ``synchronize``, where the rank waits. If phases are nested, for
-example when an optimizer updates one bucket during backward, the innermost phase counts. Without our ranges, the events
-of torch.profiler are used: communication is gloo's events, each from when a thread takes it up, and compute is torch's
-operators.
+example when an optimizer updates one bucket during backward, the innermost phase counts. Where torch.profiler recorded
+gloo's events outside of our ranges, these are communication too, each from when a thread takes it up, and compute is
+torch's operators.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
-from ddp_prof.analyze.intervals import innermost, union
+from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import (
     BACKWARD,
     BUCKETS,
@@ -157,13 +157,17 @@ class CollectiveRanges(Table):
 
 
 def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
-    names, mine = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process
-    is_marked = np.any(mine & np.isin(trace.spans.name_id, list(names)))
-    if is_gloo := not is_marked and not np.any(trace.activities.process == process):
-        gloo = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
-        names = {index: Range(operation, {}) for index, operation in gloo.items() if operation is not None}
-    span = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(names)))
-    name_id = trace.spans.name_id[span]
+    """The ranges of ours around collectives of a process; on a CPU also gloo's own events outside of these."""
+    names, mine, spans = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process, trace.spans
+    span = np.flatnonzero(mine & np.isin(spans.name_id, list(names)))
+    marked, gloo = union(spans.start_ns[span], spans.end_ns[span]), span[:0]
+    if not np.any(trace.activities.process == process):
+        operations = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
+        of_gloo = {index: Range(operation, {}) for index, operation in operations.items() if operation is not None}
+        gloo = np.flatnonzero(mine & np.isin(spans.name_id, list(of_gloo)))
+        gloo = gloo[~marked.holds(spans.start_ns[gloo])]
+        names, span = names | of_gloo, np.union1d(span, gloo)
+    name_id = spans.name_id[span]
 
     def number(key: str) -> Ints:
         known = {index: parsed.number(key) for index, parsed in names.items()}
@@ -173,22 +177,24 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
     operation = [OPERATIONS.index(names[index].name) for index in name_id.tolist()]
     ranges = CollectiveRanges(
         span=span,
-        launch_ns=trace.spans.start_ns[span],
-        start_ns=trace.spans.start_ns[span],
-        end_ns=trace.spans.end_ns[span],
+        launch_ns=spans.start_ns[span],
+        start_ns=spans.start_ns[span],
+        end_ns=spans.end_ns[span],
         name_id=name_id,
         operation=np.array(operation, np.int64),
         bucket=number("bucket"),
         bytes=number("bytes"),
     )
-    if is_gloo and not np.isin(trace.spans.lane[span], phases.lane).any():  # threads of gloo take them up
-        ranges = replace(ranges, launch_ns=_find_launches(trace, ranges))
+    if not np.isin(spans.lane[gloo], phases.lane).any():  # threads of gloo take them up
+        is_gloo, launch_ns = np.isin(span, gloo), ranges.launch_ns.copy()
+        launch_ns[is_gloo] = _find_launches(trace, select(ranges, is_gloo), marked)
+        ranges = replace(ranges, launch_ns=launch_ns)
     sizes = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
     return _number_buckets(trace, sizes, phases, ranges) if len(sizes) else ranges
 
 
-def _find_launches(trace: Trace, ranges: CollectiveRanges) -> Ints:
-    """Launch time of each collective: the start of its torch operator.
+def _find_launches(trace: Trace, ranges: CollectiveRanges, marked: Intervals) -> Ints:
+    """Launch time of each collective: the start of its torch operator, which is not one within ``marked``.
 
     Gloo's threads take collectives up in the order of the operators. All times are ``NO_TIME`` if the two are not the
     same operations in the same order, for example because the recording began between an operator and its collective.
@@ -196,7 +202,7 @@ def _find_launches(trace: Trace, ranges: CollectiveRanges) -> Ints:
     calls, launch_ns = trace.collective_calls, np.full(len(ranges), NO_TIME, np.int64)
     operation = find_operations(trace, calls.name_id)
     rows = np.argsort(calls.start_ns, kind="stable")
-    rows = rows[operation[rows] != UNKNOWN]
+    rows = rows[(operation[rows] != UNKNOWN) & ~marked.holds(calls.start_ns[rows])]
     order = np.argsort(ranges.start_ns, kind="stable")
     is_same_order = np.array_equal(operation[rows], ranges.operation[order])
     if is_same_order and np.all(calls.start_ns[rows] <= ranges.start_ns[order]):
@@ -204,9 +210,10 @@ def _find_launches(trace: Trace, ranges: CollectiveRanges) -> Ints:
     return launch_ns
 
 
-def are_gloo_events(trace: Trace, ranges: CollectiveRanges) -> bool:
-    """Whether these are gloo's own events as recorded by torch.profiler, not ranges of ours."""
-    return any(trace.names[name_id].startswith(GLOO) for name_id in distinct(ranges.name_id))
+def are_gloo_events(trace: Trace, ranges: CollectiveRanges) -> Mask:
+    """Which of these are gloo's own events as recorded by torch.profiler, not ranges of ours."""
+    names = [index for index, name in enumerate(trace.names) if name.startswith(GLOO)]
+    return np.isin(ranges.name_id, names)
 
 
 def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: CollectiveRanges) -> CollectiveRanges:

@@ -10,7 +10,6 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
-    GLOO,
     NOTIFY,
     OPERATIONS,
     OPTIMIZER_PHASE,
@@ -43,7 +42,6 @@ from ddp_prof.analyze.core.steps import (
     describe_ranges,
     find_phases,
     find_steps,
-    rows_named,
 )
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.errors import TraceError
@@ -191,15 +189,16 @@ class RankEvents(Brief):
             if not waits and np.any(self.events.category == Category.COMMUNICATION):
                 return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
             waiting = self.phases.union_of(SYNCHRONIZE_PHASE)
-            if are_gloo_events(self.trace, self.collective_ranges):
+            is_gloo = are_gloo_events(self.trace, self.collective_ranges)
+            if is_gloo.any():
                 # Also a wait: collectives launched outside of backward, and those whose result backward needs at once,
-                # while no operator computes.
+                # while no operator computes. Where gradients have ranges of ours, others are needed at once.
                 in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
                 others = (self.events.category == Category.COMMUNICATION) & ~in_backward
                 waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
                 ranges = self.collective_ranges
                 of_gradients = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
-                needed = ~np.isin(ranges.operation, of_gradients)
+                needed = ~np.isin(ranges.operation, of_gradients) | (is_gloo & ~is_gloo.all())
                 waiting |= union(ranges.launch_or_start_ns[needed], ranges.end_ns[needed])
                 waiting -= self.union_of(Category.COMPUTE)
             return host_blocking(waiting, waits, self.events, len(self.steps))
@@ -457,35 +456,30 @@ class _Builder:
         operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
         is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
         # If there are fewer operators than collectives, operators were not recorded completely.
-        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not are_gloo_events(self.trace, self.ranges)
+        is_gloo = are_gloo_events(self.trace, self.ranges)
+        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not is_gloo.any()
         if 0 < len(self.ranges) <= len(operators) and not marks_waits:
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
                 backward = "inferred"
-            communication = self._describe_gloo() or "the ranges of collectives"
+            communication = self._describe_gloo(is_gloo) or "the ranges of collectives"
             self.step_notes += (f"communication is {communication}; compute is torch's operators",)
         elif is_ours:
             events = host_events(self.ranges, self.steps, self.phases)
-            if communication := self._describe_gloo():
+            if communication := self._describe_gloo(is_gloo):
                 self.step_notes += (f"communication is {communication}",)
         else:
             events = empty(Events)
-        spans, gloos = self.trace.spans, [index for index, name in enumerate(self.trace.names) if name.startswith(GLOO)]
-        start_ns = spans.start_ns[rows_named(spans, spans.process == self.process, gloos)]
-        left_out = ~union(self.ranges.start_ns, self.ranges.end_ns).holds(start_ns)
-        if count := int(np.count_nonzero(left_out & (self.steps.index_at(start_ns) != UNKNOWN))):
-            self.step_notes += (
-                f"'gloo:' events in steps, but outside of the ranges of collectives, left out: {count:,}",
-            )
         return self._rank(None, events, backward)
 
-    def _describe_gloo(self) -> str:
+    def _describe_gloo(self, is_gloo: Mask) -> str:
         """Words for gloo's own events as the source of communication; empty if it is our ranges."""
-        if not are_gloo_events(self.trace, self.ranges):
+        if not is_gloo.any():
             return ""
-        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span], self.phases.lane).any()
+        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span[is_gloo]], self.phases.lane).any()
         begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
-        return f"the 'gloo:' events, each from when it {begin}"
+        ours = "" if is_gloo.all() else "the ranges of collectives, and beside them "
+        return f"{ours}the 'gloo:' events, each from when it {begin}"
 
     def _declared_backends(self) -> set[str]:
         """The backends in our ranges around the process; an empty text for a range without one."""
