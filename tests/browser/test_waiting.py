@@ -109,7 +109,9 @@ def test_what_is_not_known_is_no_zero(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, capture))
     assert table(visit)["blocking"] == "n/a"
     visit.page.mouse.click(*device_label(visit, "communication", 50 * US))
-    assert details(visit)["blocking"].startswith("not known: of 1 of 5 stream waits")
+    assert details(visit)["blocking"].startswith(
+        "not known: the trace does not tell what 1 of 5 stream waits waited for"
+    )
     visit.show(0, 30 * US)
     assert table(visit)["blocking"] == "0.01 ms 33 %"
     visit.page.keyboard.press("b")

@@ -185,7 +185,7 @@ def test_what_no_link_can_do_is_a_doubt_and_no_figure(tmp_path: Path) -> None:
     calls = [("ncclAllReduce", 60, 65, 64 * MB), ("ncclAllReduce", 70, 75, 10 * MB)]
     result = results_of(load_trace(nccl_capture(tmp_path / "x.sqlite", [62, 72], calls)))
     assert [(one.bytes, one.algbw_bytes_per_s) for one in result.collectives] == [(64 * MB, None), (10 * MB, 1e12)]
-    assert any("over 4,000 GB/s: 1; their sizes are in doubt" in warning for warning in result.warnings)
+    assert any("in their time: 1 (over 4,000 GB/s)" in warning for warning in result.warnings)
 
 
 def test_without_a_payload_the_size_is_not_known(tmp_path: Path) -> None:
