@@ -1,35 +1,35 @@
-"""Checks every variant on GPUs, captures it in every setup, and packs what came of it.
+"""Checks every variant on GPUs, captures it in every setup, and packs the results.
 
-Races bucketed against torch's DDP, and measures what recording costs, too. Works offline.
+Also compares bucketed with torch's DDP, and measures what recording costs. Works offline.
 
     scripts/capture_gpu.sh [--dry-run] [--minutes N] [--wheels FOLDER] [--nsys FILE] [--out FOLDER] [--max-mb MB]
 
-The work is done in slices: what does not fit into the minutes is left to the next call of the same command, which goes
-on where this one stopped, by OUT/done. Each slice packs what it made into at most 8 files, OUT.slice1.tar.gz,
-OUT.slice1.2.tar.gz ...; unpacked in another checkout they let the work go on there. The order is
-  1. preflight: what there is, and which recorder records CUDA here
-  2. correctness of every variant on the GPU, against one process (scripts/dev/check_variants.py)
+The work is done in slices: the next call of the same command continues where the time of this one was over (OUT/done
+lists what is done). Each slice packs its results into at most 8 files, OUT.slice1.tar.gz, OUT.slice1.2.tar.gz ...;
+unpack them in another checkout to continue there. The order is
+  1. preflight: what this machine has, and which recorder records CUDA here
+  2. correctness of every variant on the GPU, compared with one process (scripts/dev/check_variants.py)
   3. captures of every variant in every setup, and their tables
-  4. bucketed against torch's DDP, in turns
-  5. what recording costs, in turns
+  4. bucketed compared with torch's DDP, steps of both in turns
+  5. what recording costs, runs with and without recorder in turns
 The setups are
   gloo     tensors on the GPU, reduced by the host: real copies, real overlap of copies with backward
-  nccl     a rank a GPU; with a single GPU two ranks that take turns on it, of which every table says that it is so
-  single   one rank, for which NCCL has nothing to do: what compute alone takes
+  nccl     one GPU per rank; with a single GPU two ranks that take turns on it, which every table says
+  single   one rank, for which NCCL has nothing to do: the time of compute alone
 
 Settings (environment):
-  SETUPS            which, in this order                          (default: gloo nccl single)
-  VARIANTS          which                                         (default: all of ddp_prof/variants.py)
-  BUCKET_SIZES_MB   of bucketed                                   (default: 1 10 100)
+  SETUPS            setups, in this order                         (default: gloo nccl single)
+  VARIANTS          variants                                      (default: all of ddp_prof/variants.py)
+  BUCKET_SIZES_MB   bucket sizes of bucketed                      (default: 1 10 100)
   ROUNDS            runs with and without recorder, interleaved   (default: 3; 0: none)
-  DDP_STEPS         steps of each in the race against torch's DDP (default: 40; 0: none)
-  BATCH_SIZE        sequences per step, of all ranks together       (default: 2 a rank)
-  RETRY             1: do again what failed in an earlier slice   (default: 0)
+  DDP_STEPS         steps of each in the comparison with DDP      (default: 40; 0: none)
+  BATCH_SIZE        sequences per step, of all ranks together     (default: 2 per rank)
+  RETRY             1: repeat what failed in an earlier slice     (default: 0)
 and those of scripts/profile_variant.sh (MODEL_SIZE, SEQ_LEN, STEPS: here 3, WARMUP: here 5, NSYS, NSYS_FLAGS,
 QDSTRM_IMPORTER, VENV) and of scripts/install_nsys.sh (NSYS_FETCH).
 
-Exit: 0 when everything is there; 75 when something is left to do: call it again; 1 when the preflight found something
-missing, or a step failed (the others go on) and nothing is left to do; 2 wrong usage.
+Exit: 0 when all is done; 75 when something is left to do: call it again; 1 when the preflight found something missing,
+or when all is done but a step failed (the others go on); 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -54,28 +54,28 @@ from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
 
 CAPTURE = "scripts/profile_variant.sh"
 PACKING_S = 60
-"""Kept at the end of a slice."""
+"""Time reserved for packing at the end of a slice."""
 LEAST_S = 60
-"""A step is not begun with less time left."""
+"""No step is begun with less time left."""
 MOST_S = 240
-"""A step that takes longer has failed, lest what hangs take the others' time."""
+"""A step that takes longer has failed, so that a hang does not take the time of other steps."""
 KILLED = (124, 137)
-"""Exit codes of what ran out of time."""
+"""Exit codes of ``timeout`` when the time is over."""
 TABLES = ("overlap", "overlap --steps", "compare", "compare --waterfall", "collectives --by bucket", "skew")
 DOCUMENTS = ("overlap", "compare", "collectives", "skew")
 
 
-class LeftForNextSlice(Exception):  # noqa: N818  # no error
+class LeftForNextSlice(Exception):  # noqa: N818  # not an error
     """Stops this slice: the remaining work is left to the next one."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Who runs where.
+    """How many ranks run, and where.
 
     Attributes:
-        settings: Of ``scripts/profile_variant.sh``.
-        shared: Arguments of our scripts where ranks share a GPU.
+        settings: Settings of ``scripts/profile_variant.sh``.
+        shared: Arguments for our scripts if ranks share a GPU.
     """
 
     name: str
@@ -99,7 +99,7 @@ class CaptureSlice:
         self._recorder = ["PROFILER=auto"]
 
     def run(self) -> int:
-        """All that is left, as far as the time goes; the exit code."""
+        """Do the remaining work until the time is over; return the exit code."""
         is_dry = self._asked.dry_run
         if not is_dry:
             (self._out / "done").mkdir(parents=True, exist_ok=True)
@@ -130,11 +130,11 @@ class CaptureSlice:
             self._run("env", f"WHEELS={self._asked.wheels}", "scripts/env.sh", "train")
         elif not (self._bin / "python").exists():
             self._run("scripts/env.sh", "train")
-        if self._asked.nsys:  # one that does not record here leaves those that the machine has
+        if self._asked.nsys:  # if it does not record here, those of the machine are still tried
             self._run("env", f"NSYS_ARCHIVE={self._asked.nsys}", "scripts/install_nsys.sh")
 
     def _preflight(self) -> int:
-        """Done again where the recorder that was found is gone, as on another machine."""
+        """Find a recorder, unless an earlier slice found one that still exists; return the exit code."""
         chosen = self._out / "recorder"
         found = chosen.read_text().splitlines() if chosen.is_file() and not self._asked.dry_run else []
         nsys = [word.partition("=")[2] for word in found if word.startswith("NSYS=")]
@@ -143,7 +143,7 @@ class CaptureSlice:
                 "timeout", "--foreground", "--kill-after=20", str(self._seconds_left()), "python3",
                 "scripts/gpu_preflight.py", "--python", self._bin / "python", "--out", self._out,
             )  # fmt: skip
-            if code in KILLED:  # it goes on with the next recorder
+            if code in KILLED:  # the next slice continues with the next recorder
                 raise LeftForNextSlice
             if code:
                 return 1
@@ -166,7 +166,7 @@ class CaptureSlice:
                     part(setup)
 
     def _count_gpus(self) -> int:
-        """By torch, which need not see all that there are; a dry run has none to ask."""
+        """Return the number of GPUs that torch sees; in a dry run, which needs no torch, those of nvidia-smi."""
         if self._asked.dry_run:
             return len(visible_gpus(self._environ)) or 1
         question = "import torch; print(torch.cuda.device_count())"
@@ -174,7 +174,7 @@ class CaptureSlice:
 
     def _setup(self, name: str, gpus: int) -> Setup:
         ranks = 1 if name == "single" else max(gpus, 2)
-        batch_size = self._asked.batch_size or 2 * ranks  # so that a rank computes the same in each setup
+        batch_size = self._asked.batch_size or 2 * ranks  # a rank computes the same in each setup
         settings = {
             "BACKEND": "gloo" if name == "gloo" else "nccl",
             "NGPU": ranks,
@@ -189,7 +189,7 @@ class CaptureSlice:
         return Setup(name, ranks, batch_size, tuple(f"{key}={value}" for key, value in settings.items()), shared)
 
     def _check(self, setup: Setup) -> None:
-        """The last variant first: the sharded ones have the most to lose on a GPU."""
+        """Compare the variants with one process, the last ones first: sharded variants fail on GPUs most easily."""
         if setup.ranks == 1:
             return
         for variant in reversed(self._variants):
@@ -207,7 +207,7 @@ class CaptureSlice:
                     self._capture(setup, f"{variant}_{size}mb", variant, "--bucket-size-mb", size)
                 continue
             self._capture(setup, variant, variant)
-            if variant == "torch":  # DDP as it is: the hook has its price
+            if variant == "torch":  # also an unchanged DDP, because the hook has a cost
                 self._capture(setup, "torch__no_communication_hook", variant, "--", "--no-communication-hook")
 
     def _capture(self, setup: Setup, name: str, *arguments: str) -> None:
@@ -215,9 +215,9 @@ class CaptureSlice:
         self._step(f"capture/{setup.name}/{name}", "env", traces, *self._recorder, *setup.settings, CAPTURE, *arguments)
 
     def _write_tables(self, setup: Setup) -> None:
-        """As text and, of what differs by more than its rows, as JSON; once the captures of a setup are all there."""
+        """Write the tables of a setup whose captures are all there, as text and as JSON."""
         if not self._has_captures(setup):
-            _print_error(f"{setup.name} is left out, as none of its captures could be made (see above)")
+            _print_error(f"{setup.name} is left out, because none of its captures could be made (see above)")
             return
         folder = self._out / setup.name
         for command in TABLES:
@@ -241,7 +241,7 @@ class CaptureSlice:
         )  # fmt: skip
 
     def _measure_profiling_cost(self, setup: Setup) -> None:
-        """The same run with and without recorder, in turns, so that whatever else the machine does hits both alike."""
+        """Run with and without recorder in turns, so that other load on the machine affects both alike."""
         if not self._asked.rounds or not self._has_captures(setup):
             return
         cost = self._out / "cost" / setup.name
@@ -258,7 +258,7 @@ class CaptureSlice:
             )  # fmt: skip
 
     def _pack(self) -> None:
-        """What this slice made; its number is the first that is free."""
+        """Pack the results of this slice under the first unused number."""
         number = 1
         while Path(f"{self._out}.slice{number}.tar.gz").exists():
             number += 1
@@ -271,14 +271,15 @@ class CaptureSlice:
             _print_error("nothing was packed")
 
     def _step(self, name: str, *command: str | Path, file: str = "") -> None:
-        """Do what was not done before, within the time that is left.
+        """Run a step that is not done yet, if there is time.
 
-        What fails is told and noted, and does not stop the rest. What the end of the slice cuts off has a second try.
+        A failure is printed and noted, and does not stop other steps. A step that the end of the slice interrupts is
+        tried a second time.
 
         Args:
-            name: By which it is noted in OUT/done.
+            name: Name of its file in OUT/done.
             command: Program and arguments.
-            file: Below OUT/tables, takes what it prints.
+            file: File for its output, in OUT/tables.
         """
         note = self._out / "done" / name
         state = note.read_text().strip() if note.exists() else ""
@@ -314,7 +315,7 @@ class CaptureSlice:
         return round(self._asked.minutes * 60 - PACKING_S - (time.monotonic() - self._began))
 
     def _run(self, *command: str | Path) -> int:
-        """Show a command, and run it unless showing is all that is wanted."""
+        """Print a command, and run it unless this is a dry run."""
         words = list(map(str, command))
         _print_command(words)
         return 0 if self._asked.dry_run else run_tethered(words)[0]
@@ -338,7 +339,7 @@ def _integer_between(least: int, most: int = 999_999_999) -> Callable[[str], int
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Options and settings, checked; exits with 2 on a mistake."""
+    """Read and check options and settings; exits with 2 on a mistake."""
     parser = argparse.ArgumentParser(
         "capture_gpu.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
@@ -347,16 +348,16 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
         "--minutes", type=_integer_between(3, 100_000), default=9, help="end this slice after so many (default: 9)"
     )
     parser.add_argument(
-        "--wheels", metavar="FOLDER", help="make the environment from these, offline, beside the torch there is"
+        "--wheels", metavar="FOLDER", help="make the environment offline, from these wheels and the installed torch"
     )
     parser.add_argument(
-        "--nsys", metavar="FILE", help="an nsys to try, too: an archive of scripts/install_nsys.sh --pack"
+        "--nsys", metavar="FILE", help="also try the nsys in this archive, made by scripts/install_nsys.sh --pack"
     )
     parser.add_argument(
-        "--out", type=Path, default=Path("gpu_capture"), help="for everything; relative to the checkout"
+        "--out", type=Path, default=Path("gpu_capture"), help="folder for all results; relative to the checkout"
     )
     parser.add_argument(
-        "--max-mb", type=_integer_between(1, 1_000_000), default=16, help="of a packed file (default: 16)"
+        "--max-mb", type=_integer_between(1, 1_000_000), default=16, help="size of a packed file (default: 16)"
     )
     asked = parser.parse_args(argv)
     numbers = {"BATCH_SIZE": (1, 999_999_999, None), "ROUNDS": (0, 1000, 3), "DDP_STEPS": (0, 999_999_999, 40)}
@@ -373,7 +374,6 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
 
 
 def main() -> int:
-    """Do what is left; the exit code."""
     asked = read_arguments(sys.argv[1:], os.environ)
     os.chdir(ROOT)
     os.environ["CHROMIUM"] = "0"  # draws nothing here

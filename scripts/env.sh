@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
-# Makes .venv and installs this package into it, editable, at the versions of constraints.txt.
+# Makes .venv and installs this package into it, editable, with the versions of constraints.txt.
 #
-#   scripts/env.sh [read|train|dev]...    read: the reading side and its pictures; train: torch and nvtx, too (default);
+#   scripts/env.sh [read|train|dev]...    read: the reading side and its pictures; train: also torch and nvtx (default);
 #                                         dev: test tools
 #
-# Uses uv where present, which picks torch's build for the machine's GPU (or for none). Done before and nothing changed:
-# returns at once. As root on Debian it also installs what is missing there: Python's venv module, and Chromium for pictures.
+# Uses uv, if installed, which chooses torch's build for the machine's GPU (or for none). Returns at once if nothing has
+# changed. As root on Debian it also installs Python's venv module and Chromium, which draws pictures, if missing.
 #
 # Settings (environment):
 #   VENV       the virtual environment                                        (default: .venv in the checkout)
 #   PYTHON     the Python to make it with, 3.10 or newer                      (default: the first suitable one on PATH)
-#   WHEELS     install from this folder alone, offline: what the Python found has (its torch, say) is used as it is, at
-#              whatever version. To fill it, for that Python: pip download --no-deps --only-binary :all: -d WHEELS
-#              --python-version 3.12 hatchling editables ... (and what of pyproject.toml it lacks)   (default: none)
+#   WHEELS     install offline, only from this folder; packages that the Python already has (such as torch) are used in
+#              any version. Fill it, for that Python, by pip download --no-deps --only-binary :all: -d WHEELS
+#              --python-version 3.12 hatchling editables ... (and what it lacks of pyproject.toml)   (default: none)
 #   CHROMIUM   0: do not install Chromium; pictures are then left out         (default: 1)
-#   VERBOSE    1: show what pip, uv and apt say                               (default: 0)
+#   VERBOSE    1: show the output of pip, uv and apt                          (default: 0)
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -29,12 +29,12 @@ fail() {
   exit 1
 }
 
-# What comes meanwhile is ignored: Ctrl-C and the end of a session reach all processes at once, and twice.
+# Further signals are ignored: Ctrl-C and the end of a session reach all processes at once, and twice.
 trap 'trap "" INT TERM HUP; rm -rf "$unfinished" "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
-# Runs a command and shows what it says only on request.
+# Runs a command and shows its output only with VERBOSE=1.
 quietly() {
   if [ "${VERBOSE:-0}" = 1 ]; then
     "$@" 2>&1 | tee "$log" >&2
@@ -43,7 +43,7 @@ quietly() {
   fi
 }
 
-# Of wheels that are missing pip's last word is not which.
+# The reason of a failure. If a wheel is missing, pip's last line does not name it.
 reason() { grep -om1 'No matching distribution found for .*' "$log" || grep -E '^(ERROR|error|E|Error)|× ' "$log" | tail -1 | cut -c1-300 || tail -1 "$log"; }
 
 read_extras() {
@@ -58,10 +58,10 @@ read_extras() {
   done
 }
 
-# The stamp says what .venv was made from, and with which extras.
+# What .venv is made from; the stamp holds this and the extras.
 inputs() { echo "$root $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"; }
 
-# Succeeds where everything asked for is there; else adds what was there to what is asked for.
+# Succeeds if the environment has all requested extras; else adds the installed extras to the requested ones.
 up_to_date() {
   local extra made_from made_with is_missing=0
   [ -x "$venv/bin/python" ] && [ -r "$stamp" ] || return 1
@@ -77,7 +77,7 @@ up_to_date() {
 
 is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' >/dev/null 2>&1; }
 
-# Offline the one that has torch is taken, if any has: a folder of wheels rarely holds those gigabytes.
+# Offline, prefers a Python that has torch: a folder of wheels rarely holds those gigabytes.
 find_python() {
   local candidate
   python=""
@@ -95,14 +95,14 @@ find_python() {
       return
     fi
   done
-  [ -n "$python" ] || fail "no Python 3.10 or newer on PATH: install one, or say PYTHON=/path/to/python"
+  [ -n "$python" ] || fail "no Python 3.10 or newer on PATH: install one, or set PYTHON=/path/to/python"
 }
 
 has_torch() { "$1" -c 'import importlib.util as found, sys; sys.exit(not found.find_spec("torch"))' >/dev/null 2>&1; }
 
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
-# Installs Debian packages; the lists are fetched only where they are missing or too old.
+# Installs Debian packages; fetches the package lists only if they are missing or too old.
 apt_install() {
   quietly env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@" && return
   quietly apt-get update -q && quietly env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "$@"
@@ -132,7 +132,7 @@ make_venv() {
 
 has_gpu() { nvidia-smi -L 2>/dev/null | grep '^GPU' >/dev/null; }
 
-# pip takes torch's default build, which brings gigabytes of CUDA; uv knows where the builds without it are.
+# pip installs torch's default build, with gigabytes of CUDA; uv knows where the builds without CUDA are.
 wants_uv() {
   [[ " ${extras[*]} " == *" train "* ]] && ! has_gpu && ! "$venv/bin/python" -c 'import torch' 2>/dev/null &&
     "$venv/bin/python" -m pip install --dry-run -c "$root/constraints.txt" torch 2>/dev/null |
@@ -147,7 +147,7 @@ find_uv() {
   fi
 }
 
-# Offline: the packages of the Python found are seen by a line in the environment, the rest comes from the folder.
+# Offline: a .pth file makes the packages of the Python visible, the others come from the folder.
 install_offline() {
   local list pth
   list="$(IFS=, && echo "${extras[*]}")"
@@ -164,7 +164,7 @@ install_package() {
   list="$(IFS=, && echo "${extras[*]}")"
   [ -z "$list" ] || target+="[$list]"
   find_uv
-  # What builds this package is pinned by the environment alone, by a path without blanks, which would divide it.
+  # Build tools can be pinned only by environment variables, whose path must not contain blanks: a relative one.
   cd "$root"
   export PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt UV_BUILD_CONSTRAINT=constraints.txt
   say "installing ddp-prof${list:+[$list]} and what it needs (a minute or two)"
@@ -175,13 +175,13 @@ install_package() {
   fi
   "$venv/bin/python" -m pip --version >/dev/null 2>&1 || quietly "$venv/bin/python" -m ensurepip ||
     fail "there is no pip in $venv: delete that folder and run this again"
-  # As with uv bytecode comes with the first import: pip would compile all of 12,000 files, for half a minute.
+  # As with uv, bytecode is written at the first import: pip would compile 12,000 files, which takes half a minute.
   [ -z "${PYTHONDONTWRITEBYTECODE:-}" ] || compile=--compile
   quietly "$venv/bin/python" -m pip install "$compile" -c "$root/constraints.txt" -e "$target" ||
     fail "the installation failed ($(reason)): see all of it with VERBOSE=1 scripts/env.sh"
 }
 
-# Pictures are drawn by Chromium. Where there is none, everything but pictures works.
+# Chromium draws the pictures. Without it everything else works.
 install_chromium() {
   local browser
   for browser in "${BROWSER_PATH:-}" chromium chromium-browser google-chrome google-chrome-stable chrome; do

@@ -1,13 +1,13 @@
-"""Says what this machine has for captures on GPUs, a line each, and how to come by what is missing.
+"""Prints what this machine has for captures on GPUs, one line each, and how to get what is missing.
 
     python3 scripts/gpu_preflight.py --python .venv/bin/python --out gpu_capture
 
-Needs nothing but Python. Whether a recorder records CUDA here is found out by recording: a run of the smallest model as
-two ranks, whose capture must hold kernels. Each nsys that can be found is tried in turn, where its capture range loses
-something with the whole run, too, then torch.profiler; what each of them said goes to OUT/preflight.log, and the
-settings for scripts/profile_variant.sh of the first that records go to OUT/recorder.
+Needs only Python. To find a recorder that records CUDA here, it records a run of the smallest model on two ranks; the
+capture must contain kernels. It tries each nsys (if the capture range loses data, also without one), then
+torch.profiler. Their output goes to OUT/preflight.log, and the settings for scripts/profile_variant.sh of the first
+one that records go to OUT/recorder.
 
-Exit: 0, or 1 where something is missing without which nothing can be captured.
+Exit: 0, or 1 if something that is needed for a capture is missing.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from ddp_prof.ingest import nsys_program as program  # noqa: E402  # needs nothi
 NSIGHT_COMPUTE = (
     "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"
 )
-"""Where Nsight Compute keeps an nsys that records, but as a rule lacks the importer that makes the report."""
+"""Where Nsight Compute has an nsys, which records but usually has no importer, which makes the report."""
 
 INSTALL_NSYS = ("bash", str(ROOT / "scripts/install_nsys.sh"))
 
 PROBE = {"MODEL_SIZE": "tiny", "SEQ_LEN": "16", "BATCH_SIZE": "2", "STEPS": "1", "WARMUP": "1", "DEVICE": "cuda"}
 PROBE |= {"NGPU": "2", "RANKS_PER_GPU": "2", "BACKEND": "gloo", "FORCE": "1"}
-"""Two ranks: one alone does not tell whether a recorder keeps several. With gloo any GPU will do for both."""
+"""Two ranks, because a recorder may lose one of them; with gloo they can share any GPU."""
 PROBE_LIMIT_S = 120
-"""Of the recorded run alone: not of what sets it up, makes the report or exports it."""
+"""Time limit of the recorded run, without set-up, report and export."""
 HANG_LIMIT_S = 600
-"""Of all of it."""
+"""Time limit of the whole attempt."""
 WHOLE_RUN = "CAPTURE_RANGE=none"
-"""What scripts/profile_variant.sh advises where ranks or kernels did not arrive."""
+"""What scripts/profile_variant.sh advises if ranks or kernels are missing in a capture."""
 TORCH_LIMIT_S = 300
-"""Gigabytes of libraries, read for the first time."""
+"""Long, because gigabytes of libraries are read for the first time."""
 DOWNLOAD = "nsys by download"
 DOWNLOAD_LIMIT_S = 600
-"""More than a slice of scripts/capture_gpu.sh, in which it is tried once: a network may drop all packets."""
+"""A network may drop all packets. Longer than a slice of scripts/capture_gpu.sh, so the download is tried only once."""
 ASK_TORCH = """
 import torch, torch.distributed as dist
 nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.version.cuda and dist.is_nccl_available() else ""
@@ -63,8 +63,8 @@ class Finding(NamedTuple):
     """One line of the table.
 
     Attributes:
-        hint: How to come by it; empty where it is there.
-        is_needed: Whether nothing can be captured without it.
+        hint: How to get it; empty if it is there.
+        is_needed: Whether no capture is possible without it.
     """
 
     name: str
@@ -78,26 +78,25 @@ class Finding(NamedTuple):
 
 
 class Recorder(NamedTuple):
-    """Something that may record CUDA: settings of scripts/profile_variant.sh."""
+    """A candidate that may record CUDA, and its settings for scripts/profile_variant.sh."""
 
     name: str
     settings: Mapping[str, str]
 
 
 def ask(command: Sequence[str], limit_s: float = 60) -> tuple[bool, str]:
-    """Whether a command succeeds, and what it says on stdout, or else all that it said."""
+    """Run a command; return whether it succeeded, and its stdout or, after a failure, all its output."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return False, str(error)
-    said = done.stdout if done.returncode == 0 else done.stdout + done.stderr
-    return done.returncode == 0, said.strip()
+    output = done.stdout if done.returncode == 0 else done.stdout + done.stderr
+    return done.returncode == 0, output.strip()
 
 
 def find_gpus() -> Finding:
-    """GPUs and driver."""
-    ok, said = ask(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
-    lines = said.splitlines() if ok else []
+    ok, output = ask(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    lines = output.splitlines() if ok else []
     if not lines:
         return Finding("GPU", "nvidia-smi finds none", "run this on a machine with an NVIDIA GPU and its driver")
     names = sorted({line.rpartition(",")[0] for line in lines})
@@ -106,16 +105,16 @@ def find_gpus() -> Finding:
 
 
 def find_torch(python: Path) -> tuple[Finding, Finding]:
-    """The torch there is, and the NCCL that it was built with."""
-    ok, said = ask([str(python), "-c", ASK_TORCH], TORCH_LIMIT_S)
+    """Return the lines about torch and the NCCL that it was built with."""
+    ok, output = ask([str(python), "-c", ASK_TORCH], TORCH_LIMIT_S)
     if not ok:
-        reason = said.splitlines()[-1] if said else "it does not start"
+        reason = output.splitlines()[-1] if output else "it does not start"
         hint = "scripts/env.sh train makes the environment, offline with WHEELS=FOLDER"
         return (
             Finding("torch", f"{python} has none ({reason})", hint),
             Finding("NCCL", "not known without torch", "see torch", is_needed=False),
         )
-    version, cuda, gpus, nccl = said.splitlines()[-1].split("|")
+    version, cuda, gpus, nccl = output.splitlines()[-1].split("|")
     if cuda == "none":
         torch = Finding("torch", f"{version} is built without CUDA", "install a CUDA build of torch")
     elif gpus == "0":
@@ -134,18 +133,18 @@ def find_torch(python: Path) -> tuple[Finding, Finding]:
 
 
 def list_nsys() -> list[str]:
-    """The programs of Nsight Systems that are installed."""
+    """Return the paths of the installed nsys."""
     return [nsys.path for nsys in program.list_nsys()]
 
 
 def untried_recorders() -> str:
-    """A line on what there is, where it cannot be tried."""
+    """Return a line about the recorders that cannot be tried yet."""
     found = ", ".join([*list_nsys(), "torch.profiler"])
-    return f"{'recorder':9} {'untried':8} {found}: to find out which records CUDA takes what is missing above"
+    return f"{'recorder':9} {'untried':8} {found}: they can be tried when nothing is missing above"
 
 
 def find_recorders(environment: Mapping[str, str], log: Path, tried: FailedAttempts) -> Iterator[Recorder | Finding]:
-    """What may record CUDA here, in the order in which it is tried: torch.profiler last, a download just before."""
+    """Yield what may record CUDA here, in the order in which to try it: torch.profiler last, before it a download."""
     if own := environment.get("NSYS"):
         yield _nsys(own)
     else:
@@ -162,10 +161,10 @@ def find_recorders(environment: Mapping[str, str], log: Path, tried: FailedAttem
 
 
 def download(log: Path) -> str:
-    """Fetch an nsys; returns the reason where there is none then, else nothing."""
-    ok, said = ask(INSTALL_NSYS, DOWNLOAD_LIMIT_S)
-    _write(log, f"scripts/install_nsys.sh: exit code {int(not ok)}", said)
-    return "" if ok else (said.splitlines() or ["it said nothing"])[-1]
+    """Download an nsys; return the reason of a failure, else an empty text."""
+    ok, output = ask(INSTALL_NSYS, DOWNLOAD_LIMIT_S)
+    _write(log, f"scripts/install_nsys.sh: exit code {int(not ok)}", output)
+    return "" if ok else (output.splitlines() or ["it printed nothing"])[-1]
 
 
 def _nsys(path: str) -> Recorder:
@@ -183,25 +182,25 @@ def _write(log: Path, heading: str, text: str) -> None:
 
 
 def try_recorder(recorder: Recorder, log: Path) -> str:
-    """Record a small run; returns the reason where no kernels came of it, else nothing."""
+    """Record a small run; return why the capture has no kernels, or an empty text if it has."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.probe.") as folder:
         environment = {**os.environ, **PROBE, **recorder.settings, "TRACES_DIR": folder, "VERBOSE": "1"}
         environment["LIMIT_S"] = str(PROBE_LIMIT_S)
         command = ["bash", str(ROOT / "scripts/profile_variant.sh"), "naive"]
-        said, kernels = run_for(command, environment, HANG_LIMIT_S), count_kernels(Path(folder))
-    _write(log, f"{recorder.name}: {kernels} kernels", said)
+        output, kernels = run_for(command, environment, HANG_LIMIT_S), count_kernels(Path(folder))
+    _write(log, f"{recorder.name}: {kernels} kernels", output)
     if kernels:
         return ""
-    ours = [line for line in said.splitlines() if line.startswith("profile_variant: naive: ")]
-    last = (ours or said.splitlines() or ["it said nothing"])[-1]
+    ours = [line for line in output.splitlines() if line.startswith("profile_variant: naive: ")]
+    last = (ours or output.splitlines() or ["it printed nothing"])[-1]
     return last.removeprefix("profile_variant: naive: ") if ours else f"no kernels in its capture ({last[:200]})"
 
 
 class FailedAttempts:
-    """Failed attempts and their reasons, kept in a file: a preflight that was cut off continues with the next one.
+    """Failed attempts and their reasons, kept in a file: an interrupted preflight continues with the next attempt.
 
     Attributes:
-        path: A JSON object; while something is being tried it says that it did not end.
+        path: A JSON file; during an attempt it says that the attempt was interrupted.
     """
 
     def __init__(self, path: Path) -> None:
@@ -209,12 +208,12 @@ class FailedAttempts:
         self._reasons: dict[str, str] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
     def reason(self, name: str) -> str:
-        """Why it failed; empty where it was not tried, or did not fail."""
+        """Return why it failed; empty if it was not tried, or did not fail."""
         return self._reasons.get(name, "")
 
     def attempt(self, name: str, attempt: Callable[[], str]) -> str:
-        """Try it, and keep and return the reason."""
-        self._save_reason(name, "it was cut off before it was done")
+        """Try it; save and return the reason of a failure."""
+        self._save_reason(name, "it was interrupted")
         reason = attempt()
         self._save_reason(name, reason)
         return reason
@@ -225,20 +224,20 @@ class FailedAttempts:
 
 
 def run_for(command: Sequence[str], environment: Mapping[str, str], limit_s: float) -> str:
-    """Run a script to its end or, politely ended, for so many seconds; returns what it said."""
+    """Run a script and return its output; after ``limit_s`` seconds it is terminated."""
     with subprocess.Popen(
         command, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
         try:
-            said, _ = process.communicate(timeout=limit_s)
+            output, _ = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            process.terminate()  # it then ends what it started
-            said = f"{process.communicate()[0]}not done after {limit_s:g} s\n"
-    return said
+            process.terminate()  # the script then ends its own processes
+            output = f"{process.communicate()[0]}not done after {limit_s:g} s\n"
+    return output
 
 
 def count_kernels(folder: Path) -> int:
-    """Kernels in the captures in a folder, of nsys or of torch.profiler."""
+    """Return the number of kernels in the captures in a folder, of nsys or of torch.profiler."""
     count = 0
     for path in folder.glob("*.sqlite"):
         with closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as database:
@@ -252,7 +251,7 @@ def count_kernels(folder: Path) -> int:
 
 
 def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
-    """Try what may record until something does; its settings are written down."""
+    """Try recorders until one records CUDA, and write its settings to ``chosen``; yield a line for each."""
     tried = FailedAttempts(chosen.with_name(f"{chosen.name}.tried"))
     for recorder in find_recorders(os.environ, log, tried):
         if isinstance(recorder, Finding):
@@ -267,14 +266,14 @@ def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
             yield Finding("recorder", way.name, reason, is_needed=False)
             if WHOLE_RUN not in reason:
                 break
-    yield Finding("recorder", "none records CUDA here", f"see {log} for what each of them said")
+    yield Finding("recorder", "none records CUDA here", f"see {log} for their output")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Look, print, and say by the exit status whether captures can begin."""
+    """Print the findings; return 0 if captures can begin."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", type=Path, required=True, help="the one with torch")
-    parser.add_argument("--out", type=Path, required=True, help="folder for what is found")
+    parser.add_argument("--python", type=Path, required=True, help="the Python with torch")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the log and the chosen recorder")
     arguments = parser.parse_args(argv)
     log = arguments.out / "preflight.log"
     log.touch()

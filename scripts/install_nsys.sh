@@ -1,23 +1,23 @@
 #!/usr/bin/env bash
-# Fetches the Nsight Systems command line (nsys) into a private folder and prints its path on stdout; all that it has to
-# say goes to stderr. Captures call this where `ddp-prof capture` finds no nsys.
+# Fetches the Nsight Systems command line (nsys) into a private folder and prints its path on stdout, all messages on
+# stderr. scripts/profile_variant.sh and profile_all.sh call this if they find no nsys.
 #
 #   scripts/install_nsys.sh
-#   scripts/install_nsys.sh --pack F  # an archive of it, of about 35 MB, for NSYS_ARCHIVE on a machine without network,
+#   scripts/install_nsys.sh --pack F  # makes an archive of it (35 MB) for NSYS_ARCHIVE on a machine without network,
 #                                     # and F.sha256
 #
-# The distribution's own packages (Debian: non-free, Ubuntu: multiverse): about 180 MB to download, 0.6 GB unpacked, no
-# root needed, and neither the system's apt configuration nor its packages are touched.
+# It uses the distribution's packages (Debian: non-free, Ubuntu: multiverse): about 180 MB to download, 0.6 GB unpacked.
+# It needs no root, and changes neither the system's apt configuration nor its packages.
 #
 # Settings (environment):
 #   NSYS_PREFIX      the private folder                                     (default: .nsys in the checkout)
 #   NSYS_FETCH       0: fetch nothing                                       (default: 1)
-#   NSYS_RELEASE     the distribution's release to fetch it from, such as experimental, which has Debian's newest; what it
-#                    loads beside it comes from the system's own release    (default: the system's own)
-#   NSYS_ARCHIVE     a file that --pack made, with its checksum beside it (FILE.sha256): unpacked instead of fetched
-#   OS_RELEASE       what says which distribution this is                   (default: /etc/os-release)
+#   NSYS_RELEASE     the distribution's release to fetch it from, such as experimental, which has Debian's newest; its
+#                    libraries come from the system's release               (default: the system's)
+#   NSYS_ARCHIVE     a file made by --pack, with its checksum (FILE.sha256): it is unpacked, and nothing fetched
+#   OS_RELEASE       the file that names the distribution                   (default: /etc/os-release)
 #
-# Exit: 0 and the path, or 1 and one line that says why nsys is not available.
+# Exit: 0 and the path, or 1 and one line with the reason.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
@@ -71,8 +71,8 @@ require_distribution() {
   esac
 }
 
-# The repositories that this system is configured with, widened by the components that hold nsys. The system's own
-# suite is taken, not a newer one: what is missing beside nsys then comes from the same place, and its keys are here.
+# Writes the repositories of this system, with the components that contain nsys. It uses the system's suite, not a newer
+# one, so that libraries come from the same place and the system has the keys.
 write_sources() {
   local keyring options=""
   for keyring in "/usr/share/keyrings/$keyrings".{pgp,gpg}; do
@@ -88,7 +88,7 @@ write_sources() {
     fail "apt has no repository of $distribution ${codename:-(unknown release)} configured: $by_hand"
 }
 
-# apt with its own lists, cache and sources: the system's stay as they are.
+# Runs apt with lists, cache and sources in the private folder; those of the system are not changed.
 private() {
   local tool="$1"
   shift
@@ -97,7 +97,7 @@ private() {
     -o APT::Sandbox::User= -o Acquire::Languages=none -o Acquire::Retries=2 -o Acquire::http::Timeout=30 "$@"
 }
 
-# What apt was not happy with, in short.
+# The first error or warning of apt, shortened.
 complaint() { { grep -m1 -E '^[EW]:' "$work/log" || tail -1 "$work/log"; } | cut -c1-160; }
 
 # A network that drops all packets keeps apt waiting for minutes, for each repository.
@@ -114,9 +114,9 @@ update_lists() {
   fi
 }
 
-# nsys declares a dependency on the CUDA driver, which profiling does not need where there is no GPU, and on its viewer's
-# libraries: so its packages are fetched alone, with those that it names at its own version, and then the few libraries
-# that its importer loads, where missing.
+# nsys declares dependencies on the CUDA driver, which is not needed without a GPU, and on libraries of its viewer. So
+# only its own packages are fetched (and dependencies of the same version), then the few libraries that its importer
+# loads, if missing.
 download() {
   local described packages
   mapfile -t packages < <(private apt-cache show --no-all-versions "nsight-systems$from" | sed -n 's/^Depends: //p' |
@@ -131,7 +131,7 @@ download() {
     fail "the libraries of nsys cannot be fetched ($(complaint)): apt-get install libssh-4 libpfm4 libelf1"
 }
 
-# Debian spreads nsys over two folders joined by links, in which it does not find its own importer; side by side it does.
+# Debian puts nsys into two folders joined by links, where nsys does not find its importer; in one folder it does.
 lay_out() {
   local package job jobs=()
   say "unpacking"
@@ -148,7 +148,7 @@ lay_out() {
   host="$(compgen -G "$work/nsight-systems/host-linux-*" || true)"
   target="$(compgen -G "$work/nsight-systems/target-linux-*" || true)"
   if [ -z "$host" ] || [ -z "$target" ]; then
-    fail "the packages of $distribution $codename are laid out in a way that is new here: $by_hand"
+    fail "the packages of $distribution $codename have an unknown layout: $by_hand"
   fi
   for package in "$downloads"/lib*.deb; do
     [ ! -e "$package" ] || dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work/libraries"
@@ -159,7 +159,7 @@ lay_out() {
   ln -sf libssh.so.4 "$host/libssh.so"
 }
 
-# Records a program, imports and exports it: what a capture needs, the importer's libraries included.
+# Records a program, imports and exports it, which is all that a capture needs.
 check() {
   local nsys="$1" log="$work/log" reason
   if ! (cd "$work" && TMPDIR="$work" "$nsys" profile --trace=nvtx --sample=none --cpuctxsw=none -o check true &&
@@ -181,17 +181,17 @@ fetch() {
 
 digest() { sha256sum "$1" | cut -d' ' -f1; }
 
-# Lays out in $work/nsight-systems what --pack made, if nobody has changed it since.
+# Unpacks an archive of --pack into $work/nsight-systems, if its checksum is right.
 unpack() {
   [ -r "$NSYS_ARCHIVE.sha256" ] ||
-    fail "NSYS_ARCHIVE=$NSYS_ARCHIVE has no checksum beside it: bring $NSYS_ARCHIVE.sha256, too, which --pack writes"
+    fail "NSYS_ARCHIVE=$NSYS_ARCHIVE has no checksum beside it: copy $NSYS_ARCHIVE.sha256, too, which --pack writes"
   [ "$(digest "$NSYS_ARCHIVE")" = "$(cut -d' ' -f1 "$NSYS_ARCHIVE.sha256")" ] ||
-    fail "NSYS_ARCHIVE=$NSYS_ARCHIVE is not what $NSYS_ARCHIVE.sha256 says: bring both anew"
+    fail "NSYS_ARCHIVE=$NSYS_ARCHIVE does not have the checksum in $NSYS_ARCHIVE.sha256: copy both again"
   tar -xaf "$NSYS_ARCHIVE" -C "$work" 2>"$work/log" || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE cannot be unpacked ($(head -1 "$work/log"))"
   target="$(compgen -G "$work/nsight-systems/target-linux-*")" || fail "NSYS_ARCHIVE=$NSYS_ARCHIVE holds no nsys: make it with --pack"
 }
 
-# install HOW: puts into the private folder what HOW lays out, once it was seen to record; one run at a time.
+# install fetch|unpack: makes nsys, checks that it records, and puts it into the private folder; one run at a time.
 install() {
   [ "$1" != fetch ] || require_distribution
   mkdir -p "$prefix" 2>/dev/null || true
@@ -216,8 +216,8 @@ install() {
     say "this machine has a GPU, whose CUDA may be newer than this nsys knows: if no kernels arrive, $by_hand"
 }
 
-# What records CUDA, imports and exports, by their names below the folder of nsys: the recorder without CUPTI for CUDA
-# before 12 and without what traces graphics, the importer with the libraries that it loads.
+# The files needed to record CUDA, import and export: the recorder without CUPTI for CUDA before 12 and without tracing of
+# graphics, the importer and the libraries that it loads.
 list_needed() {
   (cd "$target" && find . -type f) | grep -vE '/(libcupti\.so\.1[01]\.|libnvperf|CollectX/|vulkan-layers/|sqlite3$)' |
     sed "s|^\.|${target##*/}|"
@@ -225,7 +225,7 @@ list_needed() {
   ldd "$host/QdstrmImporter" | sed -n "s|.*=> $host/\([^ ]*\) .*|${host##*/}/\1|p"
 }
 
-# Packs the nsys of the private folder, and tries what was packed.
+# Packs the nsys of the private folder, and checks the archive.
 pack() {
   local nsys partial
   [ -n "$1" ] || fail "--pack needs the name of the archive, such as nsys.tar.xz"

@@ -1,25 +1,25 @@
 #!/usr/bin/env bash
-# Sets up what is missing (environment, nsys, Chromium) and runs every check; real nsys captures are among them, and
-# nothing is skipped for want of a program.
+# Sets up what is missing (environment, nsys, Chromium) and runs every check, real nsys captures too; no test is skipped
+# because a program is missing.
 #
 #   scripts/test.sh [arguments of pytest]         the whole gate
-#   scripts/test.sh fast [arguments of pytest]    under a minute: without torch, nsys, Chromium and what takes long
+#   scripts/test.sh fast [arguments of pytest]    under a minute: without torch, nsys, Chromium and slow tests
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
-# Each test file in one of several processes; those with slow tests first. In the whole gate tests wait much of their
-# time, for ranks, browsers or nsys: one process more than cores keeps these busy.
+# Test files are distributed over several processes, those with slow tests first. In the whole gate, tests spend much time
+# waiting for ranks, browsers or nsys: one process more than cores keeps the cores busy.
 cores="$(nproc)"
 side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 
-# Each program that a test starts would compile the package anew.
+# Without bytecode files, each program that a test starts would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 
-# pytest of so many processes with these arguments, beside mypy: without a cache that keeps one core busy for 20 s.
-# What it says comes last.
+# check PROCESSES ARGUMENTS...: runs the linters, then pytest and mypy at the same time (mypy without a cache takes 20 s).
+# The output of mypy comes last.
 check() {
   local status=0
   "$bin/ruff" check ddp_prof tests scripts
@@ -38,12 +38,12 @@ check() {
 if [ "${1:-}" = fast ]; then
   shift
   CHROMIUM=0 scripts/env.sh read dev
-  # Folders of which all tests are left out are not even imported: that takes seconds.
+  # Folders without a test for this run are not imported, which would take seconds.
   check "$((cores < 8 ? cores : 8))" -m "not torch and not nsys and not browser and not slow" \
     --ignore tests/annotate --ignore tests/browser --ignore tests/ddp --ignore tests/scripts --ignore tests/train "$@"
 fi
 
-# Where there is no nsys it is fetched while pip installs; should that fail, what asks for it next says why.
+# If there is no nsys, it is fetched while pip installs; if that fails, the call of --nsys below prints the reason.
 if ! python3 -c 'import sys; from ddp_prof.ingest.nsys_program import find_nsys; sys.exit(not find_nsys())' 2>/dev/null; then
   scripts/install_nsys.sh >/dev/null &
   fetching=$!

@@ -370,11 +370,11 @@ def test_a_preflight_that_was_cut_off_goes_on_with_the_next_recorder(machine: Ch
     folder = machine.root / "gpu_capture"
     folder.mkdir()
     name = f"nsys {machine.programs}/nsys"
-    (folder / "recorder.tried").write_text(json.dumps({name: "it was cut off before it was done"}))
+    (folder / "recorder.tried").write_text(json.dumps({name: "it was interrupted"}))
     done = machine.run(SCRIPT, ROUNDS="0", SETUPS="single")
     recorders = [line for line in done.stdout.splitlines() if line.startswith("recorder")]
     assert recorders == [
-        f"recorder  missing  {name}: it was cut off before it was done",
+        f"recorder  missing  {name}: it was interrupted",
         "recorder  ok       torch.profiler records CUDA",
     ]
 
@@ -397,7 +397,7 @@ def test_a_download_that_outlasts_a_slice_is_tried_once(tmp_path: Path, monkeypa
         list(gpu_preflight.find_recorder(log, chosen))
     found = [str(finding) for finding in gpu_preflight.find_recorder(log, chosen)]
     assert found == [
-        "recorder  missing  nsys by download: it was cut off before it was done",
+        "recorder  missing  nsys by download: it was interrupted",
         "recorder  ok       torch.profiler records CUDA",
     ]
     assert asked == ["download"]
@@ -406,7 +406,7 @@ def test_a_download_that_outlasts_a_slice_is_tried_once(tmp_path: Path, monkeypa
 def test_a_setup_that_is_refused_is_left_out_of_the_tables(machine: Checkout) -> None:
     done = machine.run(SCRIPT, SETUPS="gloo nccl", BROKEN="nccl", ROUNDS="0", DDP_STEPS="0")
     assert done.returncode == 1
-    assert "capture_gpu: nccl is left out, as none of its captures could be made (see above)" in done.stderr
+    assert "capture_gpu: nccl is left out, because none of its captures could be made (see above)" in done.stderr
     assert (machine.root / "gpu_capture/tables/gloo").is_dir()
     assert not (machine.root / "gpu_capture/tables/nccl/overlap.txt").exists()
 

@@ -256,7 +256,8 @@ def test_what_was_changed_on_its_way_is_refused(repository: Checkout, packed: Pa
         file.write(b"more")
     done = repository.run(SCRIPT, NSYS_ARCHIVE=str(packed), NSYS_PREFIX=str(tmp_path / "elsewhere"))
     assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == f"install_nsys: NSYS_ARCHIVE={packed} is not what {packed}.sha256 says: bring both anew\n"
+    reason = f"does not have the checksum in {packed}.sha256: copy both again"
+    assert done.stderr == f"install_nsys: NSYS_ARCHIVE={packed} {reason}\n"
 
 
 def test_what_is_packed_is_taken_where_there_is_no_network(repository: Checkout, packed: Path, tmp_path: Path) -> None:
@@ -276,8 +277,8 @@ def test_what_is_packed_is_taken_where_there_is_no_network(repository: Checkout,
     ("content", "checksum_of", "reason"),
     [
         (None, None, "cannot be read"),
-        ("half", None, "has no checksum beside it: bring "),
-        ("half", "whole", "is not what "),
+        ("half", None, "has no checksum beside it: copy "),
+        ("half", "whole", "does not have the checksum in "),
         ("half", "half", "cannot be unpacked"),
     ],
 )
