@@ -1,14 +1,14 @@
-"""Measures what this toolkit itself costs, each time as ratios within one run.
+"""Measures what this toolkit costs, each time as ratios within one run.
 
 python scripts/dev/benchmark.py ddp        # step time of our bucketed variant against torch's DDP
 python scripts/dev/benchmark.py sharded    # step time of our sharded variant against DDP with ZeroRedundancyOptimizer
 python scripts/dev/benchmark.py memory     # peak of memory of the two, and of ShardedOptimizer
 python scripts/dev/benchmark.py ranges     # step time with ranges against without
-python scripts/dev/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite's floor and others
+python scripts/dev/benchmark.py ingest CAPTURE.sqlite     # reading a large capture, against SQLite alone and others
 python scripts/dev/benchmark.py ranks CAPTURE.sqlite      # many ranks: one worker, two, and through a scheduler
 python scripts/dev/benchmark.py timeline CAPTURE.sqlite   # the page of a timeline: build, size, first view, redraw
 
-Each explains its options with ``--help`` and says whether its target was met.
+Each has a ``--help`` and prints whether its target was met.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ BENCHMARKS = {
 
 
 def main(argv: list[str]) -> int:
-    """Run the benchmark named first, with the arguments that follow."""
     if not argv or argv[0] not in BENCHMARKS:
         print(__doc__, file=sys.stderr)
         return 0 if argv and argv[0] in {"-h", "--help"} else 2

@@ -1,9 +1,9 @@
-"""Reading a large capture: the whole ``ddp-prof overlap`` process against the floor and against others, in one run.
+"""Measures reading a large capture: the ``ddp-prof overlap`` process against SQLite alone and against other programs.
 
     python scripts/dev/benchmark.py ingest CAPTURE.sqlite [--copies 50] [--kineto TRACE.json.gz] [--before CHECKOUT]
 
-The floor is SQLite summing ``end - start`` over the same three tables. Everything is repeated in turn; the best of
-each counts, since noise only ever adds.
+The floor is the time in which SQLite sums ``end - start`` over the same three tables. All programs run in turns; the
+best time of each counts, because noise only adds time.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ LEAST_KINETO = 100.0  # MB of JSON a second
 
 
 class FailedProcess(Exception):  # noqa: N818
-    """A program that is measured ended with an error."""
+    """A measured program ended with an error."""
 
 
 class Cost(NamedTuple):
-    """Seconds of wall time and peak memory of a process; memory is 0 where nobody asked."""
+    """Seconds of wall time and peak memory of a process; memory is 0 if it was not measured."""
 
     seconds: float
     megabytes: float = 0.0
 
 
 def measure_floor(capture: Path) -> Cost:
-    """SQLite on its own, one sum per table."""
+    """Measure SQLite alone, one sum per table."""
     with closing(sqlite3.connect(f"file:{capture}?mode=ro", uri=True)) as database:
         began = time.perf_counter()
         for table in TABLES:
@@ -71,7 +71,7 @@ main()
 
 
 def measure_process(command: Sequence[str]) -> Cost:
-    """A whole process: wall time and peak memory. A child's peak begins with its parent's: this one must stay small."""
+    """Measure a process. Its peak memory begins with that of this process, which therefore must stay small."""
     began = time.perf_counter()
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         _, status, usage = os.wait4(process.pid, 0)
@@ -82,7 +82,7 @@ def measure_process(command: Sequence[str]) -> Cost:
 
 
 def list_readers(capture: Path, before: Path | None) -> dict[str, Callable[[], Cost]]:
-    """The readers to measure, by name; those of other projects only if they are installed."""
+    """Return the readers to measure, by name; those of other projects only if they are installed."""
     ours = str(Path(sys.executable).parent / "ddp-prof")
     found: dict[str, Callable[[], Cost]] = {
         "floor: sum(end - start)": lambda: measure_floor(capture),
@@ -105,15 +105,15 @@ def list_readers(capture: Path, before: Path | None) -> dict[str, Callable[[], C
     return found
 
 
-def best_of(rounds: int, list_readers: dict[str, Callable[[], Cost]]) -> dict[str, Cost]:
-    """The best of several rounds in which all take their turn."""
-    ranks = {name: measure for name, measure in list_readers.items() if runs(measure)}
-    costs = [{name: measure() for name, measure in ranks.items()} for _ in range(rounds)]
-    return {name: min(cost[name] for cost in costs) for name in ranks}
+def best_of(rounds: int, readers: dict[str, Callable[[], Cost]]) -> dict[str, Cost]:
+    """Return the best cost of each reader in several rounds in which they take turns."""
+    working = {name: measure for name, measure in readers.items() if runs(measure)}
+    costs = [{name: measure() for name, measure in working.items()} for _ in range(rounds)]
+    return {name: min(cost[name] for cost in costs) for name in working}
 
 
 def runs(measure: Callable[[], Cost]) -> bool:
-    """Whether it can be measured at all; a peer may refuse the capture."""
+    """Whether the reader runs; another project's may refuse the capture."""
     try:
         measure()
     except FailedProcess as problem:
@@ -123,7 +123,7 @@ def runs(measure: Callable[[], Cost]) -> bool:
 
 
 def repeat_kineto(trace: Path, target: Path, megabytes: int) -> Path:
-    """The events of a Kineto trace, later and later, until there is enough JSON."""
+    """Write the events of a Kineto trace several times, each time later, until there is enough JSON."""
     document = json.loads(gzip.decompress(trace.read_bytes()))
     events = document["traceEvents"]
     copies = 1 + megabytes * 1_000_000 // len(json.dumps(events))
@@ -138,7 +138,7 @@ def repeat_kineto(trace: Path, target: Path, megabytes: int) -> Path:
 
 
 def measure_kineto(trace: Path, folder: Path, rounds: int) -> bool:
-    """Print how much JSON is read a second, start-up included; says whether that is enough."""
+    """Print how much JSON is read per second, start-up included; return whether that is enough."""
     big = repeat_kineto(trace, folder / "big.json", 200)
     ours = str(Path(sys.executable).parent / "ddp-prof")
     cost = min(measure_process([ours, "overlap", "--format", "json", str(big)]) for _ in range(rounds))
@@ -148,14 +148,13 @@ def measure_kineto(trace: Path, folder: Path, rounds: int) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; 3 where a target is missed and ``--gate`` was given."""
     parser = argparse.ArgumentParser(prog="benchmark.py ingest", description="Reading a large capture.")
     parser.add_argument("capture", type=Path, help="an nsys SQLite export, repeated to make it large")
     parser.add_argument("--copies", type=int, default=50, help="default: %(default)s")
-    parser.add_argument("--kineto", type=Path, help="a gzipped Kineto trace, repeated likewise")
+    parser.add_argument("--kineto", type=Path, help="a gzipped Kineto trace, which is also repeated")
     parser.add_argument("--before", type=Path, help="another checkout of ddp_prof, measured in the same run")
     parser.add_argument("--rounds", type=int, default=5, help="default: %(default)s")
-    parser.add_argument("--gate", action="store_true", help="exit with 3 where a target is missed")
+    parser.add_argument("--gate", action="store_true", help="exit with 3 if a target is missed")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         big = repeat_capture(arguments.capture, Path(folder) / "big.sqlite", arguments.copies)

@@ -1,9 +1,9 @@
-"""Measures the peak of memory of a rank: what is divided among the ranks must not come back as copies.
+"""Measures the peak memory of a rank, to see that memory saved by sharding is not lost by copies.
 
     python scripts/dev/benchmark.py memory     # DDP, DDP with ZeroRedundancyOptimizer, ShardedOptimizer, sharded
 
-Counted are bytes of tensors, on a CPU by torch.profiler, on a GPU by its allocator: all that lives in the fourth
-training step, and what an optimizer step allocates with all that it launches. Each is of the rank that needs most.
+It counts bytes of tensors, on a CPU by torch.profiler, on a GPU by torch's allocator: all tensors during the fourth
+training step, and those that an optimizer step and its collectives allocate; each on the rank that needs most.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Peaks = dict[str, tuple[int, int]]
 
 
 def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
-    """Peaks of a training step and of an optimizer step, by the way to train."""
+    """Return the peaks of a training step and of an optimizer step for each way to train."""
     import torch
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
@@ -66,7 +66,7 @@ def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
             with device:
                 variant = wrap(TransformerLM(MODEL_SIZES[arguments.model_size]))
             made.extend((variant, make_optimizer(variant.optimizer_parameters(), lr=1e-3, fused=device.type == "cuda")))
-            for _ in range(WARMUP):  # in which DDP makes its buckets anew
+            for _ in range(WARMUP):  # DDP rebuilds its buckets in these
                 take_step()
 
         def take_step() -> None:
@@ -83,7 +83,7 @@ def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
         optimizing, _ = count_bytes(step, device)
         return kept + training, optimizing
 
-    # The smallest: gloo's threads may keep a tensor that is not used any more.
+    # The smallest of several, because gloo's threads may keep a tensor that is not used any more.
     repeats = [[peaks_of(*way) for way in ways.values()] for _ in range(REPEATS)]
     own = torch.tensor(repeats, device=device).amin(0)
     torch.distributed.all_reduce(own, torch.distributed.ReduceOp.MAX)
@@ -91,7 +91,7 @@ def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
 
 
 def count_bytes(action: Callable[[], None], device: torch.device) -> tuple[int, int]:
-    """The most bytes of tensors above those that lived before, and those in the end."""
+    """Return by how many bytes the tensors grew during ``action`` at most, and by how many at its end."""
     import torch
 
     gc.collect()
@@ -112,7 +112,7 @@ def count_bytes(action: Callable[[], None], device: torch.device) -> tuple[int, 
 
 
 def judge(peaks: Peaks, gate: bool) -> None:
-    """Print the peaks, and those of ours as multiples of ZeroRedundancyOptimizer's."""
+    """Print the peaks; ours also as multiples of ZeroRedundancyOptimizer's."""
     missed = False
     for name, (training, step) in peaks.items():
         line = f"{name}: {training / 2**20:.1f} MiB in a training step, {step / 2**20:.1f} MiB of an optimizer step"
@@ -127,15 +127,14 @@ def judge(peaks: Peaks, gate: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the ranks, or be one."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
     add_options(parser)
     parser.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
     parser.add_argument("--batch-size", type=int, default=4, help="of all ranks together (default: %(default)s)")
     parser.add_argument("--seq-len", type=int, default=128, help="default: %(default)s")
-    parser.add_argument("--bucket-size-mb", type=float, default=25.0, help="of sharded (default: %(default)g)")
-    parser.add_argument("--gate", action="store_true", help="fail where the target is missed")
+    parser.add_argument("--bucket-size-mb", type=float, default=25.0, help="for sharded (default: %(default)g)")
+    parser.add_argument("--gate", action="store_true", help="fail if the target is missed")
     arguments = parser.parse_args(argv)
 
     def measure_on_rank(_place: RankInfo, device: torch.device) -> Peaks:

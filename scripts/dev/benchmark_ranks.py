@@ -1,15 +1,15 @@
-"""Many ranks: reports a second with one and with two workers, and the same through a Dask scheduler.
+"""Measures reading a run of many ranks with one and with two workers, and through a Dask scheduler.
 
     python scripts/dev/benchmark.py ranks CAPTURE.sqlite [--ranks 64] [--copies 45] [--rounds 1] [--scheduler]
 
-The capture is repeated end to end until it is large, and the file is linked once for each rank: so all ranks hold the
-same events, which the time to read them does not depend on, and are told apart by the names of the files.
+The capture is repeated end to end until it is large, and the file is linked once per rank. So all ranks have the same
+events, which does not change the time to read them; their names tell the ranks apart.
 
 One worker on one core, one on two cores, and two on two cores take turns. A worker reads a file with several threads,
-so its time on two cores does not tell what a second worker adds.
+so its time on two cores does not show the gain of a second worker.
 
 With ``--scheduler`` a scheduler and two workers of one thread each run on the loopback interface; in the last run one
-of them is killed when half of the reports are done. Every output must be the same to the byte.
+worker is killed when half of the reports are done. All outputs must be equal to the byte.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ main()
 
 
 class Cost(NamedTuple):
-    """Of one command: seconds, the peak of its largest process in megabytes, and a digest of what it printed."""
+    """Seconds of a command, the peak of its largest process in megabytes, and a digest of its output."""
 
     seconds: float
     megabytes: float
@@ -62,11 +62,11 @@ class Cost(NamedTuple):
 
 
 def measure(command: Sequence[str | Path], cores: int | None = None, **environment: str) -> Cost:
-    """Run a command to its end, on so many of the cores."""
+    """Run a command on ``cores`` cores, or on all."""
     allowed = os.sched_getaffinity(0)
     began = time.perf_counter()
     digest = hashlib.sha256()
-    os.sched_setaffinity(0, sorted(allowed)[:cores])  # for the child; ours comes back below
+    os.sched_setaffinity(0, sorted(allowed)[:cores])  # the child inherits it; this process's is restored below
     with subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, **environment}) as process:
         os.sched_setaffinity(0, allowed)
         assert process.stdout
@@ -80,7 +80,7 @@ def measure(command: Sequence[str | Path], cores: int | None = None, **environme
 
 
 def link_capture_per_rank(capture: Path, folder: Path, ranks: int) -> list[Path]:
-    """The capture once per rank, without copying it."""
+    """Link the capture once per rank."""
     files = [folder / f"job.rank{rank}.sqlite" for rank in range(ranks)]
     for file in files:
         os.link(capture, file)
@@ -88,7 +88,7 @@ def link_capture_per_rank(capture: Path, folder: Path, ranks: int) -> list[Path]
 
 
 class Cluster:
-    """A scheduler and two workers, each a process of its own on the loopback interface."""
+    """A scheduler and two workers, each in its own process, on the loopback interface."""
 
     def __init__(self, folder: Path) -> None:
         address = folder / "scheduler.json"
@@ -107,7 +107,7 @@ class Cluster:
         )  # ended by stop()
 
     def peak_megabytes(self) -> float:
-        """The peak memory of the largest worker that lives."""
+        """Return the peak memory of the largest running worker."""
         found = [0.0]
         for process in self.processes[1:]:
             status = Path(f"/proc/{process.pid}/status")
@@ -116,7 +116,7 @@ class Cluster:
         return max(found)
 
     def stop(self) -> None:
-        """End all of it. A worker whose scheduler ends meanwhile may wait for it for good."""
+        """End all processes, if necessary by SIGKILL: a worker may wait for ever for a scheduler that has ended."""
         for process in reversed(self.processes):
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
@@ -127,12 +127,11 @@ class Cluster:
 
 
 def load_average() -> str:
-    """How busy the machine is with all that runs on it."""
     return f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores"
 
 
 def measure_scheduler(files: Sequence[Path], expected: str) -> bool:
-    """Print what the same takes through a scheduler, whole and with a worker killed."""
+    """Print the cost through a scheduler, without and with a killed worker; return whether the outputs are right."""
     arguments = ["overlap", "--format", "json", *map(str, files)]
     good = True
     for is_killed in (False, True):
@@ -157,20 +156,19 @@ def measure_scheduler(files: Sequence[Path], expected: str) -> bool:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run; 3 where a target is missed and ``--gate`` was given."""
     parser = argparse.ArgumentParser(prog="benchmark.py ranks", description="Many ranks, one and two workers.")
     parser.add_argument("capture", type=Path, help="an nsys SQLite export, repeated to make it large")
     parser.add_argument("--ranks", type=int, default=64, help="default: %(default)s")
     parser.add_argument("--copies", type=int, default=45, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=1, help="default: %(default)s")
-    parser.add_argument("--scheduler", action="store_true", help="through a Dask scheduler, too")
-    parser.add_argument("--gate", action="store_true", help="exit with 3 where a target is missed")
+    parser.add_argument("--scheduler", action="store_true", help="also measure through a Dask scheduler")
+    parser.add_argument("--gate", action="store_true", help="exit with 3 if a target is missed")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         big = repeat_capture(arguments.capture, Path(folder) / "big.sqlite", arguments.copies)
         files = link_capture_per_rank(big, Path(folder), arguments.ranks)
         size = big.stat().st_size / 1e6
-        print(f"{len(files)} ranks of {size:.0f} MB each, one file with as many names", flush=True)
+        print(f"{len(files)} ranks of {size:.0f} MB each, all linked to one file", flush=True)
         ours = [BIN / "ddp-prof", "overlap", "--format", "json", *map(str, files)]
         best: dict[tuple[int, int], Cost] = {}
         digests = set()

@@ -1,11 +1,11 @@
-"""Measures what our variants and ranges cost a step. Each prints one ratio and the target that it has to meet.
+"""Measures what our variants and ranges cost in a step. Each benchmark prints one ratio and its target.
 
     python scripts/dev/benchmark.py ddp       # step time of our bucketed variant against torch's DDP
     python scripts/dev/benchmark.py sharded   # of our sharded variant against torch's DDP with ZeroRedundancyOptimizer
     python scripts/dev/benchmark.py ranges    # step time with ranges against without
 
-All alternate step by step within one run, so that whatever else the machine does hits both alike. The ranks are
-processes on the CPU (gloo) unless said otherwise (``--device cuda``, ``--backend``, ``--ranks-per-gpu``).
+Both sides alternate step by step within one run, so that other load on the machine affects both alike. The ranks are
+processes on the CPU (gloo) by default (see ``--device``, ``--backend``, ``--ranks-per-gpu``).
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ddp_prof.train.workload import Trainer
 
 Seconds = tuple[list[float], list[float]]
-"""Of each step of the two."""
+"""The times of the steps of both sides."""
 WARMUP = 4  # torch's DDP makes its buckets in the first two steps
 
 
 class Contest(NamedTuple):
-    """Two ways to take a step, and how much slower than the second the first may be."""
+    """Two ways to take a step; ``target`` is the largest ratio of the first one's time to the second one's."""
 
     names: tuple[str, str]
     take: tuple[Callable[[int], float], Callable[[int], float]]
@@ -94,7 +94,7 @@ def make_taker(
     wrap: Callable[[torch.nn.Module], DataParallel],
     make_optimizer: Callable[..., torch.optim.Optimizer] | None = None,
 ) -> Callable[[int], float]:
-    """A function that takes one training step and returns its seconds on this rank."""
+    """Return a function that takes one training step and returns its seconds on this rank."""
     import torch
 
     from ddp_prof.train.workload import Trainer, TransformerLM, make_tokens
@@ -118,7 +118,7 @@ def make_taker(
 
 
 def measure(contest: Contest, steps: int, device: torch.device) -> Seconds:
-    """Seconds of each step of the two, the slower rank's; which of them goes first changes every time."""
+    """Return the seconds of each step of both, on the slower rank; they take turns in going first."""
     import torch
 
     seconds: Seconds = ([], [])
@@ -132,11 +132,11 @@ def measure(contest: Contest, steps: int, device: torch.device) -> Seconds:
 
 
 def judge(contest: Contest, seconds: Seconds, gate: bool) -> None:
-    """Print the medians, their ratio, and as its error the standard error of the median ratio of neighbouring steps."""
+    """Print the medians and their ratio; its error is the standard error of the median ratio of neighbouring steps."""
     medians = [statistics.median(second) for second in seconds]
     ratio = medians[0] / medians[1]
     lower, _, upper = statistics.quantiles([a / b for a, b in zip(*seconds, strict=True)], n=4)
-    error = 0.93 * (upper - lower) / len(seconds[0]) ** 0.5  # of a median of normal values
+    error = 0.93 * (upper - lower) / len(seconds[0]) ** 0.5  # the formula for a median of normal values
     is_above = ratio - 2 * error > contest.target
     verdict = "met" if ratio <= contest.target else "NOT MET" if is_above else "undecided: take more --steps"
     for name, median in zip(contest.names, medians, strict=True):
@@ -147,7 +147,6 @@ def judge(contest: Contest, seconds: Seconds, gate: bool) -> None:
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description="Measure what this toolkit itself costs.")
     subparsers = parser.add_subparsers(dest="benchmark", required=True)
     for name, function in BENCHMARKS.items():
@@ -158,14 +157,13 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         sub.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
         sub.add_argument("--batch-size", type=int, default=4, help="of all ranks together (default: %(default)s)")
         sub.add_argument("--seq-len", type=int, default=128, help="default: %(default)s")
-        sub.add_argument("--bucket-size-mb", type=float, default=25.0, help="of our variant (default: %(default)g)")
-        sub.add_argument("--target", type=float, help="another target than the benchmark's own")
-        sub.add_argument("--gate", action="store_true", help="fail where the target is missed by more than chance")
+        sub.add_argument("--bucket-size-mb", type=float, default=25.0, help="for our variant (default: %(default)g)")
+        sub.add_argument("--target", type=float, help="replaces the benchmark's target")
+        sub.add_argument("--gate", action="store_true", help="fail if the target is missed by more than chance")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the ranks, or be one."""
     arguments = parse(argv)
     make = BENCHMARKS[arguments.benchmark]
 

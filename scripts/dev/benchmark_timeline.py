@@ -3,10 +3,10 @@
     python scripts/dev/benchmark.py timeline BIG.sqlite
     python scripts/dev/benchmark.py timeline SMALL.sqlite --copies 40
 
-The page is opened in a headless Chromium of 1400 x 800, each time in a new one. "First view" is when the lanes of the
-window on which the page opens were on the screen, counted from navigation; "complete" when each box could be zoomed
-into; a "redraw" lasts from the request for another window to the frame that shows it. Machines differ, so the first two
-are also given in units of the time in which the same browser sorts 4 million doubles.
+Each visit opens the page in a new headless Chromium of 1400 x 800. "First view" is the time from navigation until the
+lanes of the first window are on the screen; "complete", until each box can be zoomed into; a "redraw" is the time from
+the request for another window to the frame that shows it. Machines differ, so the first two are also printed in units
+of the time in which the same browser sorts 4 million doubles.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ SORT = """
 
 
 class Opened(NamedTuple):
-    """One visit to the page; times in milliseconds, ``sort`` of 4 million doubles in the same browser."""
+    """One visit to the page; times in milliseconds; ``sort``: of 4 million doubles in the same browser."""
 
     sort: float
     first_view: float
@@ -68,7 +68,7 @@ class Opened(NamedTuple):
 
 
 class Figure(NamedTuple):
-    """A figure, and what it should not exceed."""
+    """A measured figure and its upper limit."""
 
     name: str
     value: float
@@ -77,7 +77,7 @@ class Figure(NamedTuple):
 
 
 def build(capture: Path, page: Path) -> Iterator[Figure]:
-    """Write the page and say what that took."""
+    """Write the page and yield the figures of that."""
     begun = time.perf_counter()
     trace = load_trace(capture, ReadOptions(with_launches=True))
     loaded = time.perf_counter()
@@ -122,8 +122,8 @@ def _marks(tab: Any) -> list[dict[str, Any]]:
     return list(tab.evaluate("performance.getEntriesByType('mark').map((mark) => mark.toJSON())"))
 
 
-def palette(page: Path, times: int) -> Iterator[Figure]:
-    """Visit the page so many times, and say how fast it was."""
+def measure_visits(page: Path, times: int) -> Iterator[Figure]:
+    """Visit the page several times and yield how fast it was."""
     visits = [visit(page) for _ in range(times)]
     redraws = [redraw for opened in visits for redraw in opened.redraws]
     yield Figure("first view, median", statistics.median(visit.first_view for visit in visits) / 1e3, "s", 2.5)
@@ -139,10 +139,10 @@ def palette(page: Path, times: int) -> Iterator[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and say by the exit status whether every budget was kept."""
+    """Print the figures; return 1 if one exceeds its budget."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("capture", type=Path)
-    parser.add_argument("--copies", type=int, default=1, help="lay so many copies of an nsys capture end to end first")
+    parser.add_argument("--copies", type=int, default=1, help="repeat the events of an nsys capture (default: once)")
     parser.add_argument("--visits", type=int, default=3, help="how often to open the page")
     parser.add_argument("-o", "--output", type=Path, help="keep the page here")
     arguments = parser.parse_args(argv)
@@ -151,7 +151,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if arguments.copies > 1:
             capture = Path(folder) / "large.sqlite"
             repeat_capture(arguments.capture, capture, arguments.copies)
-        figures = [*build(capture, page), *palette(page, arguments.visits)]
+        figures = [*build(capture, page), *measure_visits(page, arguments.visits)]
     print(f"load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")
     print("\n".join(map(_line, figures)))
     return 1 if any(map(_is_missed, figures)) else 0

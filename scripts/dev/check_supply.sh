@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Builds wheel and sdist, installs the wheel into empty environments and runs the reading side's tests of the sdist
-# against it; then looks for known weaknesses of what came along (pip-audit) and compares the licences with
-# docs/licences.md, which --write makes anew.
+# Builds wheel and sdist, installs the wheel into empty environments and runs the reading side's tests of the sdist with
+# it. Then it checks the installed packages for known vulnerabilities (pip-audit) and their licences against
+# docs/licences.md, which --write makes again.
 #
 #   scripts/dev/check_supply.sh [--write]
 #
 # Settings (environment):
 #   PYTHONS   the Pythons to try, each a command          (default: those of python3.10 to python3.14 on PATH)
-#   PYTHON    the one that builds                         (default: python3)
+#   PYTHON    the Python that builds                      (default: python3)
 #   VENV      an environment with torch, whose licences are listed, too               (default: .venv in the checkout)
-#   AUDIT     0: do not ask for known weaknesses, as where the package index does not answer such questions  (default: 1)
+#   AUDIT     0: no pip-audit, for a package index that does not know vulnerabilities  (default: 1)
 #
 # Exit: 0 when all holds; 1 when something does not.
 set -euo pipefail
@@ -28,7 +28,7 @@ fail() {
   exit 1
 }
 
-# The tests of what needs neither torch nor nsys nor Chromium, and no tool that looks at the sources.
+# The tests that need neither torch, nsys, Chromium nor the sources.
 tests=(-m "not torch and not nsys and not browser and not slow" --ignore tests/ddp --ignore tests/train --ignore tests/scripts
   --ignore tests/browser --ignore tests/test_architecture.py --ignore tests/test_docs.py)
 
@@ -42,13 +42,13 @@ build() {
   rm -r "$scratch/sources/ddp_prof" # what is tested is what is installed
 }
 
-# What git knows of the package is in the wheel: templates, scripts and style sheets of the pages, too.
+# Checks that the wheel holds the same files as git, also templates, scripts and style sheets of the pages.
 check_data() {
   "$scratch/tools/bin/python" -m zipfile -l "$scratch"/*.whl | grep -o '^ddp_prof/[^ ]*' | LC_ALL=C sort >"$scratch/inside"
   git -C "$root" ls-files ddp_prof | LC_ALL=C sort | diff - "$scratch/inside" >&2 || fail "the wheel holds other files than git"
 }
 
-# Strictly: what the index does not answer for is no pass.
+# Strict: a package for which the index has no answer is a failure.
 audit() {
   local packages
   packages="$("$1/bin/python" -c 'import site; print(site.getsitepackages()[0])')"
@@ -68,14 +68,14 @@ try() {
   say "$1: $(tail -1 "$scratch/tests")"
 }
 
-# list_licences ENVIRONMENT ARGUMENTS...: a licence that is given as a text begins with its name.
+# list_licences ENVIRONMENT ARGUMENTS...: if a licence is given as its whole text, only the first line is kept, its name.
 list_licences() {
   "$scratch/tools/bin/pip-licenses" --python "$1/bin/python" --format markdown --with-urls --no-version "${@:2}" |
     grep -v '^| *|' | tr -s ' -'
 }
 
-# list_extra PACKAGE...: what an extra brings beside the reading side, found in the checkout's own environment: torch is a
-# large download.
+# list_extra PACKAGE...: licences of packages that an extra adds to the reading side. They are read in the checkout's
+# environment, because torch is a large download.
 list_extra() {
   local packages
   mapfile -t packages < <("$venv/bin/python" - "$scratch/reading" "$@" <<'PYTHON'
@@ -115,7 +115,7 @@ licences() {
 main() {
   local python pythons number
   read -r -a pythons <<<"${PYTHONS:-$(for number in 10 11 12 13 14; do command -v "python3.$number" || true; done | tr '\n' ' ')}"
-  [ "${#pythons[@]}" -gt 0 ] || fail "no Python to try: say PYTHONS"
+  [ "${#pythons[@]}" -gt 0 ] || fail "no Python to try: set PYTHONS"
   [ -x "$venv/bin/python" ] || fail "no $venv, whose licences are listed: run scripts/env.sh train"
   build
   check_data

@@ -1,12 +1,13 @@
-"""Checks on real ranks that every variant trains as one process does: the cases of tests/ddp on any device.
+"""Checks on real ranks, on any device, that every variant trains as one process does, with the cases of tests/ddp.
 
     python scripts/dev/check_variants.py --device cuda --backend nccl --ranks-per-gpu 2 --variants overlap,torch
 
-A case is four steps of a small model on the whole batch in one process, and on a share of it in each rank: unused and
-tied parameters, gradients that share storage, channels_last, accumulation, checkpoints, on GPUs branches on streams of
-their own, with SGD and with AdamW, plain, foreach and fused. Parameters and buffers must agree.
+A case trains a small model for four steps, in one process on the whole batch and in each rank on its share. The models
+have unused and tied parameters, gradients that share storage, channels_last, accumulation, checkpoints, on GPUs also
+branches on their own streams; the optimizers are SGD and AdamW, plain, foreach and fused. Parameters and buffers must
+agree.
 
-Exit: 0, or 1 where a variant differs or fails.
+Exit: 0, or 1 if a variant differs or fails.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ if TYPE_CHECKING:
     from ddp_prof.train.process_group import RankInfo
 
 TOLERANCE = 1e-9
-"""Of double precision; sums come in another order than in one process."""
+"""For double precision; the order of sums differs from that in one process."""
 MIXED_TOLERANCE = 1e-4
-"""Where part of a model is in single precision."""
+"""For models of which a part is in single precision."""
 
 
 class Finding(NamedTuple):
-    """How far a run was from one process: the largest deviation of a parameter, relative to one plus its size."""
+    """The largest deviation of a parameter from its value in one process, relative to one plus that value."""
 
     setting: str
     case: str
@@ -46,18 +47,16 @@ class Finding(NamedTuple):
 
     @property
     def agrees(self) -> bool:
-        """Whether it is rounding."""
         return self.deviation <= (MIXED_TOLERANCE if self.case == "mixed-dtypes" else TOLERANCE)
 
 
 class OnDevice:
-    """A variant of which the inputs come to the device first."""
+    """A variant whose inputs are moved to the device first."""
 
     def __init__(self, variant: Any, device: torch.device) -> None:
         self.variant, self.device = variant, device
 
     def __call__(self, *inputs: torch.Tensor) -> Any:
-        """Forward."""
         with self.device:
             return self.variant(*(tensor.to(self.device) for tensor in inputs))
 
@@ -66,7 +65,7 @@ class OnDevice:
 
 
 def add_streams() -> None:
-    """The case that only a GPU can have: two branches on streams of their own."""
+    """Add a case for GPUs: two branches, each on its own stream."""
     import torch
     from torch import nn
 
@@ -91,7 +90,7 @@ def add_streams() -> None:
 
 
 def check(setting: str, case: str, optimizer: str, device: torch.device, rank: int, world: int) -> Finding:
-    """Train in one process and as this rank; ranks start from different weights, of which rank 0's must win."""
+    """Train in one process and as this rank; ranks start with different weights, and rank 0's must be used."""
     import torch
 
     from tests.ddp import cases
@@ -107,7 +106,7 @@ def check(setting: str, case: str, optimizer: str, device: torch.device, rank: i
 
 
 def deviation(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """Infinite where a value is no number."""
+    """Return the largest relative difference; infinite if a value is NaN."""
     import torch
 
     difference = (got.double() - expected.double()).abs() / (1 + expected.double().abs())
@@ -115,7 +114,7 @@ def deviation(got: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
 
 
 def describe(findings: Sequence[Finding]) -> list[str]:
-    """One line per setting, and one for each run that differs."""
+    """Return one line per setting, and one for each run that differs."""
     lines = []
     for setting in dict.fromkeys(finding.setting for finding in findings):
         own = [finding for finding in findings if finding.setting == setting]
@@ -127,7 +126,7 @@ def describe(findings: Sequence[Finding]) -> list[str]:
 
 
 def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.device) -> list[Finding]:
-    """Check all cases that were asked for on this rank."""
+    """Check all cases of the requested variants on this rank."""
     from tests.ddp import cases
 
     if device.type == "cuda":
@@ -143,18 +142,13 @@ def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.devi
 
 
 def report(findings: Sequence[Finding]) -> None:
-    """Print what was found.
-
-    Raises:
-        WorkloadError: A variant differs from one process.
-    """
+    """Print the findings; raises WorkloadError if a variant differs from one process."""
     print("\n".join(describe(findings)))
     if not all(finding.agrees for finding in findings):
         raise WorkloadError("a variant differs from one process")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world-size", type=int, choices=(2, 4), default=2, help="ranks (default: %(default)s)")
     add_options(parser)
@@ -165,7 +159,6 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Start the ranks, or be one."""
     arguments = parse(argv)
     return run_ranks(arguments, partial(check_all, arguments), report)
 

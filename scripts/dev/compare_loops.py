@@ -1,10 +1,10 @@
-"""Runs ordinary training loops under torch's classes and ours, and says who trains as one process does.
+"""Runs ordinary training loops with torch's classes and ours, and shows which of them train as one process does.
 
     python scripts/dev/compare_loops.py           # print the table in Markdown
     python scripts/dev/compare_loops.py --write   # put it into docs/compared_with_ddp.md
 
-The loops are those of the tests in tests/ddp, on gloo and the CPU. A cell is *right* where all that the loop returns
-equals what one process on the samples of all ranks gets; *wrong* where it does not and nothing was said.
+The loops are those of tests/ddp, with gloo on the CPU. A cell is *right* if all results of the loop equal those of one
+process on the samples of all ranks; *wrong* if they do not and there was no error.
 """
 
 # ruff: noqa: E402  # what is imported from tests/ is found only after the path is set
@@ -69,7 +69,7 @@ class TorchShardedOptimizerLoop(TorchLoop):
 
 
 class TorchFullyShardedLoop(loops.OneProcess):
-    """``fully_shard`` of each block and of the whole."""
+    """``fully_shard`` on each block and on the whole model."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__(module)
@@ -109,7 +109,7 @@ COLUMNS: dict[str, list[Wrap]] = {
 
 
 class Row(NamedTuple):
-    """A loop, and what DDP is told of it, if it asks."""
+    """A loop, its number of ranks, and the options that DDP needs for it."""
 
     loop: loops.Loop
     world: int = 2
@@ -144,30 +144,30 @@ ROWS = {
 
 
 def try_rows(rank: int, wrap: Wrap, names: Sequence[str]) -> dict[str, loops.Tensors | str]:
-    """What each loop returns on this rank, or its error, after which the group is not used any more."""
+    """Return the result of each loop on this rank, or its error, after which the group is not used any more."""
     found: dict[str, loops.Tensors | str] = {}
     for name in names:
         row = ROWS[name]
         options = row.ddp_options if wrap in (TorchLoop, TorchShardedOptimizerLoop) else {}
         try:
             found[name] = loops.run(row.loop, partial(wrap, **options), [rank])
-        except Exception as error:  # whatever the loop says
+        except Exception as error:
             return {**found, name: f"{type(error).__name__}: {str(error).splitlines()[0]}".replace("`", "")}
     return found
 
 
 def outcomes(wrap: Wrap, names: Sequence[str], world: int) -> dict[str, str]:
-    """How each loop ends, by its name."""
+    """Return how each loop ends, by its name."""
     if not names:
         return {}
     try:
         ranks = run_ranks(partial(try_rows, wrap=wrap, names=names), world, TIMEOUT_S)
-        is_told = None not in ranks
-    except AssertionError:  # nobody answered
-        is_told = False
-    if not is_told and len(names) == 1:
+        is_answered = None not in ranks
+    except AssertionError:  # no rank answered
+        is_answered = False
+    if not is_answered and len(names) == 1:
         return {names[0]: "hangs or ends the process"}
-    if not is_told:
+    if not is_answered:
         return {name: ending for each in names for name, ending in outcomes(wrap, [each], world).items()}
     found: dict[str, str] = {}
     for name in names:
@@ -184,7 +184,7 @@ def expected(name: str) -> loops.Tensors:
 
 
 def judge(answers: Sequence[loops.Tensors | str], right: loops.Tensors) -> str:
-    """``right``, ``wrong``, or the error of the first rank that has one."""
+    """Return ``right``, ``wrong``, or the error of the first rank that has one."""
     for answer in answers:
         if isinstance(answer, str):
             return answer
@@ -196,14 +196,14 @@ def judge(answers: Sequence[loops.Tensors | str], right: loops.Tensors) -> str:
 
 
 def make_table() -> str:
-    """A row for each loop, a column for each way to train; errors are below, by their numbers."""
+    """Return the table: a row per loop, a column per way to train; errors are numbered and listed below it."""
     ends = {column: [try_all(wrap) for wrap in wraps] for column, wraps in COLUMNS.items()}
     lines = [f"| loop | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
     errors: list[str] = []
     for name in ROWS:
         cells = []
         for column in COLUMNS:
-            (ending,) = {found[name] for found in ends[column]}  # those of one column agree
+            (ending,) = {found[name] for found in ends[column]}  # all variants of a column must agree
             if ": " in ending:
                 errors += [] if ending in errors else [ending]
                 ending = f"error {errors.index(ending) + 1}"
@@ -213,7 +213,7 @@ def make_table() -> str:
 
 
 def try_all(wrap: Wrap) -> dict[str, str]:
-    """How each loop ends under one way to train."""
+    """Return how each loop ends with one way to train."""
     found = {}
     for world in sorted({row.world for row in ROWS.values()}):
         found |= outcomes(wrap, [name for name, row in ROWS.items() if row.world == world], world)
@@ -221,7 +221,6 @@ def try_all(wrap: Wrap) -> dict[str, str]:
 
 
 def main() -> int:
-    """Print the table, or put it into the page."""
     table = f"{BEGIN}\n{make_table()}\n{END}"
     if "--write" not in sys.argv[1:]:
         print(table)

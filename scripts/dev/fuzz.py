@@ -1,7 +1,7 @@
-"""Fuzzes the readers: damaged captures must give a sound trace or one clear error, and stay as they are.
+"""Fuzzes the readers: a damaged capture must give a consistent trace or one clear error, and must not be changed.
 
-Every execution is drawn from its seed, so a finding is run again with ``--reader NAME --seed SEED``. Executions run in
-a process of their own: one that crashes or hangs is a finding, too, and the next goes on behind it.
+Each execution is determined by its seed: repeat a finding by ``--reader NAME --seed SEED``. Executions run in a worker
+process. If it crashes or hangs, this is a finding, too, and another worker continues with the next seed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class ImpossibleResult(Exception):  # noqa: N818
 
 
 def corpus(reader: str, folder: Path) -> list[bytes]:
-    """Small captures to be damaged."""
+    """Return small captures to be damaged."""
     if reader == "kineto":
         return [json.dumps(document).encode() for document in _documents()]
     paths = [write_capture(folder / f"{product}.sqlite", _capture(), product) for product in GENERATIONS]
@@ -73,7 +73,7 @@ def _capture() -> Capture:
 
 
 def _documents() -> list[object]:
-    """The same in Kineto's forms: an object, and a bare list."""
+    """The same events in the forms of Kineto: an object, and a list."""
     events: list[dict[str, object]] = [{"ph": "M", "name": "thread_name", "pid": 9, "tid": 2, "args": {"name": "main"}}]
     for step in range(3):
         at, id_ = step * 100.125, step * 10
@@ -97,7 +97,7 @@ def _documents() -> list[object]:
 
 
 def execute(reader: str, seed: int, samples: Sequence[bytes], folder: Path) -> str | None:
-    """Damage a sample and read it; what was found, ``None`` where all is well."""
+    """Damage a sample and read it; return the finding, ``None`` if there is none."""
     random = Random(f"{reader} {seed}")  # noqa: S311
     path = folder / f"x{SUFFIXES[reader]}"
     WRITERS[reader](random.choice(samples), path, random)
@@ -125,13 +125,13 @@ def _read(path: Path) -> str | None:
 
 
 def check_trace(trace: Trace) -> None:
-    """What holds of every trace, whatever it was read from."""
+    """Raise ImpossibleResult if the trace contradicts itself."""
     names = len(trace.names)
     for table in (trace.activities, trace.spans):
         expect(bool(np.all(table.start_ns <= table.end_ns)), "an event ends before it starts")
         expect(bool(np.all((table.name_id >= 0) & (table.name_id < names))), "an event has no name")
-    expect(all(isinstance(name, str) for name in trace.names), "a name is no text")
-    expect(bool(np.all(trace.launching_calls < len(trace.calls))), "a launch is none of the calls")
+    expect(all(isinstance(name, str) for name in trace.names), "a name is not a text")
+    expect(bool(np.all(trace.launching_calls < len(trace.calls))), "a launch is not one of the calls")
     expect(0 <= trace.duration_ns < 2**62, "the capture's duration overflows")
     expect(0 <= trace.unresolved_names.share < 1, "no kernel has a name")
     expect(bool(np.all(trace.collective_metadata.activity < len(trace.activities))), "metadata of no activity")
@@ -139,13 +139,12 @@ def check_trace(trace: Trace) -> None:
 
 
 def expect(is_so: bool, otherwise: str) -> None:
-    """Refuse a trace of which something does not hold."""
     if not is_so:
         raise ImpossibleResult(otherwise)
 
 
 def work(reader: str, seeds: Iterable[int], until: float) -> None:
-    """Execute seed after seed; each is told before and after, so that one that crashes is known."""
+    """Execute seed after seed, and print each before and after, so that the seed of a crash is known."""
     warnings.simplefilter("error", RuntimeWarning)
     with tempfile.TemporaryDirectory() as made, tempfile.TemporaryDirectory() as folder:
         samples = corpus(reader, Path(made))
@@ -158,7 +157,7 @@ def work(reader: str, seeds: Iterable[int], until: float) -> None:
 
 
 def watch(reader: str, first: int, until: float) -> tuple[int, dict[int, str]]:
-    """Run workers until the time is over; the number of executions, and what was found by seed."""
+    """Run workers until the time is over; return the number of executions, and the findings by seed."""
     executions, found, seed = 0, {}, first
     while time.time() < until:
         command = [sys.executable, __file__, "--worker", "--reader", reader, "--seed", str(seed), "--until", str(until)]
@@ -179,7 +178,7 @@ def watch(reader: str, first: int, until: float) -> tuple[int, dict[int, str]]:
 
 
 def report(reader: str, executions: int, found: dict[int, str], seconds: float) -> None:
-    """Print how much was done, and one seed for each kind of finding."""
+    """Print the number of executions, and one seed for each kind of finding."""
     kinds = Counter(found.values())
     print(f"{reader}: {executions:,} executions in {seconds:.0f} s, {len(kinds)} kinds of findings")
     for kind, times in kinds.most_common():
@@ -188,12 +187,11 @@ def report(reader: str, executions: int, found: dict[int, str], seconds: float) 
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Fuzz; 1 where something was found."""
     parser = argparse.ArgumentParser(prog="fuzz.sh", description=__doc__)
     parser.add_argument("--minutes", type=float, default=1.0, help="for each reader; default: %(default)s")
-    parser.add_argument("--reader", choices=tuple(WRITERS), help="only this one")
-    parser.add_argument("--seed", type=int, default=0, help="the first; default: %(default)s")
-    parser.add_argument("--once", action="store_true", help="only this seed; the damaged file is kept and named")
+    parser.add_argument("--reader", choices=tuple(WRITERS), help="only this reader")
+    parser.add_argument("--seed", type=int, default=0, help="the first seed; default: %(default)s")
+    parser.add_argument("--once", action="store_true", help="only this seed; the damaged file is kept")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
@@ -212,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def once(reader: str, seed: int) -> int:
-    """One execution, whose input stays."""
+    """Run one execution and keep its input."""
     warnings.simplefilter("error", RuntimeWarning)
     folder = Path(tempfile.mkdtemp(prefix="fuzz."))
     with tempfile.TemporaryDirectory() as made:

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Feeds damaged captures to the readers, byte by byte and table by table, and reports what is neither a trace nor one
-# clear error: tracebacks, crashes, hangs, changed input, traces whose columns contradict each other.
+# Reads damaged captures (changed bytes, tables and values) and reports every result that is neither a trace nor one clear
+# error: tracebacks, crashes, hangs, changed input, traces whose columns contradict each other.
 #
 #   scripts/dev/fuzz.sh [--minutes N] [--reader nsys|kineto] [--seed N [--once]]
 #
-# scripts/dev/fuzz.py --help tells the options. Settings: VENV, as in scripts/env.sh.
+# See --help for the options. Settings: VENV, as in scripts/env.sh.
 #
 # Exit: 0 when nothing was found, 1 when something was, 2 for wrong usage.
 set -euo pipefail

@@ -1,15 +1,15 @@
-"""Kills parts of real runs, and tells what came of it: a table with a row for each victim and signal.
+"""Kills parts of real runs, and prints a table with a row for each victim and signal.
 
     .venv/bin/python scripts/dev/kill_matrix.py [--scenes capture sweep report]
         [--victims rank launcher nsys command disk]
 
-Three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report half-way. The victim is one
-rank, the launcher of the ranks, nsys, or the command itself, and gets SIGINT, SIGTERM or SIGKILL; the command itself
-gets SIGINT as Ctrl-C sends it, to all of its group. Or the disk with the results fills up: a small one that is mounted
-for that as root; it has room again for the next run. Then the command is started again.
+There are three scenes: ``profile_all.sh`` in its second capture, a sweep in its second run, a report when its first
+page exists. The victim is one rank, the launcher of the ranks, nsys, or the command itself. It gets SIGINT, SIGTERM or
+SIGKILL; for the command, SIGINT is sent to its process group, as by Ctrl-C. The victim ``disk`` fills the disk with the
+results, a small one that is mounted for this (needs root). Then the command is started again, with room on the disk.
 
-A row is good when the command ends with a line that says what happened, no process of it is left, what was finished
-before is unchanged, and the next run completes the rest. Exit: 0 when all rows are good, else 1.
+A row is good if the command ends with a line that says what happened, no process of it is left, finished results are
+unchanged, and the next run completes the rest. Exit: 0 if all rows are good, else 1.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ SIGNALS_OF: dict[str, tuple[signal.Signals | None, ...]] = {DISK: (None,)}
 DISK_BYTES = 60_000_000
 FILLER = ".filler"
 WAIT_S = 180.0
-"""For a state to be reached, and for a command to end."""
+"""Time limit for a state to be reached, and for a command to end."""
 SETTLE_S = 5.0
-"""For processes to be gone after their command ended."""
+"""Time limit for processes to end after their command."""
 
 Process = tuple[int, int]
-"""Process id, and its start time, without which an id may be another's."""
+"""Process id and start time, because an id can be used again."""
 
 
 @dataclass(frozen=True)
@@ -54,13 +54,13 @@ class Scene:
     """A command that is killed.
 
     Attributes:
-        name: As in the table.
-        command: What is run.
-        settings: Its environment beside the caller's.
-        prepare: Makes what was finished before, once; copied for each row.
-        is_reached: Whether the time to strike has come, by the processes and the folder of the run.
-        victims: By name, which process it is.
-        is_complete: Whether the next run left all that it should.
+        name: Name in the table.
+        command: Command line for a folder.
+        settings: Additional environment variables.
+        prepare: Makes the results that are finished before; called once, the folder is copied for each row.
+        is_reached: Whether it is time to kill, from the processes and the folder of the run.
+        victims: For each name, a function that finds the process.
+        is_complete: Whether the folder is complete after the next run.
     """
 
     name: str
@@ -74,7 +74,7 @@ class Scene:
 
 @dataclass
 class Outcome:
-    """What came of a kill: one row."""
+    """The result of a kill: one row."""
 
     scene: str
     victim: str
@@ -88,14 +88,13 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """Whether all that the module asks for holds; who is killed by SIGKILL cannot say anything."""
+        """Whether the row is good, see above; a command that is killed by SIGKILL cannot print anything."""
         speechless = self.victim == "command" and self.signal == "SIGKILL"
         ended = self.exit_code is not None and (self.exit_code != 0 or self.victim not in {"command", DISK})
         has_said = bool(self.said) or speechless
         return ended and has_said and not self.left and self.is_kept and self.next_run == 0 and self.is_complete
 
     def cells(self) -> tuple[str, ...]:
-        """The row as text."""
         return (
             self.scene, self.victim, self.signal, str(self.exit_code), self.said or "nothing",
             ", ".join(self.left) or "none", "yes" if self.is_kept else "NO",
@@ -108,7 +107,7 @@ HEADER = ("scene", "victim", "signal", "exit", "last two lines", "processes left
 
 
 def children_of(process: int) -> Iterator[int]:
-    """All descendants, parents first."""
+    """Yield all descendants, parents first."""
     try:
         found = [
             int(pid) for path in Path(f"/proc/{process}/task").iterdir() for pid in _read(path / "children").split()
@@ -121,7 +120,7 @@ def children_of(process: int) -> Iterator[int]:
 
 
 def arguments_of(process: int) -> list[str]:
-    """Its command line; empty where it is gone."""
+    """Return the command line of a process; empty if it has ended."""
     return _read(Path(f"/proc/{process}/cmdline")).split("\0")[:-1]
 
 
@@ -137,13 +136,13 @@ def _parent(process: int) -> int:
 
 
 def identity(process: int) -> Process | None:
-    """The process with its start time; nothing where it is gone, or only waits to be collected."""
+    """Return the process with its start time; ``None`` if it has ended, or is a zombie."""
     fields = _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
     return (process, int(fields[19])) if fields and fields[0] != "Z" else None
 
 
 def ranks_in(processes: Sequence[int]) -> list[int]:
-    """The processes that have a rank: started with it in their environment, or forked from a server."""
+    """Return the processes that are ranks: those with RANK in their environment, or forked from a server."""
 
     def is_server(process: int) -> bool:
         return "forkserver" in _read(Path(f"/proc/{process}/cmdline"))
@@ -157,12 +156,12 @@ def ranks_in(processes: Sequence[int]) -> list[int]:
 
 
 def launcher_in(processes: Sequence[int]) -> int:
-    """The parent of the ranks."""
+    """Return the parent of the ranks."""
     return _parent(ranks_in(processes)[0])
 
 
 def nsys_in(processes: Sequence[int]) -> int:
-    """The first process of nsys that records."""
+    """Return the first ``nsys profile``."""
     return next(
         process for process in processes
         if (arguments := arguments_of(process)) and Path(arguments[0]).name == "nsys" and "profile" in arguments
@@ -170,7 +169,7 @@ def nsys_in(processes: Sequence[int]) -> int:
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """What is in a folder, hidden files left out."""
+    """Return the digests of the files in a folder, without hidden files."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -179,7 +178,7 @@ def digests(folder: Path) -> dict[str, str]:
 
 
 def run_quietly(command: Sequence[str], settings: dict[str, str]) -> int:
-    """Run a command and return its exit code; prints its output if that is not 0."""
+    """Run a command and return its exit code; print its output if that is not 0."""
     done = subprocess.run(
         command, env={**os.environ, **settings}, cwd=ROOT, capture_output=True, text=True, check=False,
         timeout=WAIT_S * 3,
@@ -190,7 +189,7 @@ def run_quietly(command: Sequence[str], settings: dict[str, str]) -> int:
 
 
 def run_and_kill(scene: Scene, victim: str, number: signal.Signals | None, before: Path) -> Outcome:
-    """One row: run, kill, look, run again."""
+    """Make one row: run, kill, check, run again."""
     outcome = Outcome(scene.name, victim, number.name if number else "full")
     with tempfile.TemporaryDirectory(prefix="kill.") as name, ExitStack() as undone:
         folder = Path(name) / "run"
@@ -232,25 +231,25 @@ def run_and_kill(scene: Scene, victim: str, number: signal.Signals | None, befor
 
 
 def fill(path: Path) -> None:
-    """Until there is no room on its disk."""
+    """Write to a file until its disk is full."""
     with suppress(OSError), path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
 
 
 def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: Path) -> list[int]:
-    """Until the time to strike; returns the descendants."""
+    """Wait until it is time to kill; return the descendants."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and process.poll() is None:
         descendants = list(children_of(process.pid))
         if scene.is_reached(descendants, folder):
             return descendants
         time.sleep(0.02)
-    raise SystemExit(f"kill_matrix: {scene.name}: the time to strike never came; exit code {process.poll()}")
+    raise SystemExit(f"kill_matrix: {scene.name}: the time to kill was not reached; exit code {process.poll()}")
 
 
 def wait_for_end(process: subprocess.Popen[bytes], seen: set[Process]) -> int | None:
-    """Its exit code, or nothing where it does not end; what it starts meanwhile is noted."""
+    """Return the exit code, ``None`` if the process does not end; add its new descendants to ``seen``."""
     deadline = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < deadline:
         seen |= {known for known in map(identity, children_of(process.pid)) if known}
@@ -259,7 +258,7 @@ def wait_for_end(process: subprocess.Popen[bytes], seen: set[Process]) -> int | 
 
 
 def end_all(seen: set[Process]) -> list[str]:
-    """The names of those that are left after a while; they are ended then."""
+    """Return the names of the processes that are still there after a while, and kill them."""
     deadline = time.monotonic() + SETTLE_S
     while (left := [known for known in seen if identity(known[0]) == known]) and time.monotonic() < deadline:
         time.sleep(0.1)
@@ -304,7 +303,7 @@ def capture_scene() -> Scene:
 
 
 def has_torch(process: int) -> bool:
-    """Whether it has come so far that it has connected to its peers: gloo's threads are there."""
+    """Whether the rank has torch and gloo's threads, so it is connected to its peers."""
     return (
         "libtorch_cpu" in _read(Path(f"/proc/{process}/maps"))
         and len(list(Path(f"/proc/{process}/task").iterdir())) > 2
@@ -370,7 +369,7 @@ SCENES = {"capture": capture_scene, "sweep": sweep_scene, "report": report_scene
 
 
 def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
-    """The rows of a scene for the victims that it has."""
+    """Yield the rows of a scene for those victims that it has."""
     with tempfile.TemporaryDirectory(prefix="kill.before.") as name:
         before = Path(name) / "before"
         before.mkdir()
@@ -381,14 +380,12 @@ def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Kill, print the table, and say by the exit status whether all rows are good."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scenes", nargs="+", choices=SCENES, default=list(SCENES))
     parser.add_argument("--victims", nargs="+", choices=VICTIMS, default=VICTIMS)
     arguments = parser.parse_args(argv)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # by nohup or in the background the victims would ignore it
+    # In the background SIGINT is ignored, which the victims would inherit.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     print("|", " | ".join(HEADER), "|\n|", " | ".join("---" for _ in HEADER), "|", flush=True)
     is_good = True
     for name in arguments.scenes:

@@ -1,9 +1,8 @@
-"""Makes figures/animation.png: five seconds of a timeline's page, from a step over a click to a cause.
+"""Makes figures/animation.png: five seconds of a timeline's page, with a click on a wait and then on its cause.
 
     python scripts/dev/make_animation.py traces/overlap.sqlite figures/animation.png
 
-The page is opened in a headless Chromium; its screenshots become the frames of one animated PNG, which browsers show
-and which needs no other library.
+The page is opened in a headless Chromium; its screenshots are the frames of an animated PNG, which needs no library.
 """
 
 from __future__ import annotations
@@ -37,7 +36,6 @@ WAIT = """() => { const page = window.ddpProf, { left, top } = page.element.getB
 
 
 def main() -> None:
-    """Write the animation."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("trace", type=Path)
     parser.add_argument("output", type=Path)
@@ -55,7 +53,7 @@ def main() -> None:
 
 
 def walk(page: Any) -> Iterator[float]:
-    """The typical step, a click on the time that waits, the collective that it waits for: how long each is seen."""
+    """Show the typical step, click on a wait, show its collective; yield for how many seconds each is shown."""
     page.mouse.move(0, 0)
     yield 1.2
     wait = page.evaluate(WAIT)
@@ -71,14 +69,14 @@ def walk(page: Any) -> Iterator[float]:
 
 
 def settle(page: Any) -> None:
-    """Waits until what was asked for is drawn, and nothing is said beside the pointer."""
+    """Wait until the page is drawn and shows no tooltip."""
     page.mouse.move(0, 0)
     page.evaluate("window.ddpProf.schedule()")
     page.wait_for_timeout(300)
 
 
 def animated(frames: Sequence[tuple[bytes, float]]) -> bytes:
-    """An animated PNG of pictures of one size, each with the seconds that it is seen."""
+    """Return an animated PNG of pictures of one size, each with the seconds for which it is shown."""
     first = dict(chunks(frames[0][0]))[b"IHDR"]
     parts = [chunk(b"IHDR", first), chunk(b"acTL", struct.pack(">II", len(frames), 0))]
     number = 0
@@ -95,7 +93,7 @@ def animated(frames: Sequence[tuple[bytes, float]]) -> bytes:
 
 
 def chunks(picture: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Names and contents of the parts of a PNG."""
+    """Yield names and contents of the chunks of a PNG."""
     at = 8
     while at < len(picture):
         (length,) = struct.unpack_from(">I", picture, at)
@@ -104,7 +102,6 @@ def chunks(picture: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
-    """A part of a PNG."""
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 

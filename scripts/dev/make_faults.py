@@ -1,8 +1,8 @@
-"""Records the captures of tests/analyze/doctor/captures: one small run per fault that --inject knows, under real nsys.
+"""Records the captures of tests/analyze/doctor/captures with a real nsys: one small run for each fault of --inject.
 
     python scripts/dev/make_faults.py [FOLDER]
 
-Only the tables that are read are kept, so that a capture takes some 45 kB.
+It keeps only the tables that are read, so a capture has about 45 kB.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ KEPT = {
 
 
 def record(fault: str, target: Path) -> None:
-    """Record one run with a fault in it."""
     with tempfile.TemporaryDirectory() as folder:
         command = ["bash", str(ROOT / "scripts" / "profile_variant.sh"), "bucketed", "--bucket-size-mb", "2"]
         environment = {**os.environ, "TRACES_DIR": folder, "STEPS": "8"}

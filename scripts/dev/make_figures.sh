@@ -1,18 +1,18 @@
 #!/usr/bin/env bash
-# Rebuilds everything in figures/ from what traces/ holds: the report with a picture of each run, the pictures of naive
-# beside bucketed, of a step's collectives, of the waterfall, of the benchmark suite and of the timelines' pages, the
-# animation of one, and the profiler's own screenshots of naive and overlap. Nothing there is made by hand.
+# Rebuilds everything in figures/ from traces/: the report with a picture of each run; pictures of naive beside bucketed, of
+# a step's collectives, of the waterfall, of the benchmark suite and of timeline pages; an animation of a page; screenshots
+# of naive and overlap in the profiler's GUI. Nothing in figures/ is made by hand.
 #
 #   scripts/dev/make_figures.sh
 #
 # Settings (environment):
 #   TRACES_DIR    where the captures are                               (default: traces in the checkout)
 #   FIGURES_DIR   where the figures go                                 (default: figures in the checkout)
-#   SCREENSHOTS   0: leave out the profiler's own                      (default: 1)
-#   GPU_CAPTURE   an nsys export of DDP on a GPU, whose collectives are drawn as gpu_collectives.png (default: none)
+#   SCREENSHOTS   0: no screenshots of the profiler's GUI              (default: 1)
+#   GPU_CAPTURE   an nsys export of DDP on a GPU; its collectives become gpu_collectives.png (default: none)
 # and those of scripts/env.sh (VENV, PYTHON, CHROMIUM) and scripts/dev/nsys_screenshot.sh (NSYS_UI, WIDTH, TIMEOUT).
 #
-# Exit: 0 when all is there, save screenshots where the GUI does not run; 1 when something else could not be made.
+# Exit: 0 when all was made, except screenshots if the GUI does not run; 1 when something else could not be made.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -38,7 +38,7 @@ make_pair() {
     make "naive beside bucketed" "$ddp_prof" timeline "$naive" "$bucketed" -o "$name.html" --png "$name.png"
 }
 
-# have WHAT CAPTURE...: whether the captures are there; says what takes them where they are not.
+# have WHAT CAPTURE...: whether the captures are there; if not, says what is not made.
 have() {
   local what="$1" capture
   shift
@@ -62,7 +62,7 @@ make_results() {
   ! have "the benchmark suite" "$results" || make "benchmark suite" "$ddp_prof" results "$results" -o "$figures"
 }
 
-# The pages as a browser shows them: of each of these captures, and of both together.
+# Screenshots of timeline pages in a browser: of each of these captures, and of both together.
 make_pages() {
   local browser naive="$traces/naive.sqlite" overlap="$traces/overlap.sqlite"
   have "pages" "$naive" "$overlap" || return 0

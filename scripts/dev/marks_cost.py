@@ -1,11 +1,11 @@
-"""Measures what the marks of ``annotate.instrument`` cost a step of DDP: marked and plain steps in turns, gloo, CPU.
+"""Measures what the marks of ``annotate.instrument`` cost in a step of DDP: marked and plain steps in turns, gloo, CPU.
 
     torchrun --nproc-per-node 2 scripts/dev/marks_cost.py
 
-Without a profiler and under torch.profiler; of the differences of 600 pairs the median with its 95 % interval. Both
-steps of a pair are of one model, which is marked for one of them: how long a step takes depends on where its tensors
-lie. So the sizes of its buckets are asked for in each marked step, and not once. Under nsys it would measure too
-little: there a hook in Python reduces the buckets, and stays with DDP.
+It prints the median difference of 600 pairs with its 95 % interval, without a profiler and under torch.profiler. Both
+steps of a pair use the same model, because the time of a step depends on where its tensors are in memory; the model is
+marked for one of them. So each marked step reads the sizes of the buckets again, which usually happens once. Under nsys
+the result would be too small: there a communication hook in Python reduces the buckets, and it stays in DDP.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ROUNDS, PAIRS, WARMUP = 12, 50, 5
 
 
 def make_steps(samples: torch.Tensor) -> dict[bool, Callable[[], float]]:
-    """Functions that run a plain and a marked step of one new model, and return how long it took in seconds."""
+    """Return functions that run a plain and a marked step of one new model, and return its seconds."""
     model = DistributedDataParallel(
         nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())])
     )
@@ -60,7 +60,7 @@ def make_steps(samples: torch.Tensor) -> dict[bool, Callable[[], float]]:
 
 
 def measure_pairs(samples: torch.Tensor) -> list[tuple[float, float]]:
-    """The lengths of plain and marked steps of a new model, each first in turn."""
+    """Return the lengths of plain and marked steps of a new model; they take turns in going first."""
     steps = make_steps(samples)
     pairs = []
     for pair in range(WARMUP + PAIRS):
@@ -70,7 +70,7 @@ def measure_pairs(samples: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def measure(name: str, samples: torch.Tensor) -> None:
-    """Print what the marks cost, as the first rank saw it."""
+    """Print what the marks cost on rank 0."""
     pairs = np.array([pair for _ in range(ROUNDS) for pair in measure_pairs(samples)])
     cost, step = pairs[:, 1] - pairs[:, 0], float(np.median(pairs[:, 0]))
     low, high = bootstrap_interval(cost) or (float("nan"), float("nan"))

@@ -1,4 +1,4 @@
-"""Damage for captures: bytes, rows and columns of a database, values of a JSON document; each drawn from a seed."""
+"""Damages captures at random: bytes, rows and columns of a database, values of a JSON document."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def change_bytes(data: bytes, random: Random) -> bytes:
-    """A few places overwritten, removed, repeated, or everything after one of them gone."""
+    """Overwrite, remove or repeat some places, or cut off the end."""
     changed = bytearray(data)
     for _ in range(random.randint(1, 8)):
         at = random.randrange(len(changed) + 1)
@@ -43,7 +43,7 @@ def change_bytes(data: bytes, random: Random) -> bytes:
 
 
 def change_database(path: Path, random: Random) -> None:
-    """Rows, columns and tables of a database; what SQLite refuses is left out."""
+    """Change rows, columns and tables of a database; changes that SQLite refuses are left out."""
     with closing(sqlite3.connect(path)) as database:
         database.execute("PRAGMA synchronous=OFF")
         for _ in range(random.randint(1, 6)):
@@ -55,7 +55,7 @@ def change_database(path: Path, random: Random) -> None:
 
 
 def _drawn(tables: list[str], random: Random) -> str:
-    """A table, those with events more often."""
+    """Return a random table; those with events are more likely."""
     weighty = [table for table in tables if table.startswith(("CUPTI", "NVTX", "StringIds"))]
     return random.choice(weighty if weighty and random.random() < 0.8 else tables)
 
@@ -88,7 +88,7 @@ def _change_table(database: sqlite3.Connection, table: str, tables: list[str], r
 
 
 def change_document(document: Any, random: Random) -> Any:
-    """Values of a JSON document replaced, removed, repeated or put deep into lists."""
+    """Replace, remove, repeat or nest values of a JSON document."""
     for _ in range(random.randint(1, 8)):
         holder, key = _drawn_place(document, random)
         match random.randrange(6):
@@ -106,7 +106,7 @@ def change_document(document: Any, random: Random) -> Any:
 
 
 def _drawn_place(document: Any, random: Random) -> tuple[Any, Any]:
-    """A container within the document and a key or position in it."""
+    """Return a random container within the document and a key or position in it."""
     holder = document
     while True:
         key = random.choice([*holder]) if isinstance(holder, dict) else random.randrange(len(holder))
@@ -117,17 +117,17 @@ def _drawn_place(document: Any, random: Random) -> tuple[Any, Any]:
 
 
 def write_kineto(data: bytes, target: Path, random: Random) -> None:
-    """A document of Kineto's, damaged as bytes or as values, some of them gzipped before or after."""
+    """Write a damaged trace of Kineto: changed values or bytes, sometimes gzipped before or after the damage."""
     by_value = random.random() < 0.6
     damaged = json.dumps(change_document(json.loads(data), random)).encode() if by_value else change_bytes(data, random)
     if random.random() < 0.2:
-        damaged = gzip.compress(damaged, 1, mtime=0)  # without the time, which no seed draws
+        damaged = gzip.compress(damaged, 1, mtime=0)  # without the time, so that only the seed determines the bytes
         damaged = change_bytes(damaged, random) if random.random() < 0.5 else damaged
     target.write_bytes(damaged)
 
 
 def write_database(data: bytes, target: Path, random: Random) -> None:
-    """An export, damaged as bytes or as tables."""
+    """Write a damaged export: changed bytes or tables."""
     if random.random() < 0.4:
         target.write_bytes(change_bytes(data, random))
         return

@@ -3,23 +3,23 @@
 #
 #   scripts/dev/nsys_screenshot.sh REPORT.nsys-rep -o out.png
 #
-# The GUI (see scripts/dev/nsys_ui.sh, which finds it) runs on a display of its own that nobody sees, with settings of its own:
-# yours are neither read nor changed. Takes about half a minute.
+# The GUI (found by scripts/dev/nsys_ui.sh) runs on a virtual display with its own settings: yours are neither read nor
+# changed. Takes about half a minute.
 #
 # Settings (environment):
-#   NSYS_UI    this GUI and no other                              (default: see scripts/dev/nsys_ui.sh)
-#   WIDTH      of the picture in pixels                           (default: 1600)
-#   HEIGHT     of the window; the picture is cut to its rows      (default: 2000)
+#   NSYS_UI    path of the GUI                                    (default: see scripts/dev/nsys_ui.sh)
+#   WIDTH      width of the picture in pixels                     (default: 1600)
+#   HEIGHT     height of the window; the picture is cut to the rows  (default: 2000)
 #   TIMEOUT    seconds to wait for the GUI's window and its rows  (default: 120)
 #
-# Exit: 0 and the picture's path on stdout, 1 and one line that says what is missing, 2 for wrong usage.
+# Exit: 0 and the picture's path on stdout, 1 and one line about what is missing, 2 for wrong usage.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
 width="${WIDTH:-1600}" height="${HEIGHT:-2000}" timeout="${TIMEOUT:-120}"
-# How ranges without a colour of their own are drawn, and how high a row of them is.
+# Colours of ranges and of their highlight, and the height of a row.
 range_color="#1414ff" highlight_color="#AFFFFF" row=21
-# Where the timeline's ruler ends; above it a link has the colour of ranges.
+# Where the timeline's ruler ends; above it is a link with the colour of ranges.
 ruler=105
 scratch="" server="" gui=""
 
@@ -36,7 +36,7 @@ usage() {
   exit 2
 }
 
-# It leads a group of its own: its launcher and crash reporter end with it.
+# Ends the GUI's process group, which includes its launcher and crash reporter.
 stop_gui() {
   [ -z "$gui" ] || { kill -- "-$gui" && wait "$gui"; } 2>/dev/null || true
   gui=""
@@ -54,7 +54,7 @@ trap 'exit 143' TERM HUP
 
 read_arguments() {
   local number
-  # Before anything calculates with them: of "x[$(command)]" bash runs the command, in any arithmetic.
+  # Checked before any arithmetic, in which bash would run the command in "x[$(command)]".
   for number in "$width" "$height" "$timeout"; do
     [[ "$number" =~ ^[1-9][0-9]{0,4}$ ]] || usage "WIDTH, HEIGHT, TIMEOUT: no whole number: ${number@Q}"
   done
@@ -69,7 +69,7 @@ read_arguments() {
     shift
   done
   [ -n "$report" ] || usage "which report?"
-  [ -n "$picture" ] || usage "where should the picture go? say -o out.png"
+  [ -n "$picture" ] || usage "where should the picture go? add -o out.png"
   [ -s "$report" ] || fail "$report: no such report, or an empty one: give a .nsys-rep made by nsys profile"
   head -c 4096 "$report" | grep -qa "Profiler Report" ||
     fail "$report: not a report of Nsight Systems: the GUI opens .nsys-rep, not what was exported from it"
@@ -77,7 +77,7 @@ read_arguments() {
   [ -w "$(dirname "$picture")" ] || fail "$(dirname "$picture"): cannot be written to"
 }
 
-# A free display number is chosen by the server itself.
+# The server chooses a free display number.
 start_display() {
   Xvfb -displayfd 1 -screen 0 "${width}x${height}x24" -nolisten tcp >"$scratch/display" 2>"$scratch/server.log" &
   server=$!
@@ -86,7 +86,7 @@ start_display() {
   export DISPLAY
 }
 
-# The answers to what a first start asks, as far as they do not depend on the version: no data to anybody.
+# Answers some questions of a first start: no data is sent.
 write_settings() {
   local folder="$scratch/home/.config/NVIDIA Corporation"
   rm -rf "${scratch:?}"/{home,run}
@@ -96,9 +96,9 @@ write_settings() {
     "CorePlugin.ShowVersionUpdateNotifications=false" >"$folder/NVIDIA Nsight Systems.ini"
 }
 
-# Without an instance of its own it would hand the report to a GUI that is open already, and end.
+# With --shared-instance=no; else the GUI would pass the report to one that is open already, and end.
 start_gui() {
-  # The report's name is in the picture; what the GUI writes beside it goes with the copy.
+  # A copy with the same name, which is in the picture; files that the GUI writes beside it are deleted with it.
   cp "$report" "$scratch/$(basename "$report")"
   env HOME="$scratch/home" XDG_CONFIG_HOME="$scratch/home/.config" XDG_RUNTIME_DIR="$scratch/run" XDG_DATA_HOME="$scratch/home/.data" \
     XDG_CACHE_HOME="$scratch/home/.cache" QT_QPA_PLATFORM=xcb LIBGL_ALWAYS_SOFTWARE=1 TMPDIR="$scratch" \
@@ -106,7 +106,7 @@ start_gui() {
   gui=$!
 }
 
-# is_within SECONDS COMMAND...: whether it succeeds by then; it is tried twice a second.
+# is_within SECONDS COMMAND...: whether the command succeeds within this time; it is tried twice a second.
 is_within() {
   local end=$((SECONDS + $1))
   shift
@@ -124,7 +124,7 @@ wait_until() {
   is_within "$seconds" "$@" || fail "$complaint"
 }
 
-# The last window in sight whose title starts with this; xdotool's own search sees no title that is not Latin-1.
+# Finds the last visible window whose title starts with $1; xdotool's search does not see titles that are not Latin-1.
 find_window() {
   local each
   window=""
@@ -134,7 +134,8 @@ find_window() {
   [ -n "$window" ]
 }
 
-# Its title carries the version, which starts with the year; what asks whether data may be sent has none, and is told no.
+# The main window's title contains the version, which starts with the year. The dialogs of a first start have none; the one
+# that asks whether data may be sent is answered with no.
 main_window_is_there() {
   ! find_window "NVIDIA Nsight Systems 20" || return 0
   if find_window "Options Preset"; then
@@ -145,7 +146,7 @@ main_window_is_there() {
   return 1
 }
 
-# Where ranges are drawn: sets box_left, box_top, box_width, box_height; fails where none are in sight.
+# Sets box_left, box_top, box_width, box_height to the box that contains all ranges; fails if none are visible.
 find_ranges() {
   local box
   box="$(import -silent -window root png:- | convert - -crop "${width}x$((height - ruler))+0+$ruler" +repage \
@@ -155,7 +156,7 @@ find_ranges() {
   box_top=$((box_top + ruler))
 }
 
-# They are in sight and stay where they are for a second.
+# Whether ranges are visible and do not move for a second.
 ranges_are_still() {
   local before
   find_ranges || return 1
@@ -164,14 +165,14 @@ ranges_are_still() {
   find_ranges && [ "$before" = "$box_left $box_top $box_width $box_height" ]
 }
 
-# A range that fits the screen starts and ends near the edges of the timeline.
+# Whether a step is fitted to the view: ranges then begin and end near the edges of the timeline.
 step_fills_the_view() { ranges_are_still && [ "$box_width" -gt $((width * 3 / 4)) ]; }
 
-# The report is read before anything is moved: rows that appear during a change of size stay folded.
+# Moves and sizes the window, after the report is read: rows that appear during a change of size stay folded.
 arrange_window() {
   local absent="the GUI shows no ranges: is $report a capture of this workload?"
   wait_until "$timeout" "$absent" ranges_are_still
-  # A dialog that was answered may have had the window's place: it is looked for again.
+  # The window found before may have been a dialog.
   find_window "NVIDIA Nsight Systems 20" || return 1
   xdotool windowmove "$window" 0 0 windowsize "$window" "$width" "$height" windowfocus "$window" 2>/dev/null || return 1
   wait_until "$timeout" "$absent" ranges_are_still
@@ -183,8 +184,8 @@ count_windows() { xdotool search --onlyvisible --name '.*' 2>/dev/null | wc -l; 
 
 a_window_more_than() { [ "$(count_windows)" -gt "$1" ]; }
 
-# The topmost range is the rank's whole run; the row below holds its steps, of which the middle one is taken. The context
-# menu of a range can fit it to the screen: it is the third entry that is not greyed out.
+# Fits the middle step to the view. The topmost range is the rank's whole run, and the row below it holds the steps. The
+# context menu of a range has "fit to screen" as its third active entry.
 zoom_to_step() {
   local windows
   windows="$(count_windows)"
@@ -199,20 +200,20 @@ highlight_is_gone() {
   [[ "$shades" != *"$highlight_color"* ]]
 }
 
-# A range that was clicked is highlighted, and all of the timeline with it, until the row of all processes is clicked,
-# which holds no ranges; where one of the highlight's own marks is hit instead, another place helps.
+# Removes the highlight of the clicked range by a click on the row of all processes, which has no ranges. If the click hits
+# a mark of the highlight instead, another place is tried.
 remove_highlight() {
   local part
   for part in 2 3 5 7; do
     xdotool mousemove $((width - width / part)) $((ruler + row)) sleep 0.3 click 1
-    xdotool mousemove $((width - 1)) $((height - 1)) # away from what would show a tooltip
+    xdotool mousemove $((width - 1)) $((height - 1)) # so that no tooltip is shown
     ! is_within 5 highlight_is_gone || return 0
   done
   return 1
 }
 
-# Whether each rank's run, step and phases are in sight: bands of ranges across the view, each three rows high. A key that
-# comes too early can fold a rank's rows into one.
+# Whether run, step and phases of each rank are visible: bands of ranges across the view, each three rows high. A key that
+# is sent too early can fold a rank's rows into one.
 rows_are_open() {
   import -silent -window root png:- | convert - -crop "${box_width}x$box_height+$box_left+$box_top" +repage -fuzz 12% \
     -fill black +opaque "$range_color" -channel B -separate -scale '1x!' -depth 8 gray:- | od -An -v -tu1 -w1 |
@@ -223,7 +224,7 @@ rows_are_open() {
       END { close_band(); exit !(bands && !folded) }'
 }
 
-# From the top of the window to the last row with ranges.
+# The picture reaches from the top of the window to the last row with ranges.
 take_picture() {
   import -silent -window root -crop "${width}x$((box_top + box_height + 2 * row))+0+0" +repage "$scratch/picture.png"
   cp "$scratch/picture.png" "$picture"

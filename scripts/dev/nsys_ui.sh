@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# Prints the path of the Nsight Systems GUI (nsys-ui) on stdout, once all is there that it takes to run it without a screen:
-# a virtual display, the tools that work it, and the libraries that the GUI does not bring. As root on Debian and its kin
-# it installs what is missing. All that it has to say goes to stderr.
+# Prints the path of the Nsight Systems GUI (nsys-ui) on stdout, if everything is there to run it without a screen: a virtual
+# display, tools that control it, and libraries that the GUI needs. As root on Debian and its derivatives it installs what
+# is missing. Messages go to stderr.
 #
 #   gui="$(scripts/dev/nsys_ui.sh)"
 #
 # Settings (environment):
-#   NSYS_UI   this GUI and no other    (default: the one on PATH, else beside the nsys that captures use)
+#   NSYS_UI   path of the GUI    (default: the one on PATH, else beside the nsys that captures use)
 #
-# Exit: 0 and the path, or 1 and one line that says what is missing.
+# Exit: 0 and the path, or 1 and one line about what is missing.
 set -euo pipefail
 
 root="$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)"
@@ -24,7 +24,7 @@ fail() {
 
 may_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; }
 
-# Installs packages where that is possible; else says which ones are missing.
+# Installs packages if possible, else says which ones are missing.
 need_packages() {
   local why="$1"
   shift
@@ -66,7 +66,8 @@ find_gui() {
   fail "no nsys-ui beside $nsys: that package is the command line alone; install the whole of Nsight Systems and set NSYS_UI"
 }
 
-# Libraries that the GUI needs and the system lacks; most it brings itself. OpenGL in software is only found at run time.
+# Lists libraries that the GUI needs and neither it nor the system has. Software OpenGL is loaded at run time, so ldd does
+# not show it.
 list_missing_libraries() {
   local folder
   folder="$(dirname "$NSYS_UI")"
@@ -77,7 +78,7 @@ list_missing_libraries() {
     compgen -G '/usr/lib*/*/libgallium*' >/dev/null || echo swrast_dri.so
 }
 
-# Debian's package of a library: libxcb-icccm.so.4 is in libxcb-icccm4, libX11.so.6 in libx11-6.
+# Prints Debian's package of a library: libxcb-icccm.so.4 is in libxcb-icccm4, libX11.so.6 in libx11-6.
 package_of() {
   case "$1" in
     swrast_dri.so) echo libgl1-mesa-dri ;;

@@ -1,11 +1,10 @@
-"""Packs what scripts/capture_gpu.sh made into a few files of at most so many MB each, to carry away.
+"""Packs the results of scripts/capture_gpu.sh into a few files of limited size.
 
     python scripts/dev/pack_captures.py gpu_capture --max-mb 16     # gpu_capture.tar.gz
     python scripts/dev/pack_captures.py gpu_capture --max-mb 16 --max-files 8     # and gpu_capture.2.tar.gz ...
 
-What does not fit is left out in this order, and the first file says so itself (``LEFT_OUT.txt``): the profiler's own
-reports (their exports hold the same), then steps of the captures, as many as it takes, from the first on. The tables
-always are of all steps.
+If they are too large, it leaves out the profiler's reports (their exports hold the same events), then the first steps
+of the captures, as many as necessary. ``LEFT_OUT.txt`` in the first file says what is missing. The tables are not cut.
 """
 
 from __future__ import annotations
@@ -31,26 +30,26 @@ if TYPE_CHECKING:
 EXPORTS = (".sqlite", ".json.gz")
 REPORTS = (".nsys-rep", ".qdstrm")
 HEADER_BYTES = 1024
-"""A file's in an archive, generously."""
+"""Upper limit of a file's header in an archive."""
 SAFETY = 0.98
-"""Of a file's size, what its parts may have: they were compressed one by one."""
+"""Share of the allowed size that files may fill: the estimate compresses them one by one."""
 ALL_STEPS = 0
 SMALLER = ((True, ALL_STEPS), (False, ALL_STEPS), (False, 3), (False, 2), (False, 1))
-"""Whether reports are packed, and how many steps of each capture, in the order in which it is tried."""
+"""Whether reports are packed, and how many steps of each capture, in the order of attempts."""
 
 
 def pack(folder: Path, target: Path, max_bytes: int, max_files: int = 1, newer_than: Path | None = None) -> str:
-    """Write ``target`` and, where it takes more than one file, ``target`` with a number; returns what was left out.
+    """Write one or several archives and return what was left out.
 
     Args:
-        folder: What is packed.
-        target: The first file, ``NAME.tar.gz``; the others are ``NAME.2.tar.gz``, ``NAME.3.tar.gz`` ...
-        max_bytes: Of one file.
-        max_files: How many there may be.
-        newer_than: Pack only what changed after this file did.
+        folder: The folder to pack.
+        target: The first archive, ``NAME.tar.gz``; the others are ``NAME.2.tar.gz``, ``NAME.3.tar.gz`` ...
+        max_bytes: Largest size of an archive.
+        max_files: Largest number of archives.
+        newer_than: Pack only files that are newer than this one.
 
     Raises:
-        TraceError: There is nothing to pack, or even with one step of each capture it is too large.
+        TraceError: There is nothing to pack, or it is too large even with one step of each capture.
     """
     files = [
         path for path in _files(folder) if newer_than is None or path.stat().st_mtime >= newer_than.stat().st_mtime
@@ -80,7 +79,7 @@ def pack(folder: Path, target: Path, max_bytes: int, max_files: int = 1, newer_t
 
 
 def _parts(folder: Path, max_bytes: int) -> list[list[Path]]:
-    """The files of a folder, in as few lists as it takes for each to be small enough once it is compressed."""
+    """Divide the files of a folder into lists that are small enough after compression."""
     parts: list[list[Path]] = [[]]
     sizes = [0]
     for path in _files(folder):
@@ -110,7 +109,7 @@ def _numbered(target: Path, number: int) -> Path:
 
 
 def gather(folder: Path, files: Sequence[Path], copy: Path, *, with_reports: bool, steps: int) -> None:
-    """Copy what is to be packed, with so many steps of each capture."""
+    """Copy the files to pack, with ``steps`` steps of each capture."""
     for path in files:
         target = copy / path.relative_to(folder)
         if path.name.endswith(REPORTS) and not with_reports:
@@ -123,7 +122,7 @@ def gather(folder: Path, files: Sequence[Path], copy: Path, *, with_reports: boo
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All but unfinished captures, and those that were made for their times alone."""
+    """Yield all files except unfinished captures, and captures that measured only the cost of recording."""
     for path in sorted(folder.rglob("*")):
         inner = path.relative_to(folder).parts
         is_for_times = inner[0] == "cost" and not path.name.endswith(".run.json")
@@ -138,13 +137,12 @@ def _describe_left_out(with_reports: bool, steps: int) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--max-mb", type=at_least(1), default=16, help="of one file (default: %(default)s)")
+    parser.add_argument("--max-mb", type=at_least(1), default=16, help="size of a file (default: %(default)s)")
     parser.add_argument("--max-files", type=at_least(1), default=1, help="default: %(default)s")
     parser.add_argument("--target", type=Path, metavar="NAME.tar.gz", help="the first file (default: as the folder)")
-    parser.add_argument("--newer-than", type=Path, metavar="FILE", help="pack only what changed after this file did")
+    parser.add_argument("--newer-than", type=Path, metavar="FILE", help="pack only files that are newer than this one")
     arguments = parser.parse_args(argv)
     folder = arguments.folder.absolute()
     target = arguments.target or folder.with_name(f"{folder.name}.tar.gz")

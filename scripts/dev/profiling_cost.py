@@ -1,9 +1,8 @@
-"""What recording costs a step: the same run with and without recorder, in turns, from the run.json of each.
+"""Prints what recording costs in a step, from the run.json of runs with and without recorder in turns.
 
     python scripts/dev/profiling_cost.py FOLDER     # with.1/*.run.json, without.1/*.run.json, with.2/..., without.2/...
 
-The median step of each run with is held against that of the run without of its round; the median of these ratios is
-the cost.
+Each round gives the ratio of the median steps of both runs; the cost is the median of these ratios.
 """
 
 from __future__ import annotations
@@ -22,23 +21,19 @@ if TYPE_CHECKING:
 
 
 class Round(NamedTuple):
-    """A run with the recorder, and the one without that it alternated with."""
+    """A run with the recorder, and the run without it of the same round."""
 
     recorded: Manifest
     plain: Manifest
 
     @property
     def ratio(self) -> float:
-        """Median step with the recorder by the one without."""
+        """Median step with the recorder, divided by that without."""
         return statistics.median(self.recorded.step_seconds) / statistics.median(self.plain.step_seconds)
 
 
 def read_rounds(folder: Path) -> list[Round]:
-    """The rounds of which both runs are there.
-
-    Raises:
-        TraceError: There is none, or one of its files is no run.json.
-    """
+    """Return the rounds with both runs; raises TraceError if there are none, or if a file is not a run.json."""
     rounds = []
     for path in sorted(folder.glob(f"with.*/*{SUFFIX}")):
         recorded = load_manifest(path)
@@ -51,7 +46,7 @@ def read_rounds(folder: Path) -> list[Round]:
 
 
 def describe(rounds: Sequence[Round]) -> str:
-    """The medians, and the cost with the least and the most that a round gave."""
+    """Return the lines to print: medians, and the cost with its least and largest value in a round."""
     ratios = [round_.ratio for round_ in rounds]
     recorded, plain = (
         1000 * statistics.median(seconds for run in runs for seconds in run.step_seconds)
@@ -68,7 +63,6 @@ def describe(rounds: Sequence[Round]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the cost."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     try:

@@ -1,4 +1,4 @@
-"""Runs commands for the blocks of README.md that ``cog`` fills in, so that what it shows is what happens.
+"""Runs commands for the blocks of README.md and docs/ that ``cog`` fills in, so that they show real output.
 
 Rebuild with ``python -m cogapp -r -I scripts/dev README.md``; the tests run it with ``--check``.
 """
@@ -18,17 +18,17 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 WIDTH = 110
-"""Characters of a line: what a page of GitHub shows without scrolling."""
+"""Characters per line that a page of GitHub shows without scrolling."""
 
 
 def console(command: str, *, lines: int | None = None, width: int = WIDTH, folder: Path = ROOT) -> str:
-    """A command and what it prints to a terminal, as a block of Markdown.
+    """Return a command of ``ddp-prof`` and its output on a terminal, as a block of Markdown.
 
     Args:
-        command: ``ddp-prof`` is the one beside this Python.
-        folder: In which it runs.
+        command: The command line.
         lines: Show only so many lines of the output.
-        width: Characters of a line of the terminal.
+        width: Characters per line of the terminal.
+        folder: Folder in which it runs.
     """
     output = [line.rstrip() for line in _run_in_terminal(command, width, folder).splitlines() if line.strip()]
     shown = output if lines is None else [*output[:lines], "..."]
@@ -36,7 +36,7 @@ def console(command: str, *, lines: int | None = None, width: int = WIDTH, folde
 
 
 def _run_in_terminal(command: str, width: int, folder: Path) -> str:
-    """In a copy of this process, which has imported what most commands need: that is most of what they take."""
+    """Run a command in a fork of this process, which has already imported what most commands need."""
     import ddp_prof.runs  # noqa: F401
     from ddp_prof.cli import main
 
@@ -66,12 +66,12 @@ def _run_in_terminal(command: str, width: int, folder: Path) -> str:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # how Linux says that nobody writes any more
+    except OSError:  # the end of a terminal's output on Linux
         return b""
 
 
 def runs() -> str:
-    """What each capture in ``traces/`` is, from its manifest, as a Markdown table."""
+    """Return a Markdown table of the captures in ``traces/``, from their manifests."""
     from ddp_prof.manifest import SUFFIX, label_of, load_manifest
 
     lines = ["| capture | variant | ranks | model | batch | steps | recorded by | made | machine |", "|" + "---|" * 9]
@@ -104,14 +104,14 @@ JSON_COMMANDS = (
 
 
 def json_keys() -> str:
-    """The keys of each command's JSON document, as rows of a Markdown table."""
+    """Return the keys of each command's JSON document, as rows of a Markdown table."""
     return "".join(
         f"| `{command.partition(' ')[0]}` | {_keys(_json_document(command))} |\n" for command in JSON_COMMANDS
     )
 
 
 def json_keys_of(*path: str) -> str:
-    """The keys of the first entry of lists within the document of ``overlap``, as a paragraph."""
+    """Return the keys of an entry of a list in the document of ``overlap``; ``path`` names the list."""
     found = _json_document(JSON_COMMANDS[0])
     for key in path:
         found = found[key][0]
@@ -119,7 +119,7 @@ def json_keys_of(*path: str) -> str:
 
 
 def fault_table() -> str:
-    """What the doctor finds in each capture with a fault, as rows of a Markdown table."""
+    """Return a Markdown table of what the doctor finds in each capture with a fault."""
     from ddp_prof.run_config import FAULTS
 
     lines = ["| fault | found | evidence |", "|---|---|---|"]

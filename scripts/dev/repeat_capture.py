@@ -1,8 +1,9 @@
-"""Makes a large Nsight Systems export out of a small one, for benchmarks: the same events, end to end, many times.
+"""Makes a large Nsight Systems export for benchmarks by repeating the events of a small one end to end.
 
     python scripts/dev/repeat_capture.py SMALL.sqlite BIG.sqlite --copies 50
 
-Times move by the capture's length and correlation ids by a constant, so that every copy measures as the original does.
+In each copy, times are shifted by the capture's length and correlation ids by a constant, so that every copy has the
+same measures as the original.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MARKS = 70  # NVTX event types from here on name domains, once
 
 
 def repeat_capture(small: Path, big: Path, copies: int) -> Path:
-    """Write ``big`` with the events of ``small`` ``copies`` times over; returns ``big``."""
+    """Write ``big`` with the events of ``small`` repeated ``copies`` times; return ``big``."""
     if big.exists() and big.samefile(small):
         raise SystemExit(f"{big}: it would be written over itself: give the larger one another name")
     big.unlink(missing_ok=True)
@@ -56,7 +57,6 @@ def _copy_statement(database: sqlite3.Connection, table: str) -> str:
 
 
 def main() -> None:
-    """Run from the command line."""
     parser = argparse.ArgumentParser(description="Repeat the events of an Nsight Systems export end to end.")
     parser.add_argument("small", type=Path)
     parser.add_argument("big", type=Path)

@@ -1,4 +1,4 @@
-"""What scripts that run on ranks of their own have in common: options, the start of the ranks, how these fail."""
+"""Options, start and failures of ranks, for scripts that start themselves as several ranks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Result = TypeVar("Result")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add where the ranks run; ``--world-size`` is the script's own."""
+    """Add the options that determine where the ranks run."""
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="default: %(default)s")
     parser.add_argument("--backend", choices=("auto", "gloo", "nccl"), default="auto", help="default: what fits")
     parser.add_argument("--ranks-per-gpu", type=int, metavar="N", help="let so many ranks take turns on each GPU")
@@ -34,12 +34,12 @@ def run_ranks(
     measure: Callable[[RankInfo, torch.device], Result],
     report: Callable[[Result], None],
 ) -> int:
-    """Start this script once more as so many ranks, or be one of them; returns the exit code.
+    """Start this script again as ``world_size`` ranks or, in a rank, do its work; return the exit code.
 
     Args:
-        arguments: With ``world_size`` and the options of :func:`add_options`.
-        measure: What each rank does, within the process group.
-        report: What rank 0 then makes of its result; fails by an error of this package.
+        arguments: ``world_size`` and the options of :func:`add_options`.
+        measure: Called on each rank, within the process group.
+        report: Called on rank 0 with its result; a DdpProfError makes the script fail.
     """
     if "RANK" not in os.environ:
         return run_program(Path(sys.argv[0]).stem, lambda: launch(arguments.world_size, sys.argv))
