@@ -10,7 +10,7 @@ const COLORED = ["marker", "line", "error_x", "error_y", "textfont", "colorscale
 const repaint = (trace) => ({ ...trace,
   ...Object.fromEntries(COLORED.filter((key) => trace[key]).map((key) => [key, recolor(trace[key])])) });
 const TITLE_PX = 64, LEGEND_PX = 40, NARROW_PX = 1000;
-/** The words of a title with their weights and colours; nothing else of it becomes part of the page. */
+/** Copies only the text of a title, with bold type, line breaks and colours. */
 function copyWords(from, to) {
   for (const node of from.childNodes) {
     if (node.nodeType === Node.TEXT_NODE) { to.append(node.textContent); continue; }
@@ -20,7 +20,7 @@ function copyWords(from, to) {
     to.append(part);
   }
 }
-/** Writes a chart's title above it, where it wraps; the page's own heading is not repeated. */
+/** Writes a chart's title above the chart, where it can wrap, unless it repeats the page's heading. */
 function writeTitle(element, { title = {}, margin, height, ...layout }) {
   const place = element.closest(".chart").querySelector(".title"), heading = document.querySelector("h1").textContent;
   const lines = Object.entries({ claim: title.text, where: title.subtitle?.text });

@@ -1,5 +1,5 @@
 "use strict";
-// A kernel's name leads to it in the timeline; #kernel=...&shape=...&phase=..., as the timeline asks, to its row.
+// Links a kernel's name to the timeline; #kernel=...&shape=...&phase=..., from a link of the timeline, selects its row.
 (() => {
   const kernels = read("kernels"), rows = kernels.length ? [...document.querySelector("table.sortable").tBodies[0].rows] : [];
   const timeline = document.querySelector('a[data-page="timeline"]').getAttribute("href");
@@ -11,8 +11,8 @@
   });
 
   function follow() {
-    const asked = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
-    const find = (...keys) => kernels.findIndex((kernel) => keys.every((key) => kernel[key] === asked[key]));
+    const query = Object.fromEntries(new URLSearchParams(location.hash.slice(1)));
+    const find = (...keys) => kernels.findIndex((kernel) => keys.every((key) => kernel[key] === query[key]));
     const [exact, alike] = [find("kernel", "shape", "phase"), find("kernel")];
     const chosen = rows[exact < 0 ? alike : exact];
     for (const row of rows) row.classList.toggle("chosen", row === chosen);

@@ -1,8 +1,8 @@
 "use strict";
-// Where a script has put other rows into a table, it is told so by an event "rows".
-// Tables: a click on a heading sorts, a field above a long table filters, and headings say what they mean.
+// Tables: a click on a heading sorts, a field above a long table filters, and headings have tooltips.
+// A script that replaces the rows of a table sends it the event "rows".
 (() => {
-  const LONG = 8; // rows from which a table has a filter
+  const LONG = 8; // a table with so many rows has a filter
   const meaning = Object.assign(document.createElement("div"), { id: "meaning", role: "tooltip", hidden: true });
   document.body.append(meaning);
 
@@ -16,7 +16,7 @@
   }
   const hide = () => { meaning.hidden = true; };
 
-  // Numbers by value, words by their letters; what is not known comes last either way.
+  // Sorts numbers by value and text by letters; n/a always comes last.
   function order(at, isNumber, sign) {
     const text = (row) => row.cells[at].textContent.trim();
     return (one, other) => {

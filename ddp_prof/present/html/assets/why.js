@@ -1,5 +1,5 @@
 "use strict";
-// The step that is shown, which the address carries: #step=3. Its collectives lead to the timeline.
+// Shows the step that is selected, or in the address (#step=3); a click on a collective opens the timeline.
 (() => {
   const menu = document.getElementById("steps"), pair = document.getElementById("pair");
   if (!pair) return;
@@ -10,7 +10,7 @@
   const addressOf = (rank, collective) =>
     `${pair.dataset.timeline}#${new URLSearchParams({ step: step(), rank, collective })}`;
 
-  /** A row of the table, whose first cell leads to the collective. */
+  /** A row of the table; its first cell links to the collective. */
   function rowOf([rank, collective, name, ...texts]) {
     const row = document.createElement("tr"), link = document.createElement("a");
     link.textContent = name;
@@ -36,8 +36,8 @@
   }
 
   function follow() {
-    const asked = new URLSearchParams(location.hash.slice(1)).get("step");
-    if (menu && [...menu.options].some(({ value }) => value === asked)) menu.value = asked;
+    const wanted = new URLSearchParams(location.hash.slice(1)).get("step");
+    if (menu && [...menu.options].some(({ value }) => value === wanted)) menu.value = wanted;
     show();
   }
 

@@ -1,4 +1,4 @@
-// Elements of the page.
+// Finds and makes elements of the page.
 
 const byId = (id) => document.getElementById(id);
 

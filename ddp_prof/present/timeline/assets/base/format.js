@@ -1,10 +1,10 @@
-// Numbers as text: times, shares, bytes, and the ticks of the axis in the unit that suits the window.
+// Formats times, shares and bytes, and the ticks of the axis in a unit that fits the window.
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
 /**
- * @param {number} from @param {number} to ns @param {number} most how many there is room for
- * @returns {{tickvals: number[], ticktext: string[]}} places in ms, as the figure has them
+ * @param {number} from @param {number} to ns @param {number} most ticks that there is room for
+ * @returns {{tickvals: number[], ticktext: string[]}} places in ms, the unit of the figure
  */
 function ticksOf(from, to, most) {
   const step = niceStep((to - from) / Math.max(2, most));
@@ -19,7 +19,7 @@ function ticksOf(from, to, most) {
   return { tickvals, ticktext };
 }
 
-/** The next of 1, 2, 5, 10, 20, ... */
+/** The smallest of 1, 2, 5, 10, 20, ... that is not below a number. */
 function niceStep(least) {
   const power = 10 ** Math.floor(Math.log10(Math.max(1, least)));
   return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
@@ -42,7 +42,7 @@ function percent(ratio) {
   return `${value.toFixed(isWhole ? 0 : 1)} %`;
 }
 
-/** Three digits. */
+/** A number with three digits. */
 function digits(value) {
   return Number(value.toPrecision(3)).toString();
 }

@@ -1,8 +1,8 @@
-// Reads the columns back that encoding.py packed.
+// Decodes the columns that encoding.py packed.
 
 /**
  * @typedef {Object} Columns
- * @property {Float64Array} start of each box, ns on its panel's time
+ * @property {Float64Array} start of each box, in ns of its panel's time
  * @property {Float64Array} end
  * @property {Uint8Array} category
  * @property {Int32Array} title
@@ -25,11 +25,11 @@ function bytesOf(binary) {
 }
 
 /**
- * Tables that lie one after the other.
- * @param {Uint8Array} bytes plane after plane, column after column, table after table
- * @param {Array<[number, Object<string, Array<[number, number]>>]>} tables rows, and of each column, in order, the
- * blocks: how many planes they are in, how many rows
- * @returns {Object<string, Int32Array | Float64Array>[]} whole numbers; of up to four bytes as those
+ * Decodes tables.
+ * @param {Uint8Array} bytes table after table, in each column after column, in each plane after plane
+ * @param {Array<[number, Object<string, Array<[number, number]>>]>} tables number of rows, and for each block of each
+ * column the number of planes and of rows
+ * @returns {Object<string, Int32Array | Float64Array>[]} columns; Int32Array if four bytes are enough
  */
 function unpack(bytes, tables) {
   let offset = 0;
@@ -43,7 +43,7 @@ function unpack(bytes, tables) {
   });
 }
 
-/** A table of boxes, as encoding.py packs it. @returns {Columns} */
+/** Turns gaps and durations into times. @returns {Columns} */
 function boxesOf({ gap, duration, step, category, title, bytes }) {
   const start = new Float64Array(gap.length), end = new Float64Array(gap.length);
   for (let at = 0, time = 0; at < gap.length; at++) {
@@ -54,12 +54,12 @@ function boxesOf({ gap, duration, step, category, title, bytes }) {
 }
 
 /**
- * Times instead of positions: each box of some rows starts and ends with a box of others, or with a time told apart.
- * @param {Columns} columns @param {Array<[number, number]>} rows of positions, from and to
- * @param {Array<[number, number]>} others that tell times, each in order @param {Float64Array} untold in order
+ * Replaces positions by times, in rows whose boxes start and end at times of other rows, or at extra times.
+ * @param {Columns} columns @param {Array<[number, number]>} rows that hold positions, each from and to
+ * @param {Array<[number, number]>} others rows that hold times @param {Float64Array} extra further times, sorted
  */
-function toTimes({ start, end }, rows, others, untold) {
-  const told = others.map(([from, to]) => {
+function toTimes({ start, end }, rows, others, extra) {
+  const known = others.map(([from, to]) => {
     const times = new Float64Array(2 * (to - from));
     for (let at = from; at < to; at++) {
       times[2 * (at - from)] = start[at];
@@ -67,7 +67,7 @@ function toTimes({ start, end }, rows, others, untold) {
     }
     return times;
   });
-  const times = [...told, untold].sort((one, other) => one.length - other.length).reduce(together, new Float64Array());
+  const times = [...known, extra].sort((one, other) => one.length - other.length).reduce(together, new Float64Array());
   for (const [from, to] of rows) {
     for (let each = from; each < to; each++) {
       start[each] = times[start[each]];
@@ -76,7 +76,7 @@ function toTimes({ start, end }, rows, others, untold) {
   }
 }
 
-/** All times of both, in order, each once. @param {Float64Array} one in order @param {Float64Array} other in order */
+/** The union of two sorted lists. @param {Float64Array} one @param {Float64Array} other */
 function together(one, other) {
   const times = new Float64Array(one.length + other.length);
   let count = 0;
@@ -87,13 +87,13 @@ function together(one, other) {
   return times.subarray(0, count);
 }
 
-/** Of differences the numbers themselves. */
+/** Turns differences into the numbers themselves, in place. */
 function summed(column) {
   for (let at = 1; at < column.length; at++) column[at] += column[at - 1];
   return column;
 }
 
-/** Numbers out of planes of bytes, the lowest first: 0, 1, 2, 3, ... stand for 0, -1, 1, -2, ... */
+/** Decodes numbers from planes of bytes, the lowest byte first: 0, 1, 2, 3, ... mean 0, -1, 1, -2, ... */
 function numbers(bytes, blocks, rows) {
   const width = blocks.reduce((most, [planes]) => Math.max(most, planes), 0);
   const natural = new (width > 4 ? Float64Array : Uint32Array)(rows);
@@ -125,7 +125,7 @@ function signed(natural) {
   return natural;
 }
 
-/** Adds the bytes of a plane times a factor. High bytes are nearly all zero: four such are passed over at once. */
+/** Adds the bytes of a plane times a factor. High bytes are nearly all zero, so four zeros are skipped at once. */
 function addPlane(column, plane, factor) {
   const fours = new Int32Array(plane.buffer, 0, plane.length >> 2);
   for (let four = 0; four < fours.length; four++) {

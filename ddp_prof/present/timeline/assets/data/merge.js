@@ -1,4 +1,4 @@
-// What is drawn of a row in a window: long boxes as they are, short ones merged by pixel column.
+// Selects what to draw of a row in a window: long boxes one by one, short boxes merged by pixel column.
 
 /**
  * @typedef {Object} Box a box of at least a pixel
@@ -6,21 +6,21 @@
  * @property {number} at
  */
 /**
- * @typedef {Object} Cell short boxes of one category within one pixel column, or what long boxes leave of it
+ * @typedef {Object} Cell short boxes of one category within one pixel column, or the part of it between long boxes
  * @property {Track} track
  * @property {number} from
  * @property {number} to
  * @property {number} first the first box in it
- * @property {number} count boxes that start in it; what started before the window counts where the window starts
+ * @property {number} count boxes that start in it; a box that started before the window counts at its start
  * @property {number} share of [from, to) that is covered
  * @property {number} base share covered by the categories below
  */
 
 /**
- * Each box of the window is among the boxes or counted in one cell; shares times widths sum to the time covered.
+ * Each box of the window is returned or counted in one cell; the shares times the widths sum to the covered time.
  * @param {Track[]} tracks of one row
  * @param {number} from @param {number} to the window
- * @param {number} columns how many pixels it has
+ * @param {number} columns its width in pixels
  * @returns {{boxes: Box[], cells: Cell[]}}
  */
 function merge(tracks, from, to, columns) {
@@ -48,13 +48,13 @@ function longBoxes(tracks, from, to, pixel) {
   return tracks.length < 2 ? boxes : boxes.sort((one, other) => one.track.start[one.at] - other.track.start[other.at]);
 }
 
-/** Merges what lies between long boxes, from left to right. */
+/** Merges the short boxes between long boxes, from left to right. */
 class Gaps {
   constructor(tracks, origin, pixel) {
     this.tracks = tracks;
     this.origin = origin;
     this.pixel = pixel;
-    /** First box of each track that is in no cell yet. */
+    /** For each track, the first box that is in no cell yet. */
     this.counted = tracks.map((track) => Math.min(track.endingAfter(origin), track.startingFrom(origin)));
     /** @type {Cell[]} */
     this.cells = [];
@@ -62,7 +62,7 @@ class Gaps {
 
   /**
    * @param {number} from @param {number} to
-   * @param {boolean} closed whether empty boxes at its very end belong to it
+   * @param {boolean} closed whether boxes without length at its end belong to it
    */
   fill(from, to, closed) {
     for (let cursor = from; cursor <= to; ) {
@@ -76,7 +76,7 @@ class Gaps {
     }
   }
 
-  /** Where the first box begins that is not in a cell yet, or goes on after the cursor: empty columns cost nothing. */
+  /** Start of the next box after the cursor, or the cursor if a box covers it; so empty columns cost nothing. */
   #nextStart(cursor) {
     let earliest = Infinity;
     for (let each = 0; each < this.tracks.length; each++) {
@@ -91,7 +91,7 @@ class Gaps {
     return this.origin + column * this.pixel;
   }
 
-  /** The column that a time lies in, whatever rounding does to the division. */
+  /** The column that contains a time; the loops correct rounding errors of the division. */
   #columnOf(time) {
     let column = Math.floor((time - this.origin) / this.pixel);
     while (this.#edge(column + 1) <= time) column++;

@@ -1,22 +1,25 @@
-// The rows of the page, and the window through which they are seen.
+// The rows of the page, and the window of time that is shown.
 
-/** A level of a lane: boxes that do not overlap. */
+/** A level of a lane; its boxes do not overlap. */
 class Row {
   /** @param {Object} lane @param {{lane: number, level: number, count: number}} row @param {number} panel */
   constructor(lane, { lane: place, level, count, overview }, panel) {
     const { title, kind, rank, folded, from_launch } = lane;
-    /** The title of its lane; whether that is folded at first; whether boxes last from launch to completion. */
+    /** folded: whether its lane is folded at first; from_launch: whether boxes last from launch to completion. */
     Object.assign(this, { lane: title, kind, rank, folded, from_launch });
     Object.assign(this, { place, level, count, overview, panel, seen: false, top: 0, bottom: 0 });
   }
 
-  /** @param {Columns} columns that hold its boxes @param {number} first of them @param {number} count @returns {number} the next row's first */
+  /**
+   * @param {Columns} columns that hold its boxes @param {number} first position of them @param {number} count
+   * @returns {number} the first position of the next row
+   */
   fill(columns, first, count = this.count) {
     Object.assign(this, { columns, first, stop: first + count, made: null });
     return this.stop;
   }
 
-  /** @returns {Track[]} made when they are first asked for */
+  /** @returns {Track[]} made on first use */
   get tracks() {
     this.made ??= this.columns ? tracksOf(this.columns, this.first, this.stop) : [];
     return this.made;
@@ -30,7 +33,7 @@ class Row {
   }
 }
 
-/** A box by its row in the columns. @param {Row[]} rows @param {number} source @returns {{row, track, at}} */
+/** Finds a box by its position in the columns. @param {Row[]} rows @param {number} source @returns {{row, track, at}} */
 function locate(rows, source) {
   const row = rows.find(({ first, count }) => first <= source && source < first + count);
   for (const track of row.tracks) {
@@ -40,12 +43,12 @@ function locate(rows, source) {
   throw new Error(`no box ${source}`);
 }
 
-/** What of time is seen: a window on the axis, on which each panel may be shifted. */
+/** A window of the axis; each panel may be shifted on the axis. */
 class View {
   constructor(from, to, offsets) {
     this.from = from;
     this.to = to;
-    /** Of each panel: its own time where the axis shows 0. */
+    /** For each panel, its own time at 0 of the axis. */
     this.offsets = offsets;
   }
 
@@ -53,13 +56,13 @@ class View {
     return this.to - this.from;
   }
 
-  /** The window on a row's own time. */
+  /** The window in a row's own time. */
   on(row) {
     const offset = this.offsets[row.panel];
     return [this.from + offset, this.to + offset];
   }
 
-  /** A row's time on the axis. */
+  /** A row's own time as ms on the axis. */
   ms(row, time) {
     return (time - this.offsets[row.panel]) / 1e6;
   }

@@ -1,4 +1,4 @@
-// Finding boxes by what they are called.
+// Finds boxes by their titles.
 
 class Search {
   /** @param {Timeline} timeline */
@@ -12,21 +12,21 @@ class Search {
     /** @type {Map<Track, Int32Array>} boxes found in each track, in order */
     this.found = new Map();
     this.count = 0;
-    /** How many of them the search goes to: those of devices, or all where there are none. */
+    /** Number of goals: the boxes that "next" visits, which are those of devices, or all if there are none. */
     this.goals = 0;
-    /** @type {?{row: Row, track: Track, at: number}} where the search stands */
+    /** @type {?{row: Row, track: Track, at: number}} the goal visited last */
     this.current = null;
   }
 
-  /** Finds all boxes whose title holds the words, in capitals or not; of words in quotes those that are called so. */
+  /** Finds all boxes whose title contains the words; if these are in quotes, the title must be equal. Ignores case. */
   find(words) {
     this.clear();
     this.words = words.trim().toLowerCase();
     if (!this.words) return;
     const { titles, lanes } = this.timeline.data;
     const [, whole] = this.words.match(/^"(.+)"$/) ?? [];
-    const isMeant = (title) => (whole ? nameOf(title).toLowerCase() === whole : title[0].toLowerCase().includes(this.words));
-    const fits = Uint8Array.from(titles, (title) => (isMeant(title) ? 1 : 0));
+    const matches = (title) => (whole ? nameOf(title).toLowerCase() === whole : title[0].toLowerCase().includes(this.words));
+    const fits = Uint8Array.from(titles, (title) => (matches(title) ? 1 : 0));
     for (const row of this.timeline.rows) {
       if (!this.timeline.folding.passes(lanes[row.place])) continue;
       for (const track of row.tracks) {
@@ -41,12 +41,12 @@ class Search {
     this.goals ||= this.count;
   }
 
-  /** The first goal for which something holds, rather in the window than before it. @returns {?{row, track, at}} */
+  /** The first goal with a property in or after the window, else the first one before it. @returns {?{row, track, at}} */
   first(holds) {
     let best = null, bestKey = null;
     for (const { row, index, track, found } of this.#rows()) {
-      const [from] = this.timeline.view.on(row), isMeant = (at) => holds({ row, track, at });
-      const at = found.find((at) => track.start[at] >= from && isMeant(at)) ?? found.find(isMeant);
+      const [from] = this.timeline.view.on(row), fits = (at) => holds({ row, track, at });
+      const at = found.find((at) => track.start[at] >= from && fits(at)) ?? found.find(fits);
       if (at === undefined) continue;
       const key = [track.start[at] < from ? Infinity : track.start[at] - from, index];
       if (!best || before(key, bestKey)) [best, bestKey] = [{ row, track, at }, key];
@@ -55,7 +55,7 @@ class Search {
   }
 
   /**
-   * Goes to the next goal in time, from row to row where several start together, and from the last to the first.
+   * Goes to the next goal in time (row by row if several start together); after the last one to the first.
    * @param {1 | -1} direction
    */
   go(direction) {
@@ -65,25 +65,25 @@ class Search {
     this.timeline.moveTo(this.current);
   }
 
-  /** How many goals there are up to the current one. */
+  /** Number of goals up to the current one. */
   get position() {
     if (!this.current) return 0;
     const here = this.#key(this.current);
     return this.#rows().reduce((sum, row) => sum + this.#upTo(row, here), 0);
   }
 
-  /** @returns {Array<[Row, Track, number]>} rows with goals */
+  /** @returns {Array<{row: Row, index: number, track: Track, found: Int32Array}>} tracks with goals */
   #rows() {
     return this.timeline.rows.flatMap((row, index) => row.tracks.filter((track) => this.found.has(track) && this.goesTo(row))
       .map((track) => ({ row, index, track, found: this.found.get(track) })));
   }
 
-  /** Order of matches: time on the axis, then row. */
+  /** The key that orders matches: time on the axis, then row. */
   #key({ row, track, at }) {
     return [track.start[at] - this.timeline.view.offsets[row.panel], this.timeline.rows.indexOf(row)];
   }
 
-  /** How many matches of a row lie at a key or before it. */
+  /** Number of matches in a track up to a key. */
   #upTo({ row, index, track, found }, [time, rank]) {
     const own = time + this.timeline.view.offsets[row.panel];
     return lowest(found.length, (each) => {
@@ -105,7 +105,7 @@ class Search {
     return best;
   }
 
-  /** @returns {Array<[number, number]>} what to mark of a track in a window, at most once a pixel */
+  /** @returns {Array<[number, number]>} intervals to mark in a window, at most one per pixel */
   marks(track, from, to, pixel) {
     const found = this.found.get(track), marks = [];
     if (!found) return marks;
@@ -119,12 +119,12 @@ class Search {
   }
 }
 
-/** What a kernel is called, without its bucket. */
+/** The name of a kernel: its title without the bucket. */
 function nameOf([title, , bucket]) {
   return title.replace(`collective of bucket ${bucket}: `, "");
 }
 
-/** Whether a row holds what a device did, and not what the host did or what was derived. */
+/** Whether a row holds device events, not host events or derived boxes. */
 function isOfDevice({ kind }) {
   return !["host", "ranges", "calls", "waiting", "strip"].includes(kind);
 }
@@ -133,17 +133,6 @@ function indicesWhere(length, holds) {
   const found = [];
   for (let at = 0; at < length; at++) if (holds(at)) found.push(at);
   return Int32Array.from(found);
-}
-
-/** The lowest number below `stop` for which something holds that holds for all higher ones; else `stop`. */
-function lowest(stop, holds, low = 0) {
-  let high = stop;
-  while (low < high) {
-    const middle = (low + high) >>> 1;
-    if (holds(middle)) high = middle;
-    else low = middle + 1;
-  }
-  return low;
 }
 
 const same = ([time, row], [otherTime, otherRow]) => time === otherTime && row === otherRow;

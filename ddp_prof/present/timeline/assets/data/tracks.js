@@ -1,9 +1,9 @@
-// Boxes that can be asked, at a cost that grows with the answer and not with their number.
+// Index over boxes: the cost of a query grows with its answer, not with the number of boxes.
 
-/** How many boxes, or blocks of them, make a block of which the longest is known. */
+/** Boxes in a block, and blocks in a block of blocks; the longest duration of each is known. */
 const FAN = 32;
 
-/** The boxes of one category in one row: sorted, none overlapping another. */
+/** The boxes of one category in one row, sorted and disjoint. */
 class Track {
   /** @param {number} category @param {Columns} columns @param {Int32Array} source row of each box in the columns */
   constructor(category, columns, source) {
@@ -38,13 +38,7 @@ class Track {
 
   /** First box that starts at a time or after it. */
   startingFrom(time) {
-    let low = 0, high = this.length;
-    while (low < high) {
-      const middle = (low + high) >>> 1;
-      if (this.start[middle] < time) low = middle + 1;
-      else high = middle;
-    }
-    return low;
+    return lowest(this.length, (at) => this.start[at] >= time);
   }
 
   /** Time that boxes cover before a time. */
@@ -58,7 +52,7 @@ class Track {
     return this.coveredBefore(to) - this.coveredBefore(from);
   }
 
-  /** First box at or after `at`, before `stop`, that is at least so long; `stop` where there is none. */
+  /** First box at or after `at` and before `stop` with at least that duration; else `stop`. */
   nextLong(at, stop, least) {
     while (at < stop) {
       if (this.end[at] - this.start[at] >= least) return at;
@@ -67,7 +61,7 @@ class Track {
     return stop;
   }
 
-  /** Steps over blocks that begin here and hold no long box. */
+  /** Skips blocks that begin at `at` and hold no box of at least that duration. */
   #overShort(at, least) {
     for (;;) {
       let skip = 0;
@@ -81,6 +75,17 @@ class Track {
   }
 }
 
+/** The lowest number below `stop` for which a condition holds that also holds for all higher ones; else `stop`. */
+function lowest(stop, holds, low = 0) {
+  let high = stop;
+  while (low < high) {
+    const middle = (low + high) >>> 1;
+    if (holds(middle)) high = middle;
+    else low = middle + 1;
+  }
+  return low;
+}
+
 /** @param {Float64Array|Int32Array} sorted @param {number} value @returns {number} first position of a larger value */
 function firstAbove(sorted, value) {
   let low = 0, high = sorted.length;
@@ -92,7 +97,7 @@ function firstAbove(sorted, value) {
   return low;
 }
 
-/** The highest value of each block. */
+/** The largest value of each block. */
 function highest(valueAt, length) {
   const blocks = new Float64Array(Math.ceil(length / FAN));
   for (let at = 0; at < length; at++) {

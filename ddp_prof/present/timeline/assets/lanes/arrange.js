@@ -1,8 +1,8 @@
-// Where each lane lies, in pixels from the top: which are folded or left out, and how tall the others are.
+// Places the lanes: which are folded or left out, and the top and height of the others, in pixels.
 
 /**
- * @typedef {Object} Group lanes that are folded together: those of one kind of calls or ranges, else a single lane
- * @property {string} key by which it is known, on all ranks
+ * @typedef {Object} Group lanes that are folded together: all lanes of calls, all lanes of ranges, or a single lane
+ * @property {string} key the same on all ranks
  * @property {string} title
  * @property {Object[]} lanes
  * @property {boolean} folded
@@ -14,18 +14,18 @@ const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 }, OTHER
 const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
 const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
 const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
-const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, around an entry, above the lanes anyway
+const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, beside an entry's text, free in any case
 const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
 
-/** What a reader chose: which lanes are folded, and a text that the titles of lanes hold. */
+/** The reader's choices: which lanes are folded, and a filter on the titles of lanes. */
 class Folding {
   constructor() {
-    /** @type {Map<string, boolean>} only what was chosen */
+    /** @type {Map<string, boolean>} only lanes that the reader folded or unfolded */
     this.chosen = new Map();
     this.filter = "";
   }
 
-  /** What is looked for is not hidden in a fold, unless someone folds it. */
+  /** A filter unfolds the lanes that it shows, except those that the reader folded. */
   isFolded({ key, lanes: [lane] }) {
     return this.chosen.get(key) ?? (lane.folded && !this.filter);
   }
@@ -56,11 +56,12 @@ function titleOf({ key, lanes }) {
   return lanes.length > 1 ? `${TOGETHER[key]}, ${lanes.length} threads` : lanes[0].title;
 }
 
-/** Lays out all lanes; each gets its top, the height of a level, and whether it is seen. */
+/** Sets for each lane whether it is seen, its top, and the height of a level. */
 class Arrangement {
   /**
    * @param {Object} data of the page @param {Folding} folding
-   * @param {{narrow: boolean, room: number, headers: number[]}} space narrow: titles are above the lanes; heights in pixels
+   * @param {{narrow: boolean, room: number, headers: number[]}} space narrow: whether titles are above the lanes; room
+   * for all lanes, and the heights of the panels' headers, in pixels
    */
   constructor(data, folding, { narrow, room, headers }) {
     Object.assign(this, { data, narrow, headers });
@@ -118,7 +119,7 @@ class Arrangement {
   }
 }
 
-/** Full levels while there are few, lower ones in a high stack. */
+/** The height of a level, which is lower in a high stack. */
 function levelHeight({ kind, levels }) {
   const full = LEVEL[kind] ?? OTHER_LEVEL;
   if (kind === "host" || kind === "strip" || levels === 1) return full;
@@ -126,13 +127,13 @@ function levelHeight({ kind, levels }) {
   return Math.max(LOWEST_LEVEL, Math.min(full, tallest / levels));
 }
 
-/** Where a level of a lane is drawn; it leaves a gap to the next one. @returns {{top: number, bottom: number}} */
+/** The place of a level of a lane, with a gap to the next level. @returns {{top: number, bottom: number}} */
 function placeOf({ top, level, levels }, at) {
   const start = top + at * level;
   return { top: start, bottom: start + level - (levels === 1 ? 0 : Math.min(1, level / 10)) };
 }
 
-/** About how many pixels a legend needs beside its first line: Plotly gives all entries the width of the longest. */
+/** The pixels that a legend needs above its free room; in several lines all entries are as wide as the widest. */
 function legendRoom(categories, width, narrow) {
   const scale = narrow ? NARROW_LEGEND / FONT_PX : 1, { l, r } = narrow ? { l: NARROW_SIDE, r: NARROW_SIDE } : MARGIN;
   const entries = categories.filter(({ in_legend: isIn }) => isIn).map(({ legend }) => widthOf(legend) * scale + LEGEND_ITEM);

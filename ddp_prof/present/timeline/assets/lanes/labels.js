@@ -1,4 +1,4 @@
-// What is written beside the lanes, or above them where there is no room beside: panels, ranks, and a button a lane.
+// Labels beside the lanes, or above them on a narrow page: panels, ranks, and a button per lane.
 
 class Labels {
   /** @param {Timeline} timeline @param {HTMLElement} box that lies over the figure */
@@ -6,7 +6,7 @@ class Labels {
     Object.assign(this, { timeline, box });
   }
 
-  /** The heights that the panels' headers need, by the width of the figure. @returns {number[]} */
+  /** The heights that the panels' headers need, which depend on the width of the figure. @returns {number[]} */
   headerHeights() {
     const { clientWidth } = this.timeline.element;
     if (clientWidth !== this.measuredAt) {

@@ -1,9 +1,9 @@
-// Which call launched what, and what else is known of a box once the folded lanes were read.
+// Launch calls, launch shapes, phases and exposed parts of boxes; known when the folded lanes have been read.
 
 class Launches {
   /**
-   * @param {Object<string, Float64Array>} facts a row a box shown: call, shape, phase
-   * @param {Object<string, Float64Array>} collectives a row a part of a collective: box, part, ns
+   * @param {Object<string, Float64Array>} facts for each box shown: call, shape, phase
+   * @param {Object<string, Float64Array>} collectives for each part of a collective: box, part, ns
    */
   constructor({ call, shape, phase }, { box, part, ns }) {
     this.call = new Int32Array(call.length).fill(-1);
@@ -14,7 +14,8 @@ class Launches {
   }
 
   /**
-   * The parts of a collective, and ns: places in `EXPOSED_PARTS`, behind them what is overlapped and the transfer.
+   * The parts of a collective with their ns: index into `EXPOSED_PARTS`, the next index for overlapped time, and the one
+   * after it for the transfer.
    * @returns {Array<[number, number]>}
    */
   partsOf(source) {
@@ -25,9 +26,9 @@ class Launches {
 }
 
 /**
- * How fast a box moved its bytes, as `Collective.algbw_bytes_per_s` in analyze/collectives/results.py defines it: over
- * the transfer, the shortest duration over the ranks; where peers are not known, and for copies, over the duration.
- * @returns {?{name: string, rate: string, over: string}} null of what moves no bytes, or not known how many
+ * The bandwidth of a box, as `Collective.algbw_bytes_per_s` in analyze/collectives/results.py: bytes over the transfer
+ * time; for copies, and if peers are not known, over the duration.
+ * @returns {?{name: string, rate: string, over: string}} null if the bytes are not known
  */
 function bandwidthOf({ launches, data }, { row, track, at }) {
   const source = track.source[at], bytes = track.columns.bytes[source], duration = track.end[at] - track.start[at];
@@ -42,7 +43,7 @@ function bandwidthOf({ launches, data }, { row, track, at }) {
 }
 
 /**
- * The launch that a box takes part in: the call, and what it launched, of several the first.
+ * The launch of a box that is a call or was launched: the call, the first work that it launched, and their number.
  * @param {Timeline} timeline @param {{row: Row, track: Track, at: number}} box
  * @returns {?{call: Object, launched: Object, count: number}} both as boxes
  */
@@ -61,7 +62,7 @@ function launchOf(timeline, box) {
   return { call: box, launched: locate(timeline.shownRows, first), count };
 }
 
-/** The arrow of a launch, and where the host lane shows the call, on the axis in ns and in pixels from the top. */
+/** The arrow of a launch, and the rows of the host in which the call is marked; in ns on the axis and in pixels. */
 function arrowOf(timeline, box) {
   const launch = launchOf(timeline, box);
   if (!launch) return null;

@@ -1,12 +1,12 @@
-// What waited for which collective, and how long.
+// Which operations waited for which collectives, and how long.
 
 class Needs {
-  /** @param {Object<string, Float64Array>} columns a row a collective, or a time at which something stood still for one */
+  /** @param {Object<string, Float64Array>} columns a row per collective and per waiting box; see encoding.py */
   constructor({ box, ...columns }) {
     Object.assign(this, columns, { box: summed(box) });
   }
 
-  /** What is known of a collective, or of a time at which something stood still. @returns {?Object} */
+  /** The row of a collective or of a waiting box. @returns {?Object} */
   at(source) {
     const row = firstAbove(this.box, source - 1);
     if (this.box[row] !== source) return null;
@@ -15,7 +15,7 @@ class Needs {
     return { of: of - 1, blocking, held: held - 1, slack, name, stream, after, consumer: consumer - 1 };
   }
 
-  /** The collective of a rank and a step that has a position there. @returns {?{row, track, at}} */
+  /** The collective with an index in a step of a rank. @returns {?{row, track, at}} */
   collective(timeline, rank, step, index) {
     for (let at = 0; at < this.box.length; at++) {
       if (this.index[at] !== index) continue;
@@ -36,7 +36,7 @@ class Needs {
 
 const exactly = (ns) => `${milliseconds(ns)} (${ns.toLocaleString("en")} ns)`;
 
-/** Of a collective what waited for it; of what waited for collectives which they are. */
+/** Facts on blocking, slack and the consumer of a collective; for a consumer or a waiting box, on its collectives. */
 function needFacts(timeline, { row, track, at }) {
   const { needs, data } = timeline, source = track.source[at];
   if (!needs || row.folded) return [];
@@ -47,7 +47,7 @@ function needFacts(timeline, { row, track, at }) {
   const { blocking, held, slack, name, stream, after, consumer } = found, { whyUnknown, panel } = data.ranks[row.rank];
   const start = track.start[at] + after - timeline.view.offsets[row.panel];
   const known = blocking >= 0 ? exactly(blocking) : `not known: ${whyUnknown ?? "the trace does not tell"}`;
-  const nobody = blocking >= 0 && data.panels[panel].device !== "cpu" ? [["needed by", "nothing that the trace tells"]] : [];
+  const nobody = blocking >= 0 && data.panels[panel].device !== "cpu" ? [["needed by", "nothing that the trace shows"]] : [];
   return [
     ["blocking", known],
     ...(held < 0 ? nobody : [
@@ -64,7 +64,7 @@ const HELD_BACK = {
   "launch": "its launch", "other wait": "something else that it waits for",
 };
 
-/** Arrows from collectives to their consumers, of which one is selected. @returns {Array<{x: number[], y: number[]}>} */
+/** Arrows from collectives to their consumers; a box of either kind is selected. @returns {Array<{x: number[], y: number[]}>} */
 function needArrows(timeline, { row, track, at }) {
   const { needs, view } = timeline, source = track.source[at];
   if (!needs || row.folded) return [];

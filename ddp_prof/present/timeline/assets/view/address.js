@@ -1,12 +1,18 @@
-// What is seen in the address of the page, so that a view can be sent: #step=3&from=-1000&to=2000, in ns on the axis,
-// #step=all for all steps, &unfold=calls&fold=copies for lanes that are not as at first, &lanes=stream for those whose
-// titles hold it, &box=12@5000 for the box that is selected (its row, and its start in ns on the panel's time),
-// &range=-1000,2000 for a range that is measured, &search=words for what is searched.
-// Without a hash the page opens on the typical step; #worst shows the longest time that waits for communication, or that
-// is exposed; #step=3&rank=rank 0&collective=7 shows a collective by its position in the step;
-// #kernel=name&shape=grid 1x1x1 block 1x1x1&phase=backward searches a kernel and shows one of this shape and phase.
+// The state of the page in its address, so that a view can be shared:
+//   #step=3, #step=all           a step, all steps
+//   from=-1000&to=2000           the window, in ns on the axis
+//   unfold=calls&fold=copies     lanes that the reader unfolded and folded
+//   lanes=stream                 the filter on the titles of lanes
+//   box=12@5000                  the selected box: its row, and its start in ns of the panel's time
+//   range=-1000,2000             the measured range
+//   search=words                 the search
+// Links to the page may also use:
+//   #worst                       the longest time that waits for communication, else the longest exposed time
+//   #step=3&rank=rank 0&collective=7    a collective by its position in the step
+//   #kernel=name&shape=grid 1x1x1 block 1x1x1&phase=backward    a search for a kernel, with one match selected
+// Without a hash the page opens on the typical step.
 
-const WRITE_AFTER = 300; // ms; browsers refuse to be told too often
+const WRITE_AFTER = 300; // ms; browsers limit how often the address may change
 const COPIED_FOR = 2000; // ms
 
 class Address {
@@ -18,7 +24,7 @@ class Address {
   }
 
   /**
-   * From now on the address is written: not before all of it was followed, or what it asks for would be lost.
+   * Writes the address from now on; not earlier, because the selection in it could not be followed before.
    * @param {Details} details
    */
   start(details) {
@@ -31,34 +37,34 @@ class Address {
     });
   }
 
-  /** Shows what the address says; what is not there is passed over. */
+  /** Shows the state in the address; ignores steps and boxes that do not exist. */
   follow() {
     this.known = location.hash;
-    const { timeline } = this, asked = new URLSearchParams(location.hash.slice(1));
-    const [step, from, to] = ["step", "from", "to"].map((name) => Number(asked.get(name) ?? NaN));
+    const { timeline } = this, query = new URLSearchParams(location.hash.slice(1));
+    const [step, from, to] = ["step", "from", "to"].map((name) => Number(query.get(name) ?? NaN));
     timeline.folding.chosen.clear();
-    for (const key of asked.getAll("fold")) timeline.folding.set(key, true);
-    for (const key of asked.getAll("unfold")) timeline.folding.set(key, false);
-    timeline.filter(asked.get("lanes") ?? "");
+    for (const key of query.getAll("fold")) timeline.folding.set(key, true);
+    for (const key of query.getAll("unfold")) timeline.folding.set(key, false);
+    timeline.filter(query.get("lanes") ?? "");
     if (timeline.stepKeys.includes(step)) timeline.showStep(step);
-    else if (from < to || asked.get("step") === "all") timeline.showSteps();
+    else if (from < to || query.get("step") === "all") timeline.showSteps();
     else timeline.open();
     if (from < to) timeline.show(from, to);
     if (this.details) this.#followSelection();
   }
 
   #followSelection() {
-    const { timeline, details } = this, asked = new URLSearchParams(location.hash.slice(1));
-    const numbers = (name, by) => (asked.get(name) ?? "").split(by).map(Number);
+    const { timeline, details } = this, query = new URLSearchParams(location.hash.slice(1));
+    const numbers = (name, by) => (query.get(name) ?? "").split(by).map(Number);
     const [from, to] = numbers("range", ","), [index, start] = numbers("box", "@"), row = timeline.rows[index];
     const startsThere = (track) => track.start[track.startingFrom(start)] === start;
     const track = start !== undefined && row?.tracks.find(startsThere);
-    const kernel = asked.get("kernel"), words = kernel ? `"${kernel}"` : asked.get("search") ?? "";
+    const kernel = query.get("kernel"), words = kernel ? `"${kernel}"` : query.get("search") ?? "";
     if (words !== timeline.search.words) searchFor(words);
-    const rank = asked.get("rank"), collective = asked.get("collective");
-    const goal = kernel ? kernelFound(timeline, asked.get("shape"), asked.get("phase"))
-      : collective && timeline.needs.collective(timeline, rank, Number(asked.get("step")), Number(collective));
-    const worst = asked.has("worst") && (timeline.longestOf("blocking") ?? timeline.longestOf("exposed"));
+    const rank = query.get("rank"), collective = query.get("collective");
+    const goal = kernel ? kernelFound(timeline, query.get("shape"), query.get("phase"))
+      : collective && timeline.needs.collective(timeline, rank, Number(query.get("step")), Number(collective));
+    const worst = query.has("worst") && (timeline.longestOf("blocking") ?? timeline.longestOf("exposed"));
     if (worst) {
       const step = worst.track.columns.step[worst.track.source[worst.at]];
       if (timeline.stepKeys.includes(step)) timeline.showStep(step);
@@ -80,14 +86,14 @@ class Address {
     return row ? `box=${rows.indexOf(row)}@${track.start[at]}` : `range=${from},${to}`;
   }
 
-  /** Copies the address; where the browser refuses, shows it selected. */
+  /** Copies the address; if the browser refuses that, shows it in a field, selected. */
   async copy() {
     this.write();
-    const said = byId("copied"), field = byId("link");
+    const note = byId("copied"), field = byId("link");
     try {
       await navigator.clipboard.writeText(location.href);
-      said.textContent = "copied";
-      setTimeout(() => (said.textContent = ""), COPIED_FOR);
+      note.textContent = "copied";
+      setTimeout(() => (note.textContent = ""), COPIED_FOR);
     } catch {
       field.value = location.href;
       field.hidden = false;
@@ -96,7 +102,7 @@ class Address {
     }
   }
 
-  /** Where another address was given meanwhile, the page is about to hear of it, and it stays. */
+  /** Writes the address, unless it changed meanwhile: then `hashchange` is about to come, and `follow` with it. */
   write() {
     if (location.hash !== this.known) return;
     const { step, view, isBase, folding, search, data } = this.timeline, parts = new URLSearchParams();
@@ -111,7 +117,7 @@ class Address {
     }
     if (folding.filter) parts.set("lanes", folding.filter);
     if (search.words) parts.set("search", search.words);
-    const said = [String(parts), this.#selection()].filter(Boolean).join("&"), hash = said && `#${said}`;
+    const text = [String(parts), this.#selection()].filter(Boolean).join("&"), hash = text && `#${text}`;
     if (hash !== location.hash) history.replaceState(null, "", hash || "#");
     this.known = location.hash;
     for (const [link, page] of this.links) link.setAttribute("href", step === null ? page : `${page}#step=${step}`);

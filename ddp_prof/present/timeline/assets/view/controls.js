@@ -18,7 +18,7 @@ function control(timeline) {
   return details;
 }
 
-/** Other pixels, other columns. The observer calls once at the beginning, too, when nothing has changed. */
+/** Draws again after a change of size. The observer also calls once at the beginning, when nothing has changed. */
 function onResize(timeline) {
   let width = timeline.element.clientWidth;
   const again = () => {
@@ -43,7 +43,7 @@ function controlLanes(timeline) {
     if (event.key === "Escape") clear();
     if (["Enter", "Escape"].includes(event.key)) field.blur();
   });
-  // What filters stands in the chip; the field holds it only while it is written.
+  // The chip shows the filter; the field holds it only while it has the focus.
   field.addEventListener("focus", () => {
     field.value = timeline.folding.filter;
     field.select();
@@ -73,7 +73,7 @@ const KEYS = {
   "?": () => toggleKeys(),
 };
 
-/** Selects the next time in a category, or the one before, and brings it into view. */
+/** Selects the next box of a category, or the one before, and brings it into view. */
 function goTo(timeline, details, category, direction) {
   const box = timeline.nextOf(category, direction);
   if (!box) return;
@@ -81,7 +81,7 @@ function goTo(timeline, details, category, direction) {
   details.showBox(box);
 }
 
-/** Whether keys go into a field. */
+/** Whether a key event belongs to a field or a dialog. */
 function typesIn(event) {
   return event.target.closest?.("input, select, textarea, dialog");
 }
@@ -101,14 +101,14 @@ function onKey(timeline, details, event) {
   act(timeline, details);
 }
 
-/** Says what step is seen, in a menu as wide as that of all steps: thousands of entries take longer than the first view. */
+/** Fills the menu of steps with the current step only, because thousands of entries take long; keeps its full width. */
 function showStep(timeline) {
   const menu = byId("steps"), names = timeline.stepKeys.map((key) => timeline.stepName(key));
   byId("step-controls").hidden = !names.length;
   if (timeline.step === null) return;
   const widest = names.reduce((one, other) => (widthOf(other) > widthOf(one) ? other : one));
   menu.append(new Option(timeline.stepName(timeline.step), timeline.step, false, true), new Option(widest));
-  menu.style.width = `${menu.offsetWidth}px`; // or all entries would be measured
+  menu.style.width = `${menu.offsetWidth}px`; // fixed, so that the browser does not measure all entries
 }
 
 function controlSteps(timeline) {
@@ -123,7 +123,7 @@ function controlSteps(timeline) {
   });
 }
 
-/** Searches words as if they were written into the field. */
+/** Searches words as if the reader had typed them. */
 function searchFor(words) {
   const field = byId("search");
   field.value = words;
@@ -131,22 +131,22 @@ function searchFor(words) {
 }
 
 function controlSearch(timeline, details) {
-  const { search } = timeline, field = byId("search"), said = byId("found");
-  const tell = () => {
+  const { search } = timeline, field = byId("search"), result = byId("found");
+  const report = () => {
     const goals = search.goals.toLocaleString("en"), others = search.count - search.goals;
     const position = search.current ? `${search.position.toLocaleString("en")} of ${goals}` : `${goals} found`;
     const marked = others ? ` · ${others.toLocaleString("en")} others marked` : "";
-    said.textContent = search.words ? position + marked : "";
+    result.textContent = search.words ? position + marked : "";
   };
-  timeline.onDraw(tell);
+  timeline.onDraw(report);
   const go = (direction) => {
     search.go(direction);
     if (search.current) details.showBox(search.current);
-    tell();
+    report();
   };
   const find = () => {
     search.find(field.value);
-    tell();
+    report();
     timeline.schedule();
   };
   field.addEventListener("input", find);

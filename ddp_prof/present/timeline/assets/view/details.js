@@ -1,7 +1,7 @@
-// What stays on the page beside the lanes, or below them where it is narrow: the box that was clicked, or the sums of the range that was measured.
+// The details beside the lanes, or below them on a narrow page: of the selected box, or the sums of a measured range.
 
 const MOST_KERNELS = 12;
-const NOT_SUMMED = ["strip", "waiting", "host", "ranges"]; // they hold others
+const NOT_SUMMED = ["strip", "waiting", "host", "ranges"]; // their boxes contain others
 
 class Details {
   /** @param {Timeline} timeline @param {HTMLElement} pane */
@@ -16,7 +16,7 @@ class Details {
     this.#fill(...this.hint);
   }
 
-  /** Beside the lanes there is a place for details only while something is selected. */
+  /** The details take room beside the lanes only while something is selected. */
   #fill(...content) {
     const { pane, timeline: { selected } } = this;
     pane.parentElement.classList.toggle("docked", Boolean(selected));
@@ -35,7 +35,7 @@ class Details {
     this.#fill(element("h2", element("bdi", title)), element("dl", ...pairs));
   }
 
-  /** Leads to another box. */
+  /** A button that leads to another box. */
   #link(text, box) {
     const button = element("button", element("bdi", text));
     button.className = "link";
@@ -46,7 +46,7 @@ class Details {
     return button;
   }
 
-  /** The sums of a range of the axis, by category and by name; each box counts with what lies in the range. */
+  /** Shows the sums of a range of the axis, by category and by name; a box counts with its part in the range. */
   showRange(from, to) {
     this.timeline.select({ from, to });
     const { categories, names } = sumsIn(this.timeline, from, to);
@@ -60,7 +60,7 @@ class Details {
   }
 }
 
-/** What is known of a box, as pairs, some with the box that they speak of; the first one is its title. */
+/** The facts about a box as [name, text, target]; the target is a box or a link, if any. The first fact is the title. */
 function factsOf(timeline, box) {
   const { row, track, at } = box, source = track.source[at], { data } = timeline, offset = timeline.view.offsets[row.panel];
   const duration = track.end[at] - track.start[at], bytes = track.columns.bytes[source], step = track.columns.step[source];
@@ -85,7 +85,7 @@ function factsOf(timeline, box) {
   ];
 }
 
-/** When and by whom it was launched and how long that took to act, and with how many threads. */
+/** Facts about the launch: its time, the call, the delay, grid, block and registers. */
 function launchFacts(timeline, box) {
   const launch = launchOf(timeline, box);
   if (!launch) return [];
@@ -107,7 +107,7 @@ function launchFacts(timeline, box) {
   ];
 }
 
-/** The phase that launched it. @returns {string} empty where it is not known */
+/** The phase that launched a box. @returns {string} empty if it is not known */
 function phaseOf({ launches, data }, { row, track, at }) {
   return row.folded ? "" : data.phases[launches?.phase[track.source[at]] - 1] ?? "";
 }
@@ -118,24 +118,24 @@ function phaseFacts(timeline, box) {
   return [["phase", inferred ? `${name}, inferred from the thread that launched it` : name]];
 }
 
-/** How a kernel was launched: its grid and block. */
+/** The launch shape of a kernel: its grid and block. */
 function shapeOf({ launches, data }, { track, at }) {
   return data.shapes[launches.shape[track.source[at]]][0];
 }
 
-/** The kernel of that shape and phase that a search found. */
+/** The first match of the search with this shape and phase, else the first match. */
 function kernelFound(timeline, shape, phase) {
   return timeline.search.first((box) => shapeOf(timeline, box) === shape && phaseOf(timeline, box) === phase)
     ?? timeline.search.first(() => true);
 }
 
-/** The row of a kernel in the table of all kernels, where the report has one. */
+/** A link to the kernel's row in the table of all kernels, if the report has one. */
 function tableFacts(timeline, box) {
   const page = document.querySelector('a[data-page="kernels"]')?.getAttribute("href"), { row, track, at } = box;
   const isKernel = ["compute", "communication"].includes(row.kind) && !row.from_launch && timeline.data.panels[row.panel].device === "cuda";
   if (!page || !isKernel || !timeline.launches) return [];
-  const asked = { kernel: nameOf(timeline.texts(track, at)), shape: shapeOf(timeline, box), phase: phaseOf(timeline, box) };
-  return [["all like it", "in the table of kernels", { href: `${page}#${new URLSearchParams(asked)}` }]];
+  const query = { kernel: nameOf(timeline.texts(track, at)), shape: shapeOf(timeline, box), phase: phaseOf(timeline, box) };
+  return [["all like it", "in the table of kernels", { href: `${page}#${new URLSearchParams(query)}` }]];
 }
 
 function linkTo(text, href) {
@@ -150,7 +150,7 @@ function trafficFacts(timeline, box, bytes) {
   ];
 }
 
-/** What of a collective compute hides, and when and why the rest is exposed; each ns counts for one collective. */
+/** The overlapped time of a collective, and its exposed time by when and why; each ns counts for one collective. */
 function exposureFacts({ launches, data }, { row, track, at }) {
   const found = row.folded ? [] : launches?.partsOf(track.source[at]) ?? [];
   const exposed = found.filter(([part]) => part < data.parts.length);

@@ -1,6 +1,6 @@
-// What is said beside the pointer, and of the window as a whole.
+// The tooltip beside the pointer, and the sums of the window.
 
-/** Says what lies under the pointer. */
+/** Describes the box, or the merged boxes, under the pointer. */
 class Tooltip {
   /** @param {Timeline} timeline @param {HTMLElement} element */
   constructor(timeline, element) {
@@ -16,7 +16,7 @@ class Tooltip {
     const lines = this.#lines(x, y);
     this.element.hidden = !lines;
     if (!lines) return;
-    // Names are isolated, so that one written from right to left turns nothing else around; none is markup.
+    // Names are isolated, so that right-to-left text does not reverse anything else; none is read as markup.
     this.element.replaceChildren(...lines.map((line, at) => element(at ? "div" : "b", element("bdi", line))));
     const { offsetWidth: width, offsetHeight: height } = this.element;
     this.element.style.left = `${Math.max(4, Math.min(clientX + 14, innerWidth - width - 4))}px`;
@@ -66,9 +66,9 @@ class Tooltip {
   }
 }
 
-const MAY_BE_LEFT_OUT = ["exposed_memory", "graph", "unnamed"]; // parts that some captures hold none of
+const MAY_BE_LEFT_OUT = ["exposed_memory", "graph", "unnamed"]; // parts that some captures do not have
 
-/** The strip's sums in the window: a sentence, and a table with one line per rank. */
+/** The strip's sums in the window: a sentence, and a table with one row per rank. */
 class Readout {
   constructor(timeline, sentence, table) {
     Object.assign(this, { timeline, sentence, table });
@@ -80,18 +80,18 @@ class Readout {
     const [from, to] = this.timeline.window, ranks = this.timeline.sums();
     const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
       (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
-    const said = ranks.some(({ sums }) => sums && sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
-    this.sentence.textContent = `${this.#step()}in view: ${milliseconds(to - from)}${said}`;
+    const overlap = ranks.some(({ sums }) => sums && sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
+    this.sentence.textContent = `${this.#step()}in view: ${milliseconds(to - from)}${overlap}`;
     this.#fill(ranks, to - from);
   }
 
-  /** How long the step took that is shown, of which the window holds a little more. */
+  /** The name and length of the step that is shown; the window is a little longer. */
   #step() {
     const { isBase, step } = this.timeline, length = this.timeline.lengthOf(step);
     return isBase && length ? `${this.timeline.stepName(step)}: ${length} · ` : "";
   }
 
-  /** Parts are told as shares of the window, to which they sum. */
+  /** Fills the table; the parts sum to the window. */
   #fill(ranks, span) {
     const { parts, timeline: { data: { panels } } } = this, several = panels.length > 1;
     const head = ["rank", ...parts.map(({ label }) => label), ...(several ? ["not captured"] : []), "overlapped share", "blocking"];
@@ -106,7 +106,7 @@ class Readout {
   }
 }
 
-/** Whole ns as ms and as a share of the window, with the ns on hover. */
+/** A cell with a time in ms and its share of the window; the tooltip has the ns. */
 function sumCell(ns, span) {
   if (ns === null || ns === undefined) return element("td", "n/a");
   const made = element("td", `${(ns / 1e6).toFixed(2)} ms`, element("small", ` ${percent(ns / span)}`));
@@ -114,14 +114,14 @@ function sumCell(ns, span) {
   return made;
 }
 
-/** How long something stood still for communication, or why that is not known. */
+/** A cell with the blocking time; the tooltip says why it is not known. */
 function blockingCell({ blocking, whyUnknown }, span) {
   const made = sumCell(blocking, span);
   if (blocking === null) made.title = whyUnknown ?? "";
   return made;
 }
 
-/** @returns {string} the share of the communication of some ranks */
+/** @returns {string} the overlapped share of the communication of some ranks */
 function overlapOf(ranks) {
   const total = (part) => ranks.reduce((sum, { sums }) => sum + (sums?.[part] ?? 0), 0);
   return percent(total("overlapped") / (total("overlapped") + total("exposed")));

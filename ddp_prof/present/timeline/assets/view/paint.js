@@ -1,16 +1,16 @@
-// Boxes and cells as Plotly traces. Plotly makes an SVG element of each bar, and of each stretch of a line between
-// gaps. Thousands of elements are slow, one long path is not: so each category is one line without gaps, filled.
+// Draws boxes and cells as Plotly traces. Plotly makes an SVG element for each bar, and for each part of a line between
+// gaps. Thousands of elements are slow, one long path is not; so each category is one filled line without gaps.
 
-/** Plotly draws at most so many boxes at once; where there were more, pixel columns get wider. */
+/** If there were more boxes and cells to draw, pixel columns become wider. */
 const MOST_BOXES = 20000;
 const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8, FONT_PX = 12; // pixels
 const TICK = 5;
-const MOST_NUMBERS = 8, NUMBER_PX = 56; // beside what is exposed and too thin to hold its length
+const MOST_NUMBERS = 8, NUMBER_PX = 56; // beside exposed time that is too thin to hold its length
 const PALE = "38", SHADE = "22"; // opacity
 
 /**
- * Rectangles of one colour as one closed line. From a stem at the left it runs along the bottom of each row, up and
- * round each rectangle, and back; what it passes twice encloses nothing::
+ * Rectangles of one colour as one closed line. From a stem at the left it runs along the bottom of each row, around
+ * each rectangle, and back; a part that it passes twice encloses no area::
  *
  *     stem   +--+  +----+
  *      |     |  |  |    |
@@ -18,7 +18,7 @@ const PALE = "38", SHADE = "22"; // opacity
  *      +-----|-----+----+
  */
 class Rectangles {
-  /** @param {number} left of everything */
+  /** @param {number} left x of the stem, left of all rectangles */
   constructor(left) {
     this.left = left;
     this.bottom = NaN;
@@ -43,7 +43,7 @@ class Rectangles {
     this.y.push(y);
   }
 
-  /** The line, back at its beginning. */
+  /** The closed line. */
   closed() {
     if (this.x.length) {
       this.#point(this.left, this.bottom);
@@ -54,7 +54,7 @@ class Rectangles {
 }
 
 /**
- * What is to be drawn of all rows.
+ * Merges the boxes of all rows.
  * @param {Row[]} rows @param {View} view @param {number} columns
  */
 function mergeAll(rows, view, columns) {
@@ -65,7 +65,7 @@ function mergeAll(rows, view, columns) {
   }
 }
 
-/** Draws what was merged. */
+/** Turns merged rows, and the selection, into Plotly traces. */
 class Painter {
   /** @param {Timeline} timeline @param {Object} layout */
   constructor(timeline, layout) {
@@ -89,14 +89,14 @@ class Painter {
   /** @param {{row: Row, boxes: Box[], cells: Cell[]}} drawn */
   add({ row, boxes, cells }) {
     const [from, to] = this.view.on(row);
-    // Far outside, coordinates of a long box would be too large to be drawn.
+    // A long box is cut outside of the window: its coordinates would be too large to draw.
     const left = from - 9 * this.pixel, right = to + 9 * this.pixel;
     let last = NaN;
     for (const { track, at } of boxes) {
       const start = Math.max(left, track.start[at]), end = Math.min(right, track.end[at]);
       this.#rectangle(this.solid, row, track, start, end, 0, 1);
       const width = (end - start) / this.pixel;
-      // Neighbours of one colour would look like one box.
+      // Without an edge, neighbours of one colour would look like one box.
       if (width >= LEAST_EDGE && track.start[at] === last) this.#edge(row, start);
       if (width >= LEAST_EDGE / 2) this.#label(row, track, at, Math.max(from, start), Math.min(to, end));
       last = track.end[at];
@@ -107,7 +107,7 @@ class Painter {
     }
   }
 
-  /** Solid is how much of a column is covered; where that is not all of it, pale says that there are boxes at all. */
+  /** Solid colour shows which share of a column is covered; the rest of a column with boxes is pale. */
   #addCells(row, cells) {
     for (let at = 0; at < cells.length; ) {
       const { from, to } = cells[at];
@@ -127,7 +127,7 @@ class Painter {
     return this.view.ms(row, time);
   }
 
-  /** Shares count from the bottom of the row. */
+  /** Draws a box between two heights, which are shares of the row from its bottom. */
   #rectangle(rectangles, row, track, from, to, low, high) {
     const height = row.bottom - row.top;
     rectangles.get(track.category).add(
@@ -139,7 +139,7 @@ class Painter {
     this.edges.add(row.bottom, this.#x(row, time - half), this.#x(row, time + half), row.bottom, row.top);
   }
 
-  /** A frame round what was found, or a tick above it where there is no room for a frame. */
+  /** Draws a frame around a match, or a tick above it if there is no room for a frame. */
   #mark(row, from, to, marks = this.marks) {
     const line = 2 * this.pixel, x = (time) => this.#x(row, time);
     const { top, bottom } = row;
@@ -150,7 +150,7 @@ class Painter {
     marks.add(bottom, x(to - line), x(to), bottom, top);
   }
 
-  /** A frame round the box that is selected, or a shade over the range and a line under it. */
+  /** Draws a frame around the selected box, or a shade over the selected range and a line under it. */
   addSelection(selected) {
     const { row, track, at, from, to } = selected;
     if (!row) {
@@ -166,7 +166,7 @@ class Painter {
     return this.#launch(arrowOf(this.timeline, selected));
   }
 
-  /** An arrow from the call to what it launched, and a tick in the host lane where the call was. */
+  /** Draws an arrow from the call to the work that it launched, and a tick in the host lane at the call. */
   #launch(arrow) {
     if (!arrow) return;
     const { at, to, host, line } = arrow, x0 = (at - this.pixel) / 1e6, x1 = (at + this.pixel) / 1e6;
@@ -189,7 +189,7 @@ class Painter {
     this.text.color.push(this.ink.get(track.category));
   }
 
-  /** How long what is too thin to hold its length is exposed; what lies so close that there is no room is summed. */
+  /** The lengths of exposed times that are too thin to hold them; neighbours without room between are summed. */
   numbers() {
     const room = NUMBER_PX * this.pixel, groups = [];
     for (const each of this.thin) {
@@ -205,7 +205,7 @@ class Painter {
     }));
   }
 
-  /** @returns {Object[]} the traces, always as many and in the same order */
+  /** @returns {Object[]} the traces, always the same number in the same order */
   traces() {
     const { categories } = this.timeline, { paper_bgcolor: paper, font } = this.colors;
     return [
@@ -225,7 +225,7 @@ const INERT = { type: "scatter", hoverinfo: "skip", showlegend: false };
 
 function filled(rectangles, color, { legend, color: group } = {}, showlegend = false) {
   const line = rectangles.closed();
-  if (showlegend && !line.x.length) Object.assign(line, { x: [null], y: [null] }); // or Plotly drops it from the legend
+  if (showlegend && !line.x.length) Object.assign(line, { x: [null], y: [null] }); // keeps its entry in the legend
   return {
     ...INERT, ...line, mode: "none", fill: "toself", fillcolor: color,
     line: { simplify: false, width: 0 }, name: legend, legendgroup: group, showlegend,
@@ -244,7 +244,7 @@ function written({ x, y, text, color }, family) {
   return { ...INERT, x, y, text, mode: "text", textfont: { color, size: FONT_PX - 0.5, family } };
 }
 
-/** Black or white, whichever is read better. */
+/** Black or white, whichever has more contrast. */
 function inkOn(color) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   return red * 0.299 + green * 0.587 + blue * 0.114 > 130 ? "#1c2128" : "#ffffff";
@@ -259,7 +259,7 @@ function widthOf(text) {
   return widths.get(text);
 }
 
-/** The title, its label, or the beginning of a title without label, whatever there is room for. */
+/** The text that fits: the title, its label, or the beginning of a title without a label. */
 function fitting(texts, room) {
   const [title, label] = texts;
   if (widthOf(title) <= room) return title;
@@ -268,7 +268,7 @@ function fitting(texts, room) {
   return letters >= 6 ? title.slice(0, letters) + "…" : "";
 }
 
-/** Plotly reads a subset of HTML: nothing in a name is markup. */
+/** Escapes a name for Plotly, which reads a subset of HTML. */
 function asText(plain) {
   return plain.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }

@@ -1,6 +1,6 @@
 // The pointer over the figure: wheel, drag, click, tooltip.
 
-const CLICK = 4; // pixels that a pointer may move and still have clicked
+const CLICK = 4; // pixels that a pointer may move during a click
 
 function controlPointer(timeline, details) {
   const tooltip = new Tooltip(timeline, byId("tooltip")), figure = timeline.element;
@@ -33,7 +33,7 @@ function onWheel(timeline, tooltip, event) {
   else timeline.zoom(Math.exp(Math.max(-1, Math.min(1, deltaY / 250))), x / timeline.width);
 }
 
-/** A pointer that is down: it moves the window, with shift it measures a range, and where it stays it selects. */
+/** A pressed pointer: a drag moves the window, a drag with shift measures a range, a click selects. */
 class Drag {
   constructor(timeline, details) {
     Object.assign(this, { timeline, details, from: null });
@@ -70,7 +70,7 @@ class Drag {
     this.from = null;
   }
 
-  /** What lies between where the pointer went down and where it is. */
+  /** The range between the place where the pointer was pressed and its place now. */
   #range(event, { x } = this.from) {
     const { view, pixel, width } = this.timeline;
     const ends = [x, Math.min(Math.max(this.timeline.place(event).x, 0), width)].sort((one, other) => one - other);

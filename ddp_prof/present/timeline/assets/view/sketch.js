@@ -1,4 +1,4 @@
-// The figure without Plotly, of what Plotly is given: the same places, sizes and colours, to look at until it was read.
+// Draws the figure without Plotly, from the same traces and layout, at the same places, until Plotly has been read.
 
 const LEGEND_SWATCH = 30, LEGEND_TEXT = 40, LEGEND_EDGE = 5, LEGEND_GAP = 5; // pixels, as Plotly lays legends out
 const BASELINE = 0.25, LEGEND_BASELINE = 0.39, LINE_HEIGHT = 1.3; // of the size of letters
@@ -26,7 +26,7 @@ function sketch(figure, traces, layout) {
   figure.style.height = `${height}px`;
 }
 
-/** Once Plotly drew the same. */
+/** Removes the sketch when Plotly has drawn the figure. */
 function removeSketch(figure) {
   figure.querySelector(".sketch")?.remove();
   figure.style.height = "";
@@ -46,7 +46,7 @@ function sketchedFill({ x: xs, y: ys, fillcolor }, x, y) {
   return places.length ? `<path d="M${places.join("L")}Z" fill="${fillcolor}"/>` : "";
 }
 
-/** Its text is Plotly's: what is a name in it is escaped already, and what it breaks lines with is `<br>`. */
+/** The text is already escaped for Plotly, and `<br>` breaks its lines. */
 function sketchedText({ x: xs, y: ys, text, textfont: { size, color } }, x, y) {
   return xs.map((ms, at) => {
     const lines = text[at].split("<br>"), top = y(ys[at]) + BASELINE * size - ((lines.length - 1) * LINE_HEIGHT * size) / 2;
@@ -61,7 +61,7 @@ function sketchedNumber({ text, font: { size, color }, bgcolor, xshift }, family
     + letters(text, left + 2, top + 12, size, color, "start");
 }
 
-/** In a line where there is room for it; else in columns as wide as the widest entry. */
+/** The legend in one line if there is room, else in columns as wide as the widest entry. */
 function sketchedLegend(traces, { width, margin: { l, r, t }, legend: { font: { size } }, font }) {
   const widths = traces.map(({ name }) => LEGEND_TEXT + lengthOf(name, size, font.family) + LEGEND_GAP), widest = Math.max(...widths);
   const room = width - l - r, isLine = widths.reduce((sum, each) => sum + each, 0) <= room;

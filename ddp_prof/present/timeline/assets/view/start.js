@@ -1,12 +1,12 @@
-// Draws the page: at once the window on which it opens, then what all columns hold. Neither Plotly nor the columns are
-// needed for the first, and they come last in the page: each takes longer to read than a reader likes to wait.
+// Draws the page: first the window on which it opens, then all of it. The first drawing needs neither Plotly nor all
+// columns; these come last in the page, because each takes long to read.
 
 const timeline = new Timeline(byId("timeline"), byId("labels"), read("timeline-data"));
 const whole = new WholeRun(timeline, byId("whole"));
 const readout = new Readout(timeline, byId("in-view"), byId("sums"));
 
 async function start() {
-  timeline.arrange(); // the bands of the whole run took room
+  timeline.arrange(); // again, because the bands of the whole run take room
   timeline.onPaint(() => whole.update());
   const address = new Address(timeline);
   address.follow();
@@ -19,8 +19,8 @@ async function start() {
   }
   await loadPlotly();
   const { tables, foldedTables } = timeline.data;
-  const [boxes, untold] = await columnsIn("timeline-boxes", tables);
-  timeline.fill(boxesOf(boxes), untold);
+  const [boxes, extra] = await columnsIn("timeline-boxes", tables);
+  timeline.fill(boxesOf(boxes), extra);
   const details = control(timeline);
   await timeline.draw();
   timeline.element.on("plotly_restyle", () => timeline.schedule()); // a category was switched on or off
@@ -33,16 +33,16 @@ async function start() {
   document.body.dataset.ready = "true";
 }
 
-/** The boxes of the window on which the page opens; where the address asks for another, an overview stands in. */
+/** Draws the window on which the page opens, or an overview if the address has another window. */
 async function drawFirst() {
   const { opening } = timeline.data;
   if (!opening || !timeline.isOpening) return timeline.drawOverview();
-  const [boxes, untold] = unpack(await inflate(byId("timeline-opening").textContent), opening.tables);
-  timeline.fill(boxesOf(boxes), untold, opening.rows);
+  const [boxes, extra] = unpack(await inflate(byId("timeline-opening").textContent), opening.tables);
+  timeline.fill(boxesOf(boxes), extra, opening.rows);
   return timeline.schedule();
 }
 
-/** Plotly is a text of the page, or a file beside it, until there is something to see. */
+/** Runs Plotly, which until now was a text in the page or a file beside it. */
 async function loadPlotly() {
   await parsed();
   const { textContent, dataset: { file } } = byId("plotly"), script = element("script");
@@ -52,13 +52,13 @@ async function loadPlotly() {
   await loaded;
 }
 
-/** The columns come last in the page, so that the first view need not wait for them. */
+/** Reads columns, which come last in the page. */
 async function columnsIn(id, tables) {
   await parsed();
   return unpack(await inflate(byId(id).textContent), tables);
 }
 
-/** When the whole page has been read. */
+/** Resolves when the whole page has been parsed. */
 async function parsed() {
   if (document.readyState === "loading") await new Promise((done) => addEventListener("DOMContentLoaded", done));
 }

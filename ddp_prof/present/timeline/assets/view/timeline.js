@@ -1,9 +1,9 @@
-// The timeline of a page: its data, the window that is seen, and drawing it.
+// The timeline of a page: its data, the window of time that it shows, and the drawing.
 
-const SHORTEST_SPAN = 100; // ns; below, digits of the axis would run out
+const SHORTEST_SPAN = 100; // ns; for less, the axis would need more digits
 const PIXELS_A_TICK = 120;
 const STEP_MARGIN = 0.02;
-const BELOW = 125, BELOW_RANK = 27; // pixels that the table of sums needs, and each of its rows
+const BELOW = 125, BELOW_RANK = 27; // pixels below the figure for the table of sums, and for each of its rows
 const CONFIG = { displaylogo: false, displayModeBar: false, showTips: false };
 
 class Timeline {
@@ -21,14 +21,14 @@ class Timeline {
     this.foldedRows = data.foldedRows.map(rowOf);
     /** @type {Row[]} */
     this.rows = [...this.shownRows, ...this.foldedRows];
-    /** What the last drawing shows, by row. */
+    /** The boxes and cells of the last drawing, by row. */
     this.drawn = [];
     this.search = new Search(this);
-    /** Keys of the steps of any panel. */
+    /** Keys of the steps of all panels. */
     this.stepKeys = [...new Set(data.panels.flatMap(({ steps }) => steps.map(([key]) => key)))].sort((one, other) => one - other);
-    /** What is selected: a box, or a range of the axis. @type {?Object} */
+    /** The selection: a box, or a range of the axis. @type {?Object} */
     this.selected = null;
-    /** What was seen before each jump. */
+    /** The window before each jump. */
     this.past = [];
     this.#reset();
     this.labels = new Labels(this, labels);
@@ -36,9 +36,9 @@ class Timeline {
   }
 
   /**
-   * @param {Columns} columns of the boxes that are shown @param {Object} untold times, see encoding.py
-   * @param {?Array<[number, number, number]>} parts lane, level and count of the rows that columns of the window hold
-   * on which the page opens; without them the columns hold all boxes
+   * @param {Columns} columns of the boxes that are shown @param {Object} extra times, see encoding.py
+   * @param {?Array<[number, number, number]>} parts lane, level and count of each row, if the columns hold only the
+   * window on which the page opens; null if they hold all boxes
    */
   fill(columns, { rank: ranks, time }, parts = null) {
     this.columns = columns;
@@ -54,14 +54,14 @@ class Timeline {
     });
   }
 
-  /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of those that are shown
-   * @param {Needs} needs what waited for which collective */
+  /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of the other boxes
+   * @param {Needs} needs */
   fillFolded(columns, launches, needs) {
     Object.assign(this, { launches, needs });
     this.foldedRows.reduce((first, row) => row.fill(columns, first), 0);
   }
 
-  // Which lanes are seen, and where.
+  // The arrangement of the lanes.
 
   arrange() {
     const { element, data } = this, { clientWidth } = element, narrow = clientWidth < NARROW;
@@ -86,7 +86,7 @@ class Timeline {
     return group && this.fold(key, !group.folded);
   }
 
-  /** Shows the lanes only whose titles hold some words. */
+  /** Shows only lanes whose titles contain the words. */
   filter(words) {
     this.folding.filter = words;
     this.search.find(this.search.words);
@@ -99,7 +99,7 @@ class Timeline {
     if (!row.seen) this.fold(row.kind in TOGETHER ? row.kind : row.lane, false);
   }
 
-  // What is seen.
+  // The window.
 
   #reset() {
     this.step = null;
@@ -114,7 +114,7 @@ class Timeline {
     return [start - Math.max(...offsets), end - Math.min(...offsets)];
   }
 
-  /** The same with a margin, which no window leaves. */
+  /** The same with a margin; each window lies within these limits. */
   get limits() {
     return this.#withMargin(...this.whole);
   }
@@ -138,12 +138,12 @@ class Timeline {
     return this.schedule();
   }
 
-  /** Shows what a page opens on: the typical step, of a capture without steps all of it. */
+  /** Shows the window on which the page opens: the typical step, or all of a capture without steps. */
   open() {
     return this.data.typical === null ? this.showSteps() : this.showStep(this.data.typical);
   }
 
-  /** Whether the window is that which a page with steps opens on. */
+  /** Whether the window is the typical step, on which the page opens. */
   get isOpening() {
     return this.step !== null && this.step === this.data.typical && this.isBase;
   }
@@ -153,24 +153,24 @@ class Timeline {
     return this.isComplete || Boolean(this.columns && this.isOpening);
   }
 
-  /** Whether the window is that which the step, or all steps, were shown in. */
+  /** Whether the window has not moved since a step, or all steps, were shown. */
   get isBase() {
     return this.view.from === this.base.from && this.view.to === this.base.to;
   }
 
-  /** All that was captured. */
+  /** Shows the whole capture. */
   showAll() {
     this.#reset();
     return this.show(...this.limits);
   }
 
-  /** All measured steps. */
+  /** Shows all measured steps. */
   showSteps() {
     this.#reset();
     return this.schedule();
   }
 
-  /** Shows a step, in all panels side by side: time 0 is its start in each. */
+  /** Shows a step in all panels; time 0 is its start in each panel. */
   showStep(key) {
     const marks = this.data.panels.map(({ steps }) => steps.find(([each]) => each === key));
     const shown = marks.filter(Boolean);
@@ -182,7 +182,7 @@ class Timeline {
     return drawn;
   }
 
-  /** Shows the next step or the one before; from where no step is shown, that at the middle of the window. */
+  /** Shows the next step or the one before; if no step is shown yet, the one in the middle of the window. */
   showNeighbour(by) {
     const keys = this.stepKeys;
     if (!keys.length) return;
@@ -190,7 +190,7 @@ class Timeline {
     this.showStep(keys[Math.min(Math.max(at, 0), keys.length - 1)]);
   }
 
-  /** Where nearly all steps are seen, the first one. */
+  /** The step in the middle of the window, or the first step if the window holds nearly all of them. */
   #stepInView() {
     const { from, span, offsets } = this.view, [first, last] = this.data.home;
     const { steps } = this.data.panels.find(({ steps }) => steps.length);
@@ -198,8 +198,7 @@ class Timeline {
     return (steps.find(([, , end]) => end > middle) ?? steps[0])[0];
   }
 
-
-  /** @param {number} factor of the span @param {number} at what stays in its place, 0 is left and 1 right */
+  /** @param {number} factor of the span @param {number} at the place that does not move, from 0 (left) to 1 (right) */
   zoom(factor, at = 0.5) {
     const { from, span } = this.view;
     const [low, high] = this.limits;
@@ -218,13 +217,13 @@ class Timeline {
 
   // Drawing.
 
-  /** @param {?Object} what a box, a range of the axis, or nothing */
+  /** @param {?Object} what a box, a range of the axis, or null */
   select(what) {
     this.selected = what;
     return this.schedule();
   }
 
-  /** From when to when the selection lasts, on the axis. @returns {?number[]} */
+  /** The interval of the selection on the axis. @returns {?number[]} */
   get selection() {
     if (!this.selected) return null;
     const { row, track, at, from, to } = this.selected;
@@ -233,7 +232,7 @@ class Timeline {
     return [track.start[at] - offset, track.end[at] - offset];
   }
 
-  /** Shows the selection with a little on either side. */
+  /** Zooms to the selection. */
   showSelection() {
     if (!this.selection) return null;
     this.remember();
@@ -241,7 +240,7 @@ class Timeline {
     return this.show(from - slack, to + slack);
   }
 
-  /** Brings a box into the middle, so large that it can be seen, and unfolds its lane. */
+  /** Moves a box to the middle, zooms if it is too short or too long for the window, and unfolds its lane. */
   bringIntoView({ row, track, at }) {
     this.remember();
     this.reveal(row);
@@ -252,7 +251,7 @@ class Timeline {
     return this.show(middle - span / 2, middle + span / 2);
   }
 
-  /** Moves the window to a box where it is not all seen, without zooming, and unfolds its lane. */
+  /** Moves the window to a box that is not wholly in it, without zooming, and unfolds its lane. */
   moveTo({ row, track, at }) {
     this.remember();
     this.reveal(row);
@@ -262,20 +261,20 @@ class Timeline {
     return this.show((start + end - span) / 2, (start + end + span) / 2);
   }
 
-  /** Keeps what is seen before a jump, for `back`. */
+  /** Keeps the window before a jump, for `back`. */
   remember() {
     const { step, view, base } = this;
     if (this.past.at(-1)?.view !== view) this.past.push({ step, view, base });
   }
 
-  /** Shows what was seen before the last jump that moved the window. */
+  /** Shows the window before the last jump. */
   back() {
     while (this.past.at(-1)?.view === this.view) this.past.pop();
     Object.assign(this, this.past.pop());
     return this.schedule();
   }
 
-  /** The next box of a category in time, from row to row where several start together; null after the last one. */
+  /** The next box of a category in time (row by row if several start together); null after the last one. */
   nextOf(name, direction) {
     const code = this.data.categories.find((each) => each.name === name)?.code, { row, track, at } = this.selected ?? {};
     const isHere = track?.category === code, { from, to, offsets } = this.view;
@@ -294,7 +293,7 @@ class Timeline {
     return best?.box ?? null;
   }
 
-  /** The longest box of a category; null where there is none. */
+  /** The longest box of a category, or null. */
   longestOf(name) {
     const code = this.data.categories.find((each) => each.name === name)?.code;
     let longest = 0, box = null;
@@ -310,7 +309,7 @@ class Timeline {
     return box;
   }
 
-  /** The box at a place of the lanes, if one is drawn there by itself. @returns {?{row, track, at}} */
+  /** The box at a place of the lanes, if it is not merged with others. @returns {?{row, track, at}} */
   boxAt(x, y) {
     const row = this.rowAt(y);
     if (!row) return null;
@@ -331,12 +330,12 @@ class Timeline {
     this.listeners.push(listener);
   }
 
-  /** Is told of the overview, too. */
+  /** Calls the listener for the overview, too. */
   onPaint(listener) {
     this.painters.push(listener);
   }
 
-  /** Draws before the next frame, however often it was asked for. */
+  /** Draws once before the next frame, however often it is called. */
   schedule() {
     this.pending ??= new Promise((done) => requestAnimationFrame(() => {
       this.pending = null;
@@ -361,20 +360,20 @@ class Timeline {
     return this.arrangement.height;
   }
 
-  /** How long a pixel is. */
+  /** The time in a pixel. */
   get pixel() {
     return this.view.span / this.width;
   }
 
   async draw() {
-    if (!this.canDraw) return; // what stands in stays until then
+    if (!this.canDraw) return; // the overview stays until then
     const { drawn, boxes, columns } = mergeAll(this.rows.filter(({ seen }) => seen), this.view, this.width);
     Object.assign(this, { drawn, boxes, columnWidth: this.view.span / columns });
     await this.#paint(drawn);
     this.listeners.forEach((listener) => listener());
   }
 
-  /** The whole at low resolution: a stand-in while the columns are being read. */
+  /** Draws the capture at low resolution while the columns are being read. */
   drawOverview() {
     return this.#paint(this.shownRows.map((row) => ({ row, boxes: [], cells: overview(this.data, row, this.view) })));
   }
@@ -386,7 +385,7 @@ class Timeline {
     Object.assign(layout.xaxis, { tickmode: "array", ticksuffix: "" },
       ticksOf(this.view.from, this.view.to, this.width / (this.arrangement.narrow ? PIXELS_A_TICK / 2 : PIXELS_A_TICK)));
     if (this.step !== null) layout.xaxis.title.text = `time since the start of ${this.stepName(this.step)}`;
-    layout.uirevision = "kept"; // which categories are hidden
+    layout.uirevision = "kept"; // keeps categories hidden
     const painter = new Painter(this, layout);
     drawn.forEach((each) => painter.add(each));
     if (this.selected && this.columns) painter.addSelection(this.selected);
@@ -399,7 +398,7 @@ class Timeline {
     removeSketch(this.element);
     const taken = this.arrangement.height - this.element._fullLayout._size.h;
     if (taken >= 1) {
-      this.legendRoom += Math.ceil(taken); // what the legend needs it shall not take from the lanes
+      this.legendRoom += Math.ceil(taken); // so that the legend takes no room from the lanes
       return this.#paint(drawn);
     }
     return this.#painted();
@@ -410,7 +409,7 @@ class Timeline {
     this.painters.forEach((listener) => listener());
   }
 
-  /** What follows from the arrangement: heights, margins, thin lines between panels and ranks. */
+  /** The parts of the layout that depend on the arrangement: heights, margins, lines between panels and ranks. */
   #frame() {
     const { height, panelTops, rankPlaces, narrow } = this.arrangement, { margin, data } = this;
     const { xaxis: { gridcolor: color }, yaxis, legend } = data.layout;
@@ -430,31 +429,31 @@ class Timeline {
     return new Set(this.data.categories.filter(({ legend }) => names.has(legend)).map(({ code }) => code));
   }
 
-  // What is known.
+  // Data.
 
-  /** What a step is called in a panel; without one, in the first that has it. */
+  /** The name of a step in a panel, by default the first one that has it. */
   stepName(key, panel = this.data.panels.find(({ stepNames }) => key in stepNames)) {
     return panel.stepNames[key];
   }
 
-  /** How long a step took, in words, where that is known: in some panels, or in all of them. */
+  /** The length of a step as text, or an empty text if it is not known. */
   lengthOf(key, panels = this.data.panels) {
     return [...new Set(panels.map(({ stepLengths }) => stepLengths[key]).filter(Boolean))].join(", ");
   }
 
-  /** What a box is called, its label, its bucket. */
+  /** The title of a box, its label, its bucket. */
   texts({ columns, source }, at) {
     return this.data.titles[columns.title[source[at]]];
   }
 
-  /** Where a pointer is in the lanes. */
+  /** The place of a pointer in the lanes. */
   place({ clientX, clientY }) {
     const { left, top } = this.element.getBoundingClientRect(), { _size: size } = this.element._fullLayout;
     const x = clientX - left - size.l, y = clientY - top - size.t;
     return { x, y, inside: x >= 0 && x < size.w && y >= 0 && y < size.h };
   }
 
-  /** What is seen of the capture, without the margin around it, in whole ns on the axis. */
+  /** The part of the window within the capture, in whole ns on the axis. */
   get window() {
     const [low, high] = this.whole, { from, to } = this.view;
     const start = Math.min(Math.max(low, Math.floor(from)), high);
@@ -462,8 +461,9 @@ class Timeline {
   }
 
   /**
-   * For each rank, how much of a window of the axis each part of the strip covers, in whole ns; `blocking` is how long
-   * something stood still for communication, null where that is not known; `rest` is what its panel did not capture. Parts and rest sum to the window; both are null of a rank of which nothing is known.
+   * For each rank, the time that each part of the strip covers in a window of the axis, in whole ns. `rest` is the time
+   * outside of its panel's capture; parts and rest sum to the window; both are null if nothing is known of the rank.
+   * `blocking` is how long something stood still for communication, null if that is not known.
    * @param {number} from a whole number of ns @param {number} to
    */
   sums(from = this.window[0], to = this.window[1]) {
@@ -491,7 +491,7 @@ class Timeline {
   }
 }
 
-/** @returns {Cell[]} what a row of the overview holds in a window: for each category, shares of 255 by column */
+/** @returns {Cell[]} the cells of a row in a window, from its overview: for each category a byte per column */
 function overview({ home: [start, end] }, { overview: shares = {}, panel }, view) {
   const cells = [], [first, last] = view.on({ panel });
   const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);

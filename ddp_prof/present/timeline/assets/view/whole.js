@@ -1,4 +1,4 @@
-// The whole run above the lanes: a band for each panel, on which the window lies.
+// The whole run above the lanes: a band for each panel, with the window marked on it.
 
 class WholeRun {
   /** @param {Timeline} timeline @param {HTMLElement} box that holds the bands */
@@ -17,7 +17,7 @@ class WholeRun {
     box.replaceChildren(element("span", "whole run"), ...this.bands.map(({ band }) => band));
   }
 
-  /** Lies exactly above the lanes; the bands are drawn again only where their width or colours changed. */
+  /** Aligns the bands with the lanes, and draws them again if their width or colours changed. */
   update() {
     const { element: figure, margin, width } = this.timeline;
     this.box.style.setProperty("--left", `${figure._fullLayout?._size.l ?? margin.l}px`);
@@ -36,7 +36,7 @@ class WholeRun {
     Object.assign(place.style, { left: `${left}px`, width: `${wide}px` });
   }
 
-  /** Each pixel column is divided like the time in it, as the mean of the panel's ranks. */
+  /** Divides each pixel column like the time in it, by the mean over the panel's ranks. */
   #draw({ canvas, rows }, width) {
     const columns = Math.max(1, Math.round(width)), height = canvas.clientHeight * devicePixelRatio || 1;
     Object.assign(canvas, { width: columns, height });
@@ -62,14 +62,14 @@ class WholeRun {
     return Float64Array.from({ length: columns }, (_, at) => track.covered(start + at * width, start + (at + 1) * width) / width);
   }
 
-  /** The same at low resolution, while the boxes are being read; nothing outside of measured steps. */
+  /** The same at low resolution, until the boxes are read; it covers only the measured steps. */
   #sharesOfOverview({ overview }, code, timeAt, columns) {
     if (!overview?.[code]) return null;
     const bytes = bytesOf(atob(overview[code])), [from, to] = this.timeline.data.home;
     return Float64Array.from({ length: columns }, (_, at) => (bytes[Math.floor(((timeAt(at) - from) / (to - from)) * bytes.length)] ?? 0) / 255);
   }
 
-  /** The window is moved by where it was taken hold of, or comes to where the pointer went down beside it. */
+  /** Drags the window mark, or moves it to a pointer pressed beside it. */
   #grab(event, panel) {
     const { band, place } = this.bands[panel], { timeline } = this, [start, end] = this.span;
     const timeAt = ({ clientX }) => start + (clientX - band.getBoundingClientRect().left) / band.clientWidth * (end - start);
