@@ -15,8 +15,7 @@ from ddp_prof.benchmark.findings import BucketModel, TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.columns import Row, ms
-from ddp_prof.present.columns import percent as in_percent
+from ddp_prof.present.columns import Row, in_percent, ms
 from ddp_prof.present.html.page import write_figure, write_shared_plotly
 from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size

@@ -6,7 +6,7 @@ A row is a dictionary with the columns' keys, which are also the headings of a C
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 Value = str | int | float | None
@@ -60,12 +60,17 @@ def values_of(result: object, *names: str) -> dict[str, Any]:
     return {name: getattr(result, name) for name in names}
 
 
+def fields_of(result: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass; unlike ``asdict``, does not copy their values."""
+    return values_of(result, *(field.name for field in fields(result)))
+
+
 def times_of(result: object, *names: str) -> Row:
     """Return fields of nanoseconds as columns of milliseconds: ``comm_ns`` as ``comm_ms``."""
     return {f"{name}_ms": ms(getattr(result, f"{name}_ns")) for name in names}
 
 
-def percent(ratio: float | None) -> float | None:
+def in_percent(ratio: float | None) -> float | None:
     return None if ratio is None else ratio * 100
 
 

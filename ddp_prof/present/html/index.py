@@ -83,7 +83,7 @@ def write_index(
     """
     rows = compare_rows(run.summary for run in runs)
     facts = [_facts(run) for run in runs]
-    shared = set.intersection(*(set(fact.items()) for fact in facts)) if facts else set()
+    shared = set.intersection(*(set(fact.items()) for fact in facts))
     values = {
         **place_values(runs),
         "story": _story(runs),
@@ -96,7 +96,7 @@ def write_index(
         "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
         "how_to_read": how_to_read(run.summary for run in runs),
         "unknown": _unknown_facts(runs),
-        "shared_facts": [pair for pair in (facts[0].items() if facts else ()) if pair in shared],
+        "shared_facts": [pair for pair in facts[0].items() if pair in shared],
         "runs": [_run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
     }
     write_page(
@@ -114,9 +114,7 @@ def write_index(
 def _story(runs: Sequence[ReportRun]) -> list[str]:
     if sentences := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
         return sentences
-    worst = max(runs, key=lambda run: run.summary.gain_at_most or 0, default=None)
-    if worst is None:
-        return ["No runs"]
+    worst = max(runs, key=lambda run: run.summary.gain_at_most or 0)
     gain = gain_headline(worst.summary)
     return [gain if len(runs) == 1 else f"Most is to be gained in {worst.result.label}: {gain}"]
 

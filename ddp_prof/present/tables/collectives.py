@@ -31,8 +31,6 @@ DIGEST = Digest(
         *(f"why_{why}_ms" for why in WHYS),
     ),
 )
-BY = ("collective", "step", "bucket", "group")
-"""What a row can stand for."""
 MOST_READ = 1000
 """A terminal shows at most so many rows of a few ranks; longer tables are shortened."""
 WORST_ROWS = 10
@@ -40,11 +38,13 @@ WORST_ROWS = 10
 _DERIVED = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
 
 
-def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = BY[0]) -> TableView:
-    """Return the collectives of a run under a headline; ``by`` is one of ``BY``, or ``None``.
+def collectives_view(
+    run: RunAnalysis, result: RunCollectives, headline: Headline, by: str | None = "collective"
+) -> TableView:
+    """Return a row per ``collective``, ``step``, ``bucket`` or ``group`` (the values of ``by``) under a headline.
 
-    With ``None``, the rows for programs are collectives; the rows for people are buckets, or the worst collectives if
-    there are no buckets.
+    If ``by`` is ``None``, the rows for programs are collectives; the rows for people are buckets, or the worst
+    collectives if there are no buckets.
     """
     count = sum(collective.op != NOTIFY for collective in result.collectives)
     source = f"{source_name(run.trace, run.files)} · device: {run.device}"
@@ -54,7 +54,7 @@ def collectives_view(run: RunAnalysis, result: RunCollectives, headline: Headlin
     if count:
         notes.insert(0, alignment_note(result.alignment))
     shown: Sequence[Row] = ()
-    if by in {None, BY[0]}:
+    if by in {None, "collective"}:
         origins = _origins(result.collectives)
         rows = [
             result.only_known(_collective_row(one, origins[one.step_identity]), one.name) for one in result.collectives
@@ -248,11 +248,11 @@ PART_NAMES = {
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     """Return a row per step, under a headline on the path of median length."""
     headline = critical_headline(critical)
-    steps, whole = count_noun(len(critical.steps), "step"), len(run.step_names)
-    if len(critical.steps) < whole:
-        steps = f"{len(critical.steps)} of {count_noun(whole, 'step')} with work"
-    parts = (source_name(run.trace, run.files), f"device: {run.device}", steps if critical.steps else "")
-    title = "\n".join((" · ".join(filter(None, parts if run.has_steps else parts[:2])), headline))
+    title = f"{source_name(run.trace, run.files)} · device: {run.device}"
+    if run.has_steps and critical.steps:
+        found, whole = len(critical.steps), len(run.step_names)
+        steps = f"{found} of {count_noun(whole, 'step')} with work" if found < whole else count_noun(found, "step")
+        title += f" · {steps}"
     rows: list[Row] = [{"run": run.label, **_path_row(path)} for path in critical.steps]
     notes = [
         "the parts of a path sum to its length; transfer holds waiting for peers where their traces are not given",
@@ -267,7 +267,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         headline=headline,
         warnings=list(run.warnings),
     )
-    return TableView(title, rows, notes if rows else run.warnings, document)
+    return TableView(f"{title}\n{headline}", rows, notes if rows else run.warnings, document)
 
 
 def critical_headline(critical: RunCritical) -> str:

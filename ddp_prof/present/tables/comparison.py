@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -19,8 +19,7 @@ from ddp_prof.analyze.variants.before_after import (
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
-from ddp_prof.present.columns import Row, ms, times_of, values_of
-from ddp_prof.present.columns import percent as in_percent
+from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
 from ddp_prof.present.text import collective_name, milliseconds, percent, source_name
@@ -231,7 +230,7 @@ def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, caus
 def _gate_document(check: GateReport) -> Document:
     verdicts = [
         {
-            **values_of(verdict, *(column.name for column in fields(verdict))),
+            **fields_of(verdict),
             "reason": verdict.reason or None,
             "rank": verdict.rank and verdict.rank.rank,
             "process": verdict.rank and verdict.rank.process,

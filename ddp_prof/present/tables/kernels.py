@@ -11,7 +11,7 @@ from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import ONLY_WARMUP
-from ddp_prof.present.columns import Row, ms, percent, values_of
+from ddp_prof.present.columns import Row, in_percent, ms, values_of
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
 from ddp_prof.present.text import count_noun, plain_name, source_name
@@ -90,7 +90,7 @@ def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
         "shape": kernel.shape or None,
         **values_of(kernel, "phase", "kind", "count"),
         "total_ms": ms(kernel.total_ns),
-        "of_kernel_time_%": percent(kernel.total_ns / whole_ns if whole_ns else None),
+        "of_kernel_time_%": in_percent(kernel.total_ns / whole_ns if whole_ns else None),
         "median_us": kernel.median_ns / 1e3,
         **values_of(kernel, "beside", "alone", "slowdown"),
     }
@@ -104,7 +104,7 @@ def hidden_rows(use: DeviceUse) -> list[Row]:
             parts[part.phase, part.kind] += part.overlapped_ns
     whole = parts.total()
     return [
-        {"phase": phase, "kind": kind, "overlapped_ms": ms(ns), "of_overlapped_%": percent(ns / whole)}
+        {"phase": phase, "kind": kind, "overlapped_ms": ms(ns), "of_overlapped_%": in_percent(ns / whole)}
         for (phase, kind), ns in parts.most_common()
     ]
 
@@ -115,7 +115,7 @@ def idle_rows(use: DeviceUse) -> list[Row]:
         causes.update(dict(rank.idle.causes))
     whole = causes.total()
     return [
-        {"cause": cause, "idle_ms": ms(causes[cause]), "of_idle_%": percent(causes[cause] / whole)}
+        {"cause": cause, "idle_ms": ms(causes[cause]), "of_idle_%": in_percent(causes[cause] / whole)}
         for cause in CAUSES
         if causes[cause]
     ]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 
 from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
-from ddp_prof.analyze.overlap import RankOverlap, StepLength, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
-from ddp_prof.present.columns import Row, ms, percent, times_of, values_of
+from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
 from ddp_prof.present.text import count_noun, milliseconds, source_name
@@ -51,16 +51,11 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
 
 def _rank_document(rank: RankOverlap) -> Document:
     return {
-        **_fields_of(rank),
+        **fields_of(rank),
         "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
         **values_of(rank, "overlap_ratio", "backward_overlap_ratio"),
-        "steps": [{**_fields_of(step), "length": _fields_of(step.length)} for step in rank.steps],
+        "steps": [{**fields_of(step), "length": fields_of(step.length)} for step in rank.steps],
     }
-
-
-def _fields_of(result: RankOverlap | StepOverlap | StepLength) -> Document:
-    """The fields as they are; ``asdict`` would copy each of them."""
-    return values_of(result, *(column.name for column in fields(result)))
 
 
 def _title(result: TraceOverlap) -> str:
@@ -121,8 +116,8 @@ def _rank_row(rank: RankOverlap) -> Row:
         "steps": len(rank.marked_steps),
         **values_of(rank, "kernels", "collectives"),
         **times_of(rank, "compute", "comm", "overlapped", "exposed", "blocking"),
-        "overlap_%": percent(rank.overlap_ratio),
-        "in_backward_%": percent(rank.backward_overlap_ratio),
+        "overlap_%": in_percent(rank.overlap_ratio),
+        "in_backward_%": in_percent(rank.backward_overlap_ratio),
     }
 
 
@@ -134,7 +129,7 @@ def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
         **times_of(
             step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm", "blocking"
         ),
-        "overlap_%": percent(step.overlap_ratio),
+        "overlap_%": in_percent(step.overlap_ratio),
         **times_of(step, "tail"),
     }
 

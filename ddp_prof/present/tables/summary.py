@@ -15,12 +15,11 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.columns import Row, ms, percent, times_of, values_of
+from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import cause_headline, communicating_steps_text, gain_headline
 from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
-from ddp_prof.present.text import count_noun, milliseconds, source_name
-from ddp_prof.present.text import percent as percent_text
+from ddp_prof.present.text import count_noun, milliseconds, percent, source_name
 
 _PARTS = {
     "compute_only": "compute alone",
@@ -102,8 +101,8 @@ def _row(run: SummarizedRun) -> Row:
         "run": summary.label,
         **values_of(summary, "device", "ranks", "steps"),
         **times_of(summary, "step", "comm", "overlapped", "exposed", "blocking"),
-        "overlap_%": percent(summary.overlap_ratio),
-        "gain_at_most_%": percent(summary.gain_at_most),
+        "overlap_%": in_percent(summary.overlap_ratio),
+        "gain_at_most_%": in_percent(summary.gain_at_most),
     }
 
 
@@ -126,19 +125,16 @@ def _lines(run: SummarizedRun) -> list[str]:
 def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
     of = f" of {result.world_size}" if result.world_size and result.world_size != summary.ranks else ""
     ranks = f"{summary.ranks}{of} ranks" if of else count_noun(summary.ranks, "rank")
+    no_steps = ONLY_WARMUP if summary.reason == ONLY_WARMUP else "no steps are marked (see --step-range)"
     return " · ".join(
         (
             source_name(result.trace, result.files),
             f"device: {result.device}",
             ranks,
-            count_noun(summary.steps, "step") if summary.steps else _why_no_steps(summary),
+            count_noun(summary.steps, "step") if summary.steps else no_steps,
             profiler_name(result),
         )
     )
-
-
-def _why_no_steps(summary: VariantSummary) -> str:
-    return ONLY_WARMUP if summary.reason == ONLY_WARMUP else "no steps are marked (see --step-range)"
 
 
 def _parts(summary: VariantSummary) -> str | None:
@@ -146,7 +142,7 @@ def _parts(summary: VariantSummary) -> str | None:
         return None
     whole, step_ns = milliseconds(summary.step_ns), summary.communicating_step_ns
     parts = [
-        f"{name} {milliseconds(part)} ({percent_text(part / step_ns)})"
+        f"{name} {milliseconds(part)} ({percent(part / step_ns)})"
         for key, name in _PARTS.items()
         if step_ns and (part := summary.parts_ns[key]) is not None
     ]

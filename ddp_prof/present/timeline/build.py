@@ -230,8 +230,6 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
         return
     begins, end_ns = rank.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a view may have no length
     seen = np.flatnonzero((begins >= view.start_ns) & (begins < end_ns)).tolist()
-    if not seen:
-        return
     first, last = (rank.steps.names[row].removeprefix("step ") for row in (seen[0], seen[-1]))
     span = f"step {first}" if first == last else f"steps {first} to {last}"
     measured = max(len(events.steps) for events, _ in ranks)
