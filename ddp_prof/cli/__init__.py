@@ -59,7 +59,7 @@ def error_line(error: BaseException) -> str:
     elif isinstance(error, OSError) and error.strerror:
         words = f"{error.filename}: {error.strerror}" if error.filename else f"cannot write ({error.strerror})"
         if error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}:
-            words += ": make room there, or set TMPDIR where it is for temporary files"
+            words += ": make room there, or set TMPDIR to another folder for temporary files"
     return printable(" ".join(words.split()))
 
 

@@ -30,7 +30,7 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
 )  # fmt: skip
 @click.option(
     "--profiler", type=click.Choice(["auto", "nsys", "torch"]), default="auto", show_default=True,
-    help="Nsight Systems, or torch.profiler; auto: nsys where there is one and a GPU.",
+    help="Nsight Systems, or torch.profiler; auto: nsys if nsys and a GPU are found.",
 )  # fmt: skip
 @click.option(
     "--steps", metavar="FIRST:END", callback=_read_steps, help="Record these optimizer steps alone, as 10:20; else all."
@@ -47,8 +47,8 @@ def capture(
 
         ddp-prof capture -- torchrun --nproc-per-node 8 train.py
 
-    Steps, phases and collectives are marked without a change to the program. Its output and its exit code are its own.
-    Before srun and mpirun, or within their tasks, each rank has a file of its own.
+    Steps, phases and collectives are marked without a change to the program. Its output and exit code are passed
+    through. With srun or mpirun, outside or within their tasks, each rank writes its own file.
     """
     from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
     from ddp_prof.cli.tables import summary

@@ -28,9 +28,9 @@ OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db"
 def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     """Results of the benchmark suite: one row per setting with its spread, and statistically supported differences.
 
-    DATABASE is what scripts/run_comparison.sh writes: by default traces/local/results.db where it is there, else
+    DATABASE is a file that scripts/run_comparison.sh wrote: by default traces/local/results.db if it exists, else
     traces/results.db. Settings that ran out of memory or failed have rows, too. Pictures need Chromium; the HTML pages
-    are written without it.
+    do not.
     """
     from ddp_prof.benchmark import report
     from ddp_prof.benchmark.findings import gather_testbeds

@@ -106,7 +106,7 @@ def collectives(
 ) -> None:
     """The life of each collective, and why it is exposed.
 
-    A row tells when the collective was ready, launched, started and ended, and how much of it is overlapped or exposed.
+    A row shows when the collective was ready, launched, started and ended, and how much of it is overlapped or exposed.
     Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
     late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
@@ -147,16 +147,16 @@ def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) 
 
 def _refuse_to_draw_several(runs: list[Run], page: Path | None, png: Path | None) -> None:
     if (page or png) and len(runs) > 1:
-        raise click.UsageError("--html and --png show one run: give the traces of a single one")
+        raise click.UsageError("--html and --png show one run: pass the traces of a single one")
 
 
 @trace_command("critical", "traces/overlap.sqlite")
 def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What the critical path of each step consists of: compute, transfer, waiting, host.
 
-    The path begins with the last operation of a step and follows backwards what each operation began after: the one
-    before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Give the traces of all ranks:
-    at a collective the path goes on with the rank that arrived last.
+    The path is followed backwards from the last operation of a step: each operation could begin only after the one
+    before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Pass the traces of all ranks:
+    at a collective the path continues on the rank that arrived last.
     """
     show(output, _critical_views(load.runs(traces, "collectives", "critical")))
 
@@ -172,7 +172,7 @@ def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None
     """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
 
     Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
-    that waits in backward, or a rank that is late. A rule that the traces do not let decide says so.
+    that waits in backward, or a rank that is late. A rule that cannot be decided from the traces says so.
     """
     show(output, _doctor_views(load.runs(traces, *DOCTOR)))
 
@@ -189,7 +189,7 @@ def _doctor_views(runs: list[Run]) -> list[TableView]:
 def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
-    Give the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
+    Pass the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
     runs = load.runs(traces, "collectives")
     _refuse_to_draw_several(runs, page, png)
@@ -258,7 +258,7 @@ def compare(
 
     Speed-ups are over the run called 'naive', if there is one. The waterfall leads from naive to flat, overlap and
     bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
-    one variant, such as before and after a change, a second table tells what changed beyond their spread, and which
+    one variant, such as before and after a change, a second table shows what changed beyond their spread, and which
     collective changed most.
     """
     runs = load.runs(traces, "overlap", "collectives", "kernels")

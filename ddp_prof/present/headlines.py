@@ -73,7 +73,7 @@ def gain_headline(summary: VariantSummary) -> str:
         if not step_ns:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
         elif exposed_ns is None:
-            why = "the trace does not tell which step launched it"
+            why = "the trace does not show which step launched it"
         return f"{hidden}; what the rest costs per step is not known, because {why}."
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
@@ -255,7 +255,7 @@ def _advice(cause: RootCause) -> str:
     if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
-        return " 'ddp-prof skew' tells who arrives late." if cause.knows_late else ""
+        return " 'ddp-prof skew' shows which rank arrives late." if cause.knows_late else ""
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:
@@ -275,7 +275,7 @@ def _advice(cause: RootCause) -> str:
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         if cause.knows_blocking:
             return " No compute ran meanwhile."
-        return " No compute ran meanwhile; the trace does not tell whether the device waited for this or for the host."
+        return " No compute ran meanwhile; it is not known whether the device waited for this or for the host."
     return ""
 
 

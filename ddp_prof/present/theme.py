@@ -73,7 +73,7 @@ LEGEND: Mapping[str, str] = {
     BLOCKING: "waiting for communication",
     MAYBE_BLOCKING: "not known whether anything waits",
     GRAPH: "CUDA graph, contents not recorded",
-    UNNAMED: "kernel whose name the trace does not tell",
+    UNNAMED: "kernel whose name is not in the trace",
 }
 """Text of each category in a legend, longer where the label alone is not clear."""
 

@@ -196,7 +196,7 @@ def test_each_part_is_the_median_of_all_steps() -> None:
 
 def test_a_trace_read_in_parts_says_that_the_doctor_was_not_asked() -> None:
     result = run("summary", "--part-rows", 1000, TRACES / "overlap.sqlite")
-    assert "not asked, since the trace is read in parts" in result.stdout
+    assert "not run, because the trace is read in parts" in result.stdout
 
 
 @pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")

@@ -47,7 +47,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"wait_ns": 2}, "is tail, in transfer: "),
         ({"wait_ns": 41}, "tail, in transfer (a peer was missing in 41 % of the exposed time): the last bucket"),
         ({"wait_ns": 41}, "A smaller last bucket"),
-        ({"wait_ns": 51}, "'ddp-prof skew' tells who arrives late."),
+        ({"wait_ns": 51}, "'ddp-prof skew' shows which rank arrives late."),
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
         ({"collectives_per_step": 1, "same_operation_per_step": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
@@ -59,7 +59,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
             "tail, in collectives launched after backward: these are all 8 collectives of a step.",
         ),
         ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
-        ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' tells who arrives late."),
+        ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' shows which rank arrives late."),
         (
             {"why": "late_input", "when": "forward"},
             "held up by late input: all of that with the last bucket (61 MiB, embedding, norm). What feeds it ended",
@@ -91,7 +91,7 @@ def test_of_what_is_hardly_a_part_of_the_step_nothing_is_advised() -> None:
 
 def test_what_waited_for_a_transfer_is_not_said_to_be_unknown_where_it_is_known() -> None:
     """As of DDP on a CPU, whose waits are marked."""
-    doubt = "the trace does not tell whether the device waited"
+    doubt = "it is not known whether the device waited"
     assert doubt in text_of(when="backward")
     assert text_of(when="backward", knows_blocking=True).endswith(" No compute ran meanwhile.")
 

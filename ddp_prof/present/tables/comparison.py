@@ -109,11 +109,11 @@ def waterfall_notes(waterfall: Waterfall) -> list[str]:
     if waterfall.changes:
         notes = [
             f"{notes[0]}, each other row their changes and that of the step",
-            "within ±: steps of both runs scatter too much to tell a change (95 % interval); the CSV has the figure",
+            "within ±: the steps of both runs vary too much to show a change (95 % interval); the CSV has the figure",
         ]
     notes += [f"{label}: left out, its trace marks no steps to measure" for label in waterfall.left_out]
-    notes += [f"{label}: left out, its trace does not tell how long its steps took" for label in waterfall.untimed]
-    notes += [f"{label}: left out, its trace does not tell all that ran in its steps" for label in waterfall.unknown]
+    notes += [f"{label}: left out, the lengths of its steps are not known" for label in waterfall.untimed]
+    notes += [f"{label}: left out, not all work in its steps is known" for label in waterfall.unknown]
     notes += [f"{label}: left out, it ran on another device than the first run" for label in waterfall.other_device]
     notes += [
         f"{budget.label}: the ranks could not be compared, so waiting is part of transfer and tail"

@@ -170,7 +170,7 @@ def _communication(summary: VariantSummary) -> str | None:
 
 def _doctor(run: SummarizedRun) -> str:
     if (diagnosis := run.diagnosis) is None:
-        return "not asked, since the trace is read in parts: ddp-prof doctor reads it as a whole"
+        return "not run, because the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:
         return f"no finding{_undecided(diagnosis)}"
     first, *others = diagnosis.findings

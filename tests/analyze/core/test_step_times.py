@@ -109,7 +109,7 @@ def test_what_cannot_be_told_is_said() -> None:
     assert any(note.startswith("how long a step took is not known") for note in notes)
     waterfall = measure_waterfall([(replace(analysis_of(trace), label="x"), ())])
     assert (waterfall.budgets, waterfall.left_out, waterfall.untimed) == ((), (), ("x",))
-    assert waterfall_notes(waterfall) == ["x: left out, its trace does not tell how long its steps took"]
+    assert waterfall_notes(waterfall) == ["x: left out, the lengths of its steps are not known"]
 
 
 def test_the_period_after_which_warm_up_follows_is_no_length() -> None:
