@@ -100,7 +100,7 @@ class IdleTime:
 
 
 def measure_idle(rank: RankEvents) -> IdleTime:
-    if has_no_usable_events(rank):
+    if has_no_usable_events(rank) or rank.is_warmup:
         return IdleTime(None, (), why_unknown_work(rank))
     if hides_work(rank):
         return IdleTime(None, (), "CUDA graphs were recorded whole, or kernels have no name: what ran is not known")
@@ -109,8 +109,6 @@ def measure_idle(rank: RankEvents) -> IdleTime:
             None, (), "a single kernel or copy was recorded, and nothing lies between the first and the last"
         )
     parts = rank.breakdown
-    if not len(parts):
-        return IdleTime(None, (), "no step was measured")
     totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
     # From all time in which the device does nothing, each cause takes its part of what is left.
     gaps, pending, undecided = _find_gaps(rank)

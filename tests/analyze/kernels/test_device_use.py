@@ -9,8 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.device_use import RankUse, measure_rank_use
+from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
 from ddp_prof.analyze.overlap import measure_rank
+from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
 from tests.analyze.random_runs import runs
@@ -72,6 +73,13 @@ def test_a_single_kernel_tells_no_idle_time() -> None:
     idle = use_of(draw_trace(launches={"main": "a..."}, streams={7: "..aa"})).idle
     assert (idle.idle_ns, idle.causes) == (None, ())
     assert "a single kernel" in idle.reason
+
+
+def test_a_capture_of_warmup_alone_says_so_of_idle_time() -> None:
+    """Work outside of its step is left: "no step was measured" did not tell why."""
+    ranges = {"step|index=0|warmup=1": "####................"}
+    trace = draw_trace(ranges=ranges, launches={"main": "a.......b.........."}, streams={7: "..aa......bb........"})
+    assert use_of(trace).idle == IdleTime(None, (), ONLY_WARMUP)
 
 
 def test_work_without_a_known_launch_leaves_the_cause_unknown() -> None:
