@@ -359,13 +359,7 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
-    """Merge the results of several files with ranks of one run.
-
-    Raises:
-        ValueError: There is no result.
-    """
-    if not results:
-        raise ValueError("no results to merge")
+    """Merge the results of the files of one run."""
     parts = [(result.trace, rank) for result in results for rank in result.ranks]
     raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
     ranks = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]

@@ -322,13 +322,7 @@ def analyze_trace(
 
 
 def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
-    """Merge the analyses of several files with ranks of one run.
-
-    Raises:
-        ValueError: There is no analysis.
-    """
-    if not parts:
-        raise ValueError("no traces to merge")
+    """Merge the analyses of the files of one run."""
     every = [rank for part in parts for rank in part.ranks]
     if any(len(rank.times) for rank in every):  # then a capture without steps is none of these steps
         every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]

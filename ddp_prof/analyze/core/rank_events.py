@@ -111,18 +111,14 @@ class RankEvents(Brief):
     def rekey_steps(self, keys: Ints) -> RankEvents:
         """The rank with these keys for its measured steps; see :func:`.align_unnumbered_steps`.
 
-        Steps without numbers get their keys as numbers.
+        Steps without numbers, which are never warm-up, get their keys as numbers.
         """
         if not self.has_steps or np.array_equal(self.step_keys, keys):
             return self
-        raised, whole = int(keys[0]), self.with_warmup
-        if np.any(self.steps.number != UNKNOWN):  # numbers repeat, so keys are positions
-            return replace(self, raised=raised, with_warmup=whole and replace(whole, raised=raised))
-        numbered = replace(self, steps=replace(self.steps, number=keys))
-        if whole is None:
-            return numbered
-        number = np.where(whole.steps.warmup, UNKNOWN, keys[np.cumsum(~whole.steps.warmup) - 1])
-        return replace(numbered, with_warmup=replace(whole, steps=replace(whole.steps, number=number)))
+        if np.all(self.steps.number == UNKNOWN):
+            return replace(self, steps=replace(self.steps, number=keys))
+        raised, whole = int(keys[0]), self.with_warmup  # numbers repeat, so keys are positions
+        return replace(self, raised=raised, with_warmup=whole and replace(whole, raised=raised))
 
     def select_category(self, category: Category) -> Events:
         return select(self.events, self.events.category == category)

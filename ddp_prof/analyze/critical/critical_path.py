@@ -247,7 +247,7 @@ class _Walker:
             return index, own_ns
         arrivals = {}
         for other, row in enumerate(self.run.matches.rows[match].tolist()):
-            if row != UNKNOWN and len(self.ranks[other].of_timing):
+            if row != UNKNOWN:
                 rank = self.run.ranks[other]
                 start = rank.timings.start_ns[[row]]
                 arrivals[other] = int(self.run.alignment.offset_for(rank.clock).common_ns(start)[0])
