@@ -6,9 +6,14 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from ddp_prof.analyze.collectives.matching import match_collectives
 from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.collectives.timing import find_timings
+from ddp_prof.analyze.core.attribution import OPERATIONS
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
@@ -215,6 +220,19 @@ def test_what_one_rank_alone_takes_part_in_spoils_the_pairs_of_its_own_kind_only
         for trace in (alone, other)
     ))  # fmt: skip
     assert (len(run.matches), run.matches.unmatched) == (2, 2)
+
+
+@pytest.mark.parametrize(("column", "value"), [("operation", OPERATIONS.index("all_gather")), ("bytes", 8)])
+def test_collectives_of_one_number_that_differ_are_no_pair(column: str, value: int) -> None:
+    ranks = [find_timings(find_rank_events(rank_trace(rank, 0, None))[0]) for rank in (0, 1)]
+    count = len(ranks[0].timings)
+    noted = {"group": np.zeros(count, np.int64), "sequence": np.arange(count), "bytes": np.full(count, 4)}
+    first, second = (replace(rank, groups=("world",), timings=replace(rank.timings, **noted)) for rank in ranks)
+    assert (len(match_collectives([first, second])), count) == (count, len(LENGTHS))
+    changed = getattr(second.timings, column).copy()
+    changed[2] = value
+    found = match_collectives([first, replace(second, timings=replace(second.timings, **{column: changed}))])
+    assert (len(found), found.unmatched) == (count - 1, 2)
 
 
 def test_what_does_not_meet_on_the_common_clock_is_no_pair() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import HELD_BY, Blocking, find_blocking
 from ddp_prof.analyze.core.edges import find_dependencies
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.trace import Trace
 from tests.analyze.critical.scheduler import Device, programs
 
@@ -111,6 +112,8 @@ def test_an_edge_that_the_times_contradict_is_counted_and_left_out() -> None:
     dependencies = find_dependencies(trace)
     assert dependencies.is_violated.sum() == 1
     assert len(blocking_of(trace).stretches) == 0
+    (rank,) = find_rank_events(trace)
+    assert rank.blocking.coverage.reason == "1 of 2 stream waits contradict the times of what they waited for"
 
 
 @pytest.mark.slow

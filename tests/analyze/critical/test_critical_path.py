@@ -33,6 +33,16 @@ def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
     return found
 
 
+def test_a_frame_has_a_row_per_step_and_a_column_per_part() -> None:
+    trace = one_bucket(kernel=4, collective=12, then=6).trace()
+    (rank,) = find_rank_events(trace)
+    found = measure_critical_paths(analyze_trace(trace, [rank]), [(trace.path, measure_chains(rank))])
+    (row,) = found.to_frame().to_dict("records")
+    (path,) = found.steps
+    assert (row["window_ns"], row["rank"], row["changes"]) == (path.window_ns, path.rank, 0)
+    assert {part: row[f"{part}_ns"] for part in path.parts_ns} == path.parts_ns
+
+
 def path_of(*traces: Trace) -> StepPath:
     (path,) = paths_of(*traces)
     return path
