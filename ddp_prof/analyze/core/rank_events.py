@@ -179,26 +179,33 @@ class RankEvents(Brief):
         """How long its streams (on a CPU, its host) stood still for communication."""
         if self.trace.sync_reason == SYNC_IN_PARTS:
             return unknown_blocking(self.events, len(self.steps), SYNC_IN_PARTS)
-        is_by_host = np.any((self.events.category == Category.COMMUNICATION) & (self.events.activity == UNKNOWN))
-        if self.device is None or is_by_host:
-            waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
-            if not waits and np.any(self.events.category == Category.COMMUNICATION):
-                return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
-            waiting = self.phases.union_of(SYNCHRONIZE_PHASE)
-            is_gloo = are_gloo_events(self.trace, self.collective_ranges)
-            if is_gloo.any():
-                # Also a wait: collectives launched outside of backward, and those whose result backward needs at once,
-                # while no operator computes. Where gradients have ranges of ours, others are needed at once.
-                in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
-                others = (self.events.category == Category.COMMUNICATION) & ~in_backward
-                waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
-                ranges = self.collective_ranges
-                of_gradients = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
-                needed = ~np.isin(ranges.operation, of_gradients) | (is_gloo & ~is_gloo.all())
-                waiting |= union(ranges.launch_or_start_ns[needed], ranges.end_ns[needed])
-                waiting -= self.union_of(Category.COMPUTE)
-            return host_blocking(waiting, waits, self.events, len(self.steps))
-        return device_blocking(self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps)
+        communicates = self.events.category == Category.COMMUNICATION
+        if self.device is not None and not np.any(communicates & (self.events.activity == UNKNOWN)):
+            return device_blocking(
+                self.trace, self.dependencies(), self.host_calls, self.is_mine, self.events, self.steps
+            )
+        waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
+        if not waits and communicates.any():
+            return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
+        return host_blocking(self._find_host_waits(), waits, self.events, len(self.steps))
+
+    def _find_host_waits(self) -> Intervals:
+        """When the host waits for communication: in ``synchronize``.
+
+        With gloo's own events it also waits, while no operator computes, for collectives launched outside of backward
+        and for those whose result backward needs at once. If gradients have ranges of ours, all others are needed so.
+        """
+        waiting, ranges = self.phases.union_of(SYNCHRONIZE_PHASE), self.collective_ranges
+        is_gloo = are_gloo_events(self.trace, ranges)
+        if not is_gloo.any():
+            return waiting
+        in_backward = np.isin(self.events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
+        others = (self.events.category == Category.COMMUNICATION) & ~in_backward
+        of_gradients = [OPERATIONS.index(name) for name in ("all_reduce", "reduce_scatter")]
+        needed = ~np.isin(ranges.operation, of_gradients) | (is_gloo & ~is_gloo.all())
+        waiting |= union(self.events.start_ns[others], self.events.end_ns[others])
+        waiting |= union(ranges.launch_or_start_ns[needed], ranges.end_ns[needed])
+        return waiting - self.union_of(Category.COMPUTE)
 
     @property
     def is_warmup(self) -> bool:

@@ -270,7 +270,7 @@ def _within_backward(step: Ints, start_ns: Ints, phase: Ints) -> Ints:
         is_concerned[step[within]] = True
         others = np.flatnonzero(is_concerned[step] & (phase != PHASES.index(OPTIMIZER)))
         others = others[np.lexsort((~is_backward[others], start_ns[others], step[others]))]
-        # Steps laid end to end on one axis cannot reach into each other, so one search serves all of them.
+        # On an axis with all steps end to end, steps cannot overlap, so one search is enough.
         low = int(start_ns.min())
         axis = step * (int(start_ns.max()) - low + 1) + start_ns - low
         within = within[is_backward[others[np.searchsorted(axis[others], axis[within])]]]
