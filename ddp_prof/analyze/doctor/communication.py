@@ -216,7 +216,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     told = "" if exposed is None else f": {exposed / 1e6:.2f} ms of a typical step's communication are exposed"
     return Finding(
         "gradients ready in another order than buckets",
-        f"The first of {hooks.counts[0]} buckets was launched when {max(late.values()):.0%} of backward were over"
+        f"The first of {hooks.counts[0]} buckets was launched when {max(late.values()):.0%} of backward was over"
         f"{told}.",
         "Register parameters in the order in which forward uses them, or let DDP rebuild its buckets: it does so after "
         "the first step unless find_unused_parameters is set.",

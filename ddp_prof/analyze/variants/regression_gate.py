@@ -117,7 +117,7 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
             verdict = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
             waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
             if what == "blocking" and verdict.status == "passed" and waits:
-                reason = f"of streams; the host waited {waits} times for a collective, which costs time of its own"
+                reason = f"of streams only: the cost of the host's {waits} waits for collectives is not included"
                 verdict = replace(verdict, reason=reason)
             yield verdict
     if asked.baseline is not None and asked.incomparable:
@@ -232,7 +232,7 @@ def _times(name: str, rank: RankOverlap) -> OfSteps:
         raise _UnknownFigure("steps whose backward is not known: see --backward-range")
     if None in times:
         unknown = rank.dependencies.reason if rank.dependencies else None
-        raise _UnknownFigure(unknown or "it is not known of all steps what they waited for")
+        raise _UnknownFigure(unknown or "what steps waited for is not known for all of them")
     return dict(zip(keys_of(rank.communicating_steps), times, strict=True))
 
 

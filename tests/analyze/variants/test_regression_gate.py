@@ -326,7 +326,7 @@ def test_a_limit_on_blocking_is_not_met_where_no_waits_are_known(tmp_path: Path)
     assert "--cuda-event-trace" in verdict.reason
 
 
-@pytest.mark.parametrize(("hosts", "limit", "reason"), [(0, 10, ""), (3, 10, "the host waited 3 times"), (3, 9, "")])
+@pytest.mark.parametrize(("hosts", "limit", "reason"), [(0, 10, ""), (3, 10, "the host's 3 waits"), (3, 9, "")])
 def test_a_met_limit_on_blocking_says_that_the_host_waits_too(
     tmp_path: Path, hosts: int, limit: int, reason: str
 ) -> None:
