@@ -41,14 +41,14 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     runs = in_variant_order(runs, lambda run: run.manifest)
     with Pictures() as pictures, progress("comparing the runs") as show:  # the browser starts meanwhile
         reports = report_runs(runs)
-        tell = _Progress(folder, show)
+        show_pages = _Progress(folder, show)
         problems = write_report(
             reports,
             folder,
             compare_steps(runs),
             pictures,
             make_pages=partial(make_pages, runs, reports, folder),
-            progress=tell,
+            progress=show_pages,
         )
     for problem in problems:
         print_note(problem)
@@ -58,7 +58,7 @@ class _Progress:
     """Prints the index's path when it is written, then the progress of the pages and the remaining time."""
 
     def __init__(self, folder: Path, show: Callable[[str, int, int], None]) -> None:
-        self.folder, self.show, self.first_at, self.is_told = folder, show, 0.0, False
+        self.folder, self.show, self.first_at, self.has_note = folder, show, 0.0, False
 
     def __call__(self, done: int, total: int) -> None:
         if not done:
@@ -68,8 +68,8 @@ class _Progress:
             self.first_at = monotonic()
             return
         left_s = (monotonic() - self.first_at) / (done - 1) * (total - done)
-        if left_s >= SECONDS_TO_TELL and not self.is_told:
-            self.is_told = True
+        if left_s >= SECONDS_TO_TELL and not self.has_note:
+            self.has_note = True
             text = f"{left_s:.0f} s" if left_s < 90 else f"{left_s / 60:.0f} min"
             print_note(f"the pages of {total} runs take about {text} more; the index is there already")
 

@@ -32,7 +32,7 @@ from ddp_prof.table import empty, fill, select, take_or_unknown
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct
 
 _ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
-_ROWS = 65_536
+_SLICES_AT_ONCE = 65_536
 _COMPRESSION = 3
 
 
@@ -137,11 +137,11 @@ def _slice_events(
 ) -> Iterator[list[str]]:
     """Yield a complete event ("X") per slice, outer slices first, then the ends of arrows at the starts of slices."""
     head = f'{{"ph":"X","pid":{pid},"tid":{tid},"ts":'
-    called = {value: json.dumps("" if value == UNKNOWN else names[value]) for value in distinct(track.name_id)}
-    for first in range(0, len(track), _ROWS):
-        slices = select(track, np.arange(first, min(first + _ROWS, len(track))))
+    encoded = {value: json.dumps("" if value == UNKNOWN else names[value]) for value in distinct(track.name_id)}
+    for first in range(0, len(track), _SLICES_AT_ONCE):
+        slices = select(track, np.arange(first, min(first + _SLICES_AT_ONCE, len(track))))
         yield [
-            f'{head}{start},"dur":{duration},"name":{called[name]},"cat":"{CATEGORIES[category]}"{arguments}}}'
+            f'{head}{start},"dur":{duration},"name":{encoded[name]},"cat":"{CATEGORIES[category]}"{arguments}}}'
             for start, duration, name, category, arguments in zip(
                 _microseconds(slices.start_ns - zero_ns),
                 _microseconds(slices.end_ns - slices.start_ns),
@@ -268,7 +268,7 @@ class _Process:
 
     def tracks(self) -> Iterator[Lane]:
         """Yield lanes in which any two slices are nested or disjoint; no empty lanes."""
-        lanes = (self._ranges, self._calls, self._collective_ranges, self._work_of_host, self._streams)
+        lanes = (self._ranges, self._calls, self._collective_ranges, self._host_compute, self._streams)
         for title, slices, names in (lane for make in lanes for lane in make()):
             slices = select(slices, np.lexsort((-slices.end_ns, slices.start_ns)))
             track = separate_crossing(slices.start_ns, slices.end_ns)
@@ -315,7 +315,7 @@ class _Process:
         slices = self._slices(ranges.start_ns, ranges.end_ns, ranges.name_id, category, **columns)
         yield "collectives, launch to completion", slices, self.trace.names
 
-    def _work_of_host(self) -> Iterator[Lane]:
+    def _host_compute(self) -> Iterator[Lane]:
         for rank in self.ranks:
             if rank.device is None:
                 events = rank.including_warmup.select_category(Category.COMPUTE)

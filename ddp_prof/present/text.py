@@ -49,7 +49,7 @@ def collective_name(index: int | None, bucket: int | None) -> str:
 
 
 def percent(ratio: float | None) -> str:
-    """Format a share; never rounds to 0 % or 100 % unless exact."""
+    """Format a share; near 0 and 1 it has a decimal, so that ``0 %`` and ``100 %`` are exact."""
     if ratio is None:
         return "n/a"
     percent = ratio * 100

@@ -45,9 +45,9 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
     ]
     if steps is None:
-        homes = _default_views(sources, chosen)
+        homes = _homes(sources, chosen)
         views = [View(home.zero_ns, *captured_times(source.trace)) for source, home in zip(sources, homes, strict=True)]
-        return _timeline(sources, chosen, homes, views)
+        return _lay_out(sources, chosen, homes, views)
     for source, ranks in zip(sources, chosen, strict=True):
         path = source.trace.path
         numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
@@ -58,7 +58,7 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         if not any(len(rank.rows) for rank in ranks):
             reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
             raise TraceError(path, reason, "choose others")
-    return _some_steps(sources, chosen)
+    return _lay_out_steps(sources, chosen)
 
 
 def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
@@ -73,7 +73,7 @@ def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = Non
         return build_timeline(sources, steps)
     keys = typical_steps(sources)
     chosen = [[_Rank(rank, _rows(rank, rank.step_keys, keys)) for rank in source.ranks] for source in sources]
-    return _some_steps(sources, chosen, MAX_BOXES // max(1, len(sources)))
+    return _lay_out_steps(sources, chosen, MAX_BOXES // max(1, len(sources)))
 
 
 def typical_steps(sources: Sequence[Source]) -> list[int]:
@@ -94,26 +94,26 @@ class _Rank(NamedTuple):
     rows: Ints
 
 
-def _rows(events: RankEvents, called: Ints, wanted: Collection[int] | None) -> Ints:
-    chosen = True if wanted is None else np.isin(called, list(wanted))
-    return np.flatnonzero(np.broadcast_to(chosen, len(called)) & events.has_steps)
+def _rows(events: RankEvents, keys: Ints, wanted: Collection[int] | None) -> Ints:
+    chosen = True if wanted is None else np.isin(keys, list(wanted))
+    return np.flatnonzero(np.broadcast_to(chosen, len(keys)) & events.has_steps)
 
 
-def _some_steps(
+def _lay_out_steps(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
 ) -> Timeline:
     """Lay out some steps; a shorter panel also shows what follows its steps, so that it is not empty there."""
-    homes = _default_views(sources, chosen, most_boxes)
+    homes = _homes(sources, chosen, most_boxes)
     before = max((home.zero_ns - home.start_ns for home in homes), default=0)
     after = max((home.end_ns - home.zero_ns for home in homes), default=0)
     views = []
     for source, (zero, _, _) in zip(sources, homes, strict=True):
         first, last = captured_times(source.trace)
         views.append(View(zero, max(first, zero - before), min(last, zero + after)))
-    return _timeline(sources, chosen, views, views)
+    return _lay_out(sources, chosen, views, views)
 
 
-def _timeline(
+def _lay_out(
     sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], homes: Sequence[View], views: Sequence[View]
 ) -> Timeline:
     """Make the panels; those on one clock share the interval of each step, because pages align panels by steps."""
@@ -132,15 +132,13 @@ def _timeline(
     )
 
 
-def _default_views(
-    sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None
-) -> list[View]:
-    homes = [_default_view(ranks, most_boxes) for ranks in chosen]
+def _homes(sources: Sequence[Source], chosen: Sequence[Sequence[_Rank]], most_boxes: int | None = None) -> list[View]:
+    homes = [_home(ranks, most_boxes) for ranks in chosen]
     zeros = line_up(sources, [home.zero_ns for home in homes])
     return [home._replace(zero_ns=zero) for home, zero in zip(homes, zeros, strict=True)]
 
 
-def _default_view(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
+def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
     """Return the interval of the chosen steps on host and device; time 0 is the start of the first step.
 
     Without steps it is the interval of all events, or of the first ones that make about ``most_boxes`` boxes.

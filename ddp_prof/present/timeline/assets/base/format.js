@@ -25,7 +25,7 @@ function niceStep(least) {
   return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
 }
 
-/** A time with about three digits, like milliseconds in present/text.py. */
+/** A time with about three digits, as milliseconds in present/text.py, but also in s and ns. */
 function milliseconds(ns) {
   const size = Math.abs(ns);
   if (size >= 1e10) return `${(ns / 1e9).toFixed(2)} s`;
@@ -34,7 +34,7 @@ function milliseconds(ns) {
   return size >= 1000 ? `${(ns / 1e3).toFixed(1)} µs` : `${ns} ns`;
 }
 
-/** A share, like percent in present/text.py. */
+/** A share, as percent in present/text.py. */
 function percent(ratio) {
   if (Number.isNaN(ratio)) return "n/a";
   const value = ratio * 100;
