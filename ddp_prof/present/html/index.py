@@ -115,6 +115,8 @@ def _story(runs: Sequence[ReportRun]) -> list[str]:
     if sentences := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
         return sentences
     worst = max(runs, key=lambda run: run.summary.gain_at_most or 0)
+    if len(runs) > 1 and not worst.summary.gain_at_most:
+        return ["No run is known to gain from hiding communication"]
     gain = gain_headline(worst.summary)
     return [gain if len(runs) == 1 else f"Most is to be gained in {worst.result.label}: {gain}"]
 

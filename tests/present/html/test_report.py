@@ -223,6 +223,11 @@ class TestPages:
         why = (tmp_path / "silent-why.html").read_text(encoding="utf-8")
         assert "silent: No collective is in this trace" in why
 
+    def test_runs_without_a_known_gain_are_not_said_to_gain_most(self, tmp_path: Path) -> None:
+        write_report([run_of(draw_trace(streams={7: "aa.bb"}), name) for name in ("one", "other")], tmp_path)
+        page = (tmp_path / "index.html").read_text(encoding="utf-8")
+        assert "<h1>No run is known to gain from hiding communication</h1>" in page
+
     def test_ranks_that_shared_a_gpu_are_told_of_in_each_page_and_figure(self, tmp_path: Path) -> None:
         trace = cpu_run()
         names = [f"{name}|ranks_per_gpu=2" if name.startswith("process|") else name for name in trace.names]
