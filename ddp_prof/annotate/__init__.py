@@ -7,7 +7,7 @@
         with annotate.step(index):
             ...
 
-Importing this needs no torch. Without a profiler a range costs about a microsecond. Ranges go to NVTX (Nsight Systems)
+Importing this needs no torch. Without a profiler a range costs a few microseconds. Ranges go to NVTX (Nsight Systems)
 and to torch.profiler; ``DDP_PROF_RANGES=0`` in the environment switches them off.
 """
 

@@ -104,8 +104,8 @@ def _is_silent_under_old_nsys() -> bool:
 class TorchSink:
     """Sends ranges to ``torch.profiler`` while one records; does not import torch.
 
-    Without a GPU, nested ranges are recorded as operators with a prefix in their name, which takes a fifth of the time
-    of ``record_function``. With a GPU ``record_function`` is used, as torch.profiler then mirrors ranges onto streams.
+    Without a GPU, nested ranges are recorded as operators with a prefix in their name, which takes much less time than
+    ``record_function``. With a GPU ``record_function`` is used, as torch.profiler then mirrors ranges onto streams.
     """
 
     def __init__(self) -> None:

@@ -231,12 +231,10 @@ def _format_ranks(ranks: Collection[int]) -> str:
 
 def _program_name(program: Sequence[str]) -> str:
     """Return the name of the script or module, else of the program."""
-    words = list(program)
-    script = next((Path(word).stem for word in words if word.endswith((".py", ".sh"))), None)
-    if script is None and "-m" in words[:-1]:
-        modules = [words[at + 1] for at, word in enumerate(words[:-1]) if word == "-m"]
-        script = modules[-1].rpartition(".")[2]
-    return re.sub(r"[^A-Za-z0-9_-]", "_", script or Path(words[0]).stem)[:80] or "program"
+    scripts = [Path(word).stem for word in program if word.endswith((".py", ".sh"))]
+    modules = [word.rpartition(".")[2] for option, word in pairwise(program) if option == "-m"]
+    (name,) = scripts[:1] or modules[-1:] or [Path(program[0]).stem]
+    return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80] or "program"
 
 
 def _place_of_recorder(program: Sequence[str]) -> int:
@@ -257,12 +255,13 @@ def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) ->
     """Return the suffix of the files that this process records: ``.rank3``, ``.node1``, or nothing."""
     inner = Path(program[at]).name
     starts_ranks = inner == "torchrun" or "torch.distributed.run" in program or inner == "accelerate"
+    kind = "node" if starts_ranks else "rank"
     if at:
-        if starts_ranks:
-            return ".node%q{SLURM_NODEID}" if Path(program[0]).name == "srun" else ".node%q{OMPI_COMM_WORLD_RANK}"
-        return f".rank%q{{{LAUNCHERS[Path(program[0]).name]}}}"
+        launcher = Path(program[0]).name
+        variable = "SLURM_NODEID" if starts_ranks and launcher == "srun" else LAUNCHERS[launcher]
+        return f".{kind}%q{{{variable}}}"
     if place := read_place(environ):
-        return f".{'node' if starts_ranks else 'rank'}{place['RANK']}"
+        return f".{kind}{place['RANK']}"
     words = " ".join(program)
     nodes = re.search(r"--nnodes[= ](\S+)", words)
     if not starts_ranks or nodes is None or nodes[1] in ("1", "1:1"):

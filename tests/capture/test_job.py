@@ -377,7 +377,11 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("srun -N 2 torchrun train.py", {}, ["srun", "-N", "2"], "train.node%q{SLURM_NODEID}"),
         ("srun -J test --qos sh python t.py", {}, ["srun", "-J", "test", "--qos", "sh"], "t.rank%q{SLURM_PROCID}"),
         ("mpirun -np 2 -H a,b python t.py", {}, ["mpirun", "-np", "2", "-H", "a,b"], "t.rank%q{OMPI_COMM_WORLD_RANK}"),
+        ("mpirun -np 2 torchrun t.py", {}, ["mpirun", "-np", "2"], "t.node%q{OMPI_COMM_WORLD_RANK}"),
+        ("mpiexec -n 2 python t.py", {}, ["mpiexec", "-n", "2"], "t.rank%q{PMI_RANK}"),
+        ("mpiexec -n 2 torchrun t.py", {}, ["mpiexec", "-n", "2"], "t.node%q{PMI_RANK}"),
         ("python -m pkg.main --lr 1", {}, [], "main"),
+        ("python -m torch.distributed.run -m pkg.main", {}, [], "main"),
         ("bash jobs/pretrain.sh --lr 1", {}, [], "pretrain"),
     ],
 )
@@ -392,6 +396,11 @@ def test_nsys_stands_where_it_sees_the_ranks_and_names_its_report(
     assert "--trace=cuda,nvtx" in command
     program = shlex.split(words)[len(before) :]
     assert command[-len(program) :] == program
+
+
+def test_a_launcher_without_a_program_is_refused(plan: Any) -> None:
+    with pytest.raises(WorkloadError, match="no program in 'srun -n 2 no-such-program': put its path"):
+        plan("srun -n 2 no-such-program")
 
 
 def test_nodes_that_cannot_be_told_apart_are_refused(plan: Any) -> None:
