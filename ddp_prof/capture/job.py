@@ -263,10 +263,10 @@ def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) ->
     if place := read_place(environ):
         return f".{kind}{place['RANK']}"
     words = " ".join(program)
-    nodes = re.search(r"--nnodes[= ](\S+)", words)
+    nodes = re.search(r"--(?:nnodes|num[-_]machines)[= ](\S+)", words)
     if not starts_ranks or nodes is None or nodes[1] in ("1", "1:1"):
         return ""
-    number = re.search(r"--node[-_]rank[= ](\d+)", words)
+    number = re.search(r"--(?:node|machine)[-_]rank[= ](\d+)", words)
     node = number[1] if number else environ.get("NODE_RANK") or environ.get("GROUP_RANK") or ""
     if not node.isdecimal():
         raise WorkloadError("which of the nodes is this? set NODE_RANK=0 on the first, 1 on the next, and so on")

@@ -369,6 +369,8 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("python -m torch.distributed.run --nnodes=1 train.py", {}, [], "train"),
         ("torchrun --nnodes 2 --node-rank 1 train.py", {}, [], "train.node1"),
         ("torchrun --nnodes 2 train.py", {"NODE_RANK": "0"}, [], "train.node0"),
+        ("accelerate launch --num_machines 2 --machine_rank 1 train.py", {}, [], "train.node1"),
+        ("accelerate launch --num_machines=1 --num_processes 8 train.py", {}, [], "train"),
         ("torchrun --nnodes 2 train.py", {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"}, [], "train.node1"),
         ("python train.py", {"SLURM_PROCID": "3", "SLURM_STEP_NUM_TASKS": "4"}, [], "train.rank3"),
         ("python train.py", {"SLURM_PROCID": "0"}, [], "train"),  # a batch script
