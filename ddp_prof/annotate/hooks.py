@@ -216,7 +216,6 @@ class Instrumented:
 
 
 def is_under_nsys() -> bool:
-    """Whether nsys runs the program."""
     return any(name in os.environ for name in NSYS_VARIABLES)
 
 
@@ -245,13 +244,11 @@ class OptimizerMarks:
         self._opened: list[NestedRange] = []
 
     def begin(self, *_: Any) -> None:
-        """Before the step."""
         self.end()
         self._opened.append(ranges.optimizer())
         self._opened[-1].__enter__()
 
     def end(self, *_: Any) -> None:
-        """After it."""
         while self._opened:
             self._opened.pop().__exit__()
 

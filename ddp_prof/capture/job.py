@@ -60,7 +60,6 @@ class Job:
 
     @property
     def traces(self) -> list[Path]:
-        """The files to read."""
         if self.nsys:
             return self.files(".sqlite")
         # torch.profiler writes a file per rank, however the ranks were started.

@@ -255,7 +255,6 @@ class ShardedDDP(ReducingVariant):
             layer._parameters = AwaitedParameters(layer._parameters, bucket_of, self._gathers)
 
     def optimizer_parameters(self) -> list[torch.nn.Parameter]:
-        """Return this rank's part of each bucket."""
         return [bucket.shard for bucket in self._reducer.buckets]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -355,7 +354,6 @@ class Gathers:
                 self._waited.add((bucket, stream))
 
     def settle(self) -> None:
-        """Wait for all of them and forget them."""
         self.wait(list(self._in_flight))
         self._in_flight.clear()
         self._waited.clear()

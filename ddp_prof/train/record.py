@@ -208,8 +208,7 @@ def _storage_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(storages.values())
 
 
-def resident_bytes() -> int:
-    """Return the peak of this process's resident memory."""
+def peak_resident_bytes() -> int:
     unit = 1 if sys.platform == "darwin" else 1024
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 

@@ -25,7 +25,7 @@ from ddp_prof.run_config import FAULTS, LEARNING_RATE, RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.arguments import Arguments
 from ddp_prof.train.process_group import RankInfo, Seat, check_memory, choose_seat, process_group
-from ddp_prof.train.record import MessageLog, choose_recording, describe_run, resident_bytes
+from ddp_prof.train.record import MessageLog, choose_recording, describe_run, peak_resident_bytes
 from ddp_prof.train.workload import (
     StepResult,
     Trainer,
@@ -158,7 +158,7 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
     with annotate.only_sink(log):
         chosen = (batches[arguments.warmup + index % arguments.steps] for index in range(arguments.synchronized_steps))
         results += [trainer.train_step(batch[:, :-1], batch[:, 1:], synchronized=True) for batch in chosen]
-    peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else resident_bytes()
+    peak_bytes = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else peak_resident_bytes()
     peak_bytes = round(_all_reduce(peak_bytes, device, dist.ReduceOp.MAX))
     times = [result.times for result in results]
     return describe_run(
@@ -204,7 +204,6 @@ def _say(line: str) -> None:
 
 
 def check_numerics(config: RunConfig, device: torch.device) -> None:
-    """Raise an error for a setting that the device or the machine does not support."""
     if config.tf32 and device.type == "cpu":
         raise WorkloadError("--tf32: only GPUs compute in TF32, and this run is on the CPU: leave it out")
     compilers = [os.environ.get("CXX"), os.environ.get("CC"), "g++", "clang++", "gcc", "clang"]
