@@ -332,7 +332,7 @@ def _print_error(text: str) -> None:
 def _integer_between(least: int, most: int = 999_999_999) -> Callable[[str], int]:
     def number(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text[:80]!r} is no whole number from {least} to {most}")
+            raise argparse.ArgumentTypeError(f"{text[:80]!r} is not a whole number from {least} to {most}")
         return int(text)
 
     return number

@@ -288,7 +288,7 @@ def step(index: int, warmup: bool = False) -> NestedRange:
 def phase(name: str) -> NestedRange:
     """Return the range around one phase of a step, one of ``range_names.PHASES``."""
     if name not in range_names.PHASES:
-        raise ValueError(f"{name!r} is no phase of a step: choose from {', '.join(range_names.PHASES)}")
+        raise ValueError(f"{name!r} is not a phase of a step: choose from {', '.join(range_names.PHASES)}")
     return NestedRange(name)
 
 
@@ -350,7 +350,7 @@ def start_collective(name: str, bucket: int, bytes: int, params: int, **more: in
         ValueError: There is no such collective.
     """
     if name not in range_names.COLLECTIVES:
-        raise ValueError(f"{name!r} is no collective: choose from {', '.join(range_names.COLLECTIVES)}")
+        raise ValueError(f"{name!r} is not a collective: choose from {', '.join(range_names.COLLECTIVES)}")
     return OpenRange(_collective_text(name, bucket, bytes, params, **more))
 
 

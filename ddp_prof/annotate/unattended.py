@@ -165,7 +165,7 @@ class _Recording:
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
         if recorded is not None and self._thread != threading.get_ident():  # here stop() would crash torch
-            sys.stderr.write("ddp-prof: the thread that trains did not end: nothing is written of this rank\n")
+            sys.stderr.write("ddp-prof: the thread that trains did not end, so the trace of this rank is not written\n")
             recorded = None
         if self._range is not None:  # no step of the optimizer will end this range
             with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self._step, unfinished=1)):

@@ -215,7 +215,7 @@ def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) 
         return None
     if re.fullmatch(r"0|[1-9][0-9]{0,8}", text) and least <= int(text) <= most:
         return int(text)
-    raise UsageError(f"{name}={text[:80]}: no whole number from {least} to {most}")
+    raise UsageError(f"{name}={text[:80]}: not a whole number from {least} to {most}")
 
 
 def clean_environment(plan: Plan) -> dict[str, str]:
@@ -291,7 +291,7 @@ def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | Non
     """Return the nsys that records, and the recorder's name in run.json: nsys 2022.4.2.1, torch.profiler 2.13.0."""
     wanted = environ.get("PROFILER") or "auto"
     if wanted not in {"auto", "nsys", "kineto", "none"}:
-        raise UsageError(f"PROFILER={wanted}: there are nsys, kineto, none and auto")
+        raise UsageError(f"PROFILER={wanted}: choose nsys, kineto, none or auto")
     if wanted == "none":
         return None, None
     nsys, why = choose_nsys("torch" if wanted == "kineto" else wanted, environ, may_fetch=True)

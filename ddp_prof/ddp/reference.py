@@ -74,7 +74,7 @@ class TorchDDP(DataParallel):
         if comm_hook not in (None, *COMM_HOOKS):
             raise ValueError(f"comm_hook must be None, {' or '.join(map(repr, COMM_HOOKS))}, got {comm_hook!r}")
         if comm_hook and not mark_buckets:
-            raise ValueError("comm_hook goes with mark_buckets: torch's own hooks are marked, too")
+            raise ValueError("comm_hook requires mark_buckets: torch's own hooks are marked, too")
         self._options = {"find_unused_parameters": find_unused_parameters, **options}
         schedule = {"mark_buckets": mark_buckets, "comm_hook": comm_hook, **self._options}
         super().__init__(module, process_group, schedule)

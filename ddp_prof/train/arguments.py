@@ -175,7 +175,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
     if arguments.comm_hook and (arguments.variant != "torch" or arguments.no_communication_hook):
-        parser.error("--comm-hook: torch has it, without --no-communication-hook")
+        parser.error("--comm-hook: only variant torch has one, and not with --no-communication-hook")
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):

@@ -222,7 +222,7 @@ def _make_store(place: RankInfo, timeout: timedelta) -> Store | None:
     if port is None:
         return FileStore(str(Path(directory) / "store"), place.world)
     if not (port.isdecimal() and len(port) <= 5 and 0 < int(port) < 65536):
-        raise WorkloadError(f"MASTER_PORT={port[:80]}: no port from 1 to 65535: choose one, or unset it")
+        raise WorkloadError(f"MASTER_PORT={port[:80]}: not a port from 1 to 65535: choose one, or unset it")
     address = os.environ.get("MASTER_ADDR", "127.0.0.1")
     try:
         return TCPStore(address, int(port), place.world, is_master=place.rank == 0, timeout=timeout)

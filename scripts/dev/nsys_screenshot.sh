@@ -56,7 +56,7 @@ read_arguments() {
   local number
   # Checked before any arithmetic, in which bash would run the command in "x[$(command)]".
   for number in "$width" "$height" "$timeout"; do
-    [[ "$number" =~ ^[1-9][0-9]{0,4}$ ]] || usage "WIDTH, HEIGHT, TIMEOUT: no whole number: ${number@Q}"
+    [[ "$number" =~ ^[1-9][0-9]{0,4}$ ]] || usage "WIDTH, HEIGHT, TIMEOUT: not a whole number: ${number@Q}"
   done
   report="" picture=""
   while [ $# -gt 0 ]; do

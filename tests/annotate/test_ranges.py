@@ -116,7 +116,7 @@ def test_a_recorder_hears_nothing_after_it_was_removed() -> None:
 
 
 def test_an_unknown_phase_is_refused() -> None:
-    with pytest.raises(ValueError, match="no phase of a step: choose from forward, backward"):
+    with pytest.raises(ValueError, match="not a phase of a step: choose from forward, backward"):
         annotate.phase("backwards")
 
 

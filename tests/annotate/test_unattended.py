@@ -46,4 +46,4 @@ def test_a_program_that_trains_in_a_thread(thread: str, is_written: bool, tmp_pa
     )
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "x.rank0.json.gz").is_file() == is_written
-    assert ("nothing is written of this rank" in done.stderr) != is_written
+    assert ("the trace of this rank is not written" in done.stderr) != is_written

@@ -27,19 +27,19 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 @pytest.mark.parametrize("value", NO_NUMBERS)
 @pytest.mark.parametrize(("name", "beside"), NUMBERS)
 def test_what_is_no_number_is_refused(name: str, beside: dict[str, str], value: str) -> None:
-    with pytest.raises(UsageError, match=rf"(?s)^{name}=.*: no whole number from [01] to \d+$"):
+    with pytest.raises(UsageError, match=rf"(?s)^{name}=.*: not a whole number from [01] to \d+$"):
         read_plan(["flat"], {**beside, name: value})
 
 
 @pytest.mark.parametrize("name", ["NGPU", "WORLD_SIZE"])
 def test_no_more_ranks_than_the_memory_holds(name: str) -> None:
-    with pytest.raises(UsageError, match=rf"{name}=1000000: no whole number from 1 to "):
+    with pytest.raises(UsageError, match=rf"{name}=1000000: not a whole number from 1 to "):
         read_plan(["flat"], {name: "1000000"})
 
 
 @pytest.mark.parametrize("nodes", ["--nnodes 08", "--nnodes=0", "--nnodes 1:99999999999999999999"])
 def test_nodes_of_torchrun_are_a_number_too(nodes: str) -> None:
-    with pytest.raises(UsageError, match=r"--nnodes=\d+: no whole number from 1 to 1000000"):
+    with pytest.raises(UsageError, match=r"--nnodes=\d+: not a whole number from 1 to 1000000"):
         read_plan(["flat"], {"TORCHRUN": nodes})
 
 

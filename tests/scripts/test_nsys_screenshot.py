@@ -152,7 +152,7 @@ class TestArguments:
         for value in ("root[$(touch canary)]", "2x", "-1", "08", " 2", "2\n3", "٣", "9" * 30):
             done = machine.run(SCRIPT, "a.nsys-rep", "-o", "x.png", **{name: value})
             assert (done.returncode, done.stdout) == (2, "")
-            assert "no whole number" in done.stderr
+            assert "not a whole number" in done.stderr
         assert not list(machine.root.parent.rglob("canary")), "a command in the setting has run"
 
     def test_help_is_its_head(self, machine: Checkout) -> None:

@@ -95,7 +95,7 @@ def test_a_place_that_is_no_number_is_refused(told: dict[str, str]) -> None:
 def test_a_port_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, port: str) -> None:
     monkeypatch.setenv("DDP_PROF_LAUNCH_DIRECTORY", str(tmp_path))
     monkeypatch.setenv("MASTER_PORT", port)
-    with pytest.raises(WorkloadError, match=f"MASTER_PORT={port}: no port from 1 to 65535"):
+    with pytest.raises(WorkloadError, match=f"MASTER_PORT={port}: not a port from 1 to 65535"):
         process_group._make_store(RankInfo(0, 2, 0, 2), timedelta(seconds=1))
 
 
