@@ -184,17 +184,14 @@ class Diagnostics:
         caveats: Caveats in ``run.json`` and in our own ranges.
         windows: From the first to the last kernel of each process and device.
         overhead_warnings: Warnings about the profiler's own work.
-        activities: Number of activities.
-        graphs: Number of them that are CUDA graphs.
-        orphans: Number of them without a launching call.
+        graphs: Number of activities that are CUDA graphs.
+        orphans: Number of activities without a launching call.
         unnumbered: Number of orphans without a correlation number.
-        calls: Number of calls.
         ambiguous: Number of activities whose correlation number several calls have.
         repeated: Number of collectives that are in the trace more than once, with the same stream and times.
         busy_ns: Time of compute on each stream, by process, device and stream.
         collectives: Number of collectives on each stream, by the same key.
-        compute_ns: Summed time of the kernels that count as compute, by name.
-        kernels_ns: Summed time of all kernels.
+        compute_ns: Summed time of the kernels that count as compute, by name; ``kernels_ns`` of all kernels.
     """
 
     about_trace: tuple[str, ...] = ()

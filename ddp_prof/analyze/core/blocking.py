@@ -30,13 +30,11 @@ from ddp_prof.analyze.core.edges import Dependencies, HostCalls
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.table import UNKNOWN, Ints, Mask, Table, begins_run, empty, positions, select, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Table, begins_run, empty, positions, select, take_or_unknown
 from ddp_prof.trace import Category, Trace
 
 HELD_BY = ("collective", "operation before", "launch", "other wait")
 """What a consumer waited for last."""
-
-_LONG_AGO = -(2**62)
 
 
 @dataclass(frozen=True)
@@ -104,18 +102,18 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
     needed = np.concatenate([edges.producer, own])
     nth, needed = nth[nth != UNKNOWN], needed[nth != UNKNOWN]
     collective = is_collective[needed]
-    other_ns = np.full(len(consumers), _LONG_AGO)
+    other_ns = np.full(len(consumers), NO_TIME)
     np.maximum.at(other_ns, nth[~collective], end_ns[needed[~collective]])
     nth, needed = nth[collective], needed[collective]
-    last_ns = np.full(len(consumers), _LONG_AGO)
+    last_ns = np.full(len(consumers), NO_TIME)
     np.maximum.at(last_ns, nth, end_ns[needed])
 
     consumer = consumers[nth]
     before, call = consumers[nth - 1], trace.launching_calls[consumer]
     follows = (nth > 0) & (stream[before] == stream[consumer])
-    launch_ns = np.where(call == UNKNOWN, _LONG_AGO, take_or_unknown(trace.calls.start_ns, call))
+    launch_ns = take_or_unknown(trace.calls.start_ns, call, NO_TIME)
     last_ns, other_ns = last_ns[nth], other_ns[nth]
-    reasons_ns = np.stack([np.where(follows, end_ns[before], _LONG_AGO), launch_ns, other_ns])
+    reasons_ns = np.stack([np.where(follows, end_ns[before], NO_TIME), launch_ns, other_ns])
     could_ns = reasons_ns.max(axis=0)
     is_last = end_ns[needed] == last_ns
     slack_ns = np.where(is_last, could_ns, np.maximum(could_ns, last_ns)) - end_ns[needed]
