@@ -109,6 +109,48 @@ def test_the_drawing_of_overlap_is_true(page: str) -> None:
     assert pictures["exposed"] == picture_of(communication - compute, 20)
 
 
+def drawing_of(title: str, column: int) -> dict[str, dict[str, set[int]]]:
+    """The first drawing of a section of docs/metrics.md, from a column on: the places of each character by row."""
+    section = (ROOT / "docs/metrics.md").read_text().partition(f"\n## {title}\n")[2]
+    rows: dict[str, dict[str, set[int]]] = {}
+    for line in section.split("```\n")[1].splitlines():
+        row = rows[line[:column].strip()] = {}
+        for at, sign in enumerate(re.split(r" {3,}(?=\w+ )", line[column:])[0]):
+            row.setdefault(sign, set()).add(at)
+    return rows
+
+
+def test_the_drawing_of_the_critical_path_is_true() -> None:
+    rows = drawing_of("The critical path", 12)
+    path = rows["path"]
+    assert path["k"] == rows["stream 7"]["k"]
+    assert path["C"] == rows["stream 20"]["C"]
+    assert path["l"] == rows["host"]["L"]
+
+
+def test_the_drawing_of_the_parts_of_a_step_is_true() -> None:
+    rows = drawing_of("The parts of a step", 19)
+    compute, communication, copies = (rows[name]["#"] for name in ("compute", "communication", "copies"))
+    work = compute | communication | copies
+    window = set(range(min(work), max(work) + 1))
+    assert rows["window"]["|"] | rows["window"]["-"] == window
+    assert rows["compute only"]["*"] == compute - communication
+    assert rows["overlapped"]["*"] == compute & communication
+    assert rows["exposed"]["*"] == communication - compute
+    assert copies <= compute
+    assert rows["idle"]["*"] == window - work
+
+
+def test_the_drawing_of_an_idle_stretch_is_true() -> None:
+    rows = drawing_of("Why a device was idle", 10)
+    idle = rows["device"]["."]
+    (launch,) = rows["launch"]["^"]
+    cause = rows["cause"]
+    assert cause["|"] | cause["-"] == {at for at in idle if at >= launch}
+    for phase in "fb":
+        assert cause[phase] == {at for at in idle & rows["host"][phase] if at < launch}
+
+
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_what_a_page_names_exists(page: str) -> None:
     """Every path in backquotes; ``*`` and the like stand for made files."""
