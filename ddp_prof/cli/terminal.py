@@ -91,7 +91,6 @@ _QUIET = "ddp_prof.quiet"
 
 
 def is_quiet() -> bool:
-    """Whether the running command was called with ``--quiet``."""
     return bool(click.get_current_context().meta.get(_QUIET))
 
 

@@ -393,19 +393,9 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     change = _step_change_text(hides, base.label)
     found = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
     if fastest is not hides and (fastest.speedup or 0) > 1:
-        less = ""
-        if fastest.comm_ns is not None and base.comm_ns is not None and fastest.comm_ns < base.comm_ns:
-            some = " that communicates" if any(map(communicating_steps_text, (fastest, base))) else ""
-            less = (
-                f" It communicates for {milliseconds(round(fastest.comm_ns))} of a step{some}, "
-                f"{base.label} for {milliseconds(round(base.comm_ns))}"
-            )
-            if fastest.exposed_ns is not None and base.exposed_ns is not None:
-                less += f"; {milliseconds(fastest.exposed_ns)} and {milliseconds(base.exposed_ns)} of that are exposed"
-            less += "."
         found.append(
             f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}, and it hides "
-            f"{percent(fastest.overlap_ratio)}.{less}"
+            f"{percent(fastest.overlap_ratio)}.{_less_communication_text(fastest, base)}"
         )
     if any(summary.device == "cpu" for summary in summaries):
         found.append(
@@ -413,6 +403,19 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
             "hides it, so hiding it saves less than its share suggests."
         )
     return found
+
+
+def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:
+    if run.comm_ns is None or base.comm_ns is None or run.comm_ns >= base.comm_ns:
+        return ""
+    some = " that communicates" if any(map(communicating_steps_text, (run, base))) else ""
+    exposed = ""
+    if run.exposed_ns is not None and base.exposed_ns is not None:
+        exposed = f"; {milliseconds(run.exposed_ns)} and {milliseconds(base.exposed_ns)} of that are exposed"
+    return (
+        f" It communicates for {milliseconds(round(run.comm_ns))} of a step{some}, "
+        f"{base.label} for {milliseconds(round(base.comm_ns))}{exposed}."
+    )
 
 
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:

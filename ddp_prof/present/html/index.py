@@ -124,7 +124,8 @@ def _story(runs: Sequence[ReportRun]) -> list[str]:
 def _run_values(
     run: ReportRun, facts: Mapping[str, str], shared: set[tuple[str, str]], missing: Collection[str]
 ) -> dict[str, Any]:
-    pages = {"timeline": f"{run.name}.html", "why": f"{run.name}{WHY}.html", "kernels": f"{run.name}{KERNELS}.html"}
+    ends = {"timeline": TIMELINE, "why": WHY, "kernels": KERNELS}
+    pages = {page: f"{run.name}{end}.html" for page, end in ends.items()}
     return {
         "name": run.name,
         "has_pages": run.name not in missing,
