@@ -384,18 +384,17 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     if base is None or not known:
         return []
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
-    most = percent(hides.overlap_ratio)
-    alike = [run.label for run in known if run is not hides and percent(run.overlap_ratio) == most]
-    others_too = ""
-    if alike:
-        names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
-        others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
-    change = _step_change_text(hides, base.label)
-    found = [f"{hides.label} hides most, {most} of its communication{others_too}; its median step is {change}."]
-    if fastest is not hides and (fastest.speedup or 0) > 1:
+    hides_more = base.overlap_ratio is None or (hides.overlap_ratio or 0) > base.overlap_ratio
+    if hides_more:
+        found = [_most_hidden_text(hides, known, base)]
+    else:
+        share = percent(base.overlap_ratio)
+        found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
+    if (fastest.speedup or 0) > 1 and not (hides_more and fastest is hides):
+        share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
         found.append(
-            f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}, and it hides "
-            f"{percent(fastest.overlap_ratio)}.{_less_communication_text(fastest, base)}"
+            f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}{share}."
+            f"{_less_communication_text(fastest, base)}"
         )
     if any(summary.device == "cpu" for summary in summaries):
         found.append(
@@ -403,6 +402,18 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
             "hides it, so hiding it saves less than its share suggests."
         )
     return found
+
+
+def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base: VariantSummary) -> str:
+    """Say which run hides most, and which others hide as much as far as the figures show."""
+    most = percent(run.overlap_ratio)
+    alike = [other.label for other in known if other is not run and percent(other.overlap_ratio) == most]
+    others_too = ""
+    if alike:
+        names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
+        others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
+    change = _step_change_text(run, base.label)
+    return f"{run.label} hides most, {most} of its communication{others_too}; its median step is {change}."
 
 
 def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:

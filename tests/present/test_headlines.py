@@ -207,6 +207,22 @@ def test_runs_that_hide_as_much_as_can_be_shown_share_the_praise() -> None:
     assert describe_changes(runs)[0].startswith("b hides most, 67 % of its communication (a and c hide as much); ")
 
 
+def test_a_run_that_hides_no_more_than_the_baseline_is_not_said_to_hide_most() -> None:
+    runs = [summary("naive", 1, 0, 85), summary("flat", 2, 0, 34)]
+    assert " ".join(describe_changes(runs)) == (
+        "No run hides more of its communication than naive, which hides 0 %. flat is fastest: its median step is 50 % "
+        "shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for 85.0 ms."
+    )
+    slower = describe_changes([summary("naive", 1, 0.3, 85), summary("flat", 0.9, 0.1, 34)])
+    assert slower == ["No run hides more of its communication than naive, which hides 30 %."]
+
+
+def test_what_the_fastest_run_hides_is_left_out_where_it_is_not_known() -> None:
+    graph = replace(summary("graph", 2, 0, 34), overlap_ratio=None, comm_ns=None)
+    runs = [summary("naive", 1, 0, 85), summary("overlap", 1.25, 0.67, 96), graph]
+    assert describe_changes(runs)[1] == "graph is fastest: its median step is 50 % shorter."
+
+
 @pytest.mark.parametrize(
     ("last_steps", "said"),
     [
