@@ -88,10 +88,10 @@ class Setup:
 class CaptureSlice:
     """The steps of this slice, within its time."""
 
-    def __init__(self, asked: argparse.Namespace, environ: Mapping[str, str]) -> None:
+    def __init__(self, options: argparse.Namespace, environ: Mapping[str, str]) -> None:
         self._began = time.monotonic()
-        self._asked, self._environ = asked, environ
-        self._out: Path = asked.out
+        self._options, self._environ = options, environ
+        self._out: Path = options.out
         self._is_left = False
         self._bin = Path(environ.get("VENV") or ".venv", "bin")
         self._model_size = environ.get("MODEL_SIZE") or "medium"
@@ -100,7 +100,7 @@ class CaptureSlice:
 
     def run(self) -> int:
         """Do the remaining work until the time is over; return the exit code."""
-        is_dry = self._asked.dry_run
+        is_dry = self._options.dry_run
         if not is_dry:
             (self._out / "done").mkdir(parents=True, exist_ok=True)
             (self._out / ".slice").touch()
@@ -124,19 +124,19 @@ class CaptureSlice:
         return int(bool(failures))
 
     def _set_up(self) -> None:
-        if not self._asked.dry_run and not visible_gpus(self._environ):
+        if not self._options.dry_run and not visible_gpus(self._environ):
             return
-        if self._asked.wheels:
-            self._run("env", f"WHEELS={self._asked.wheels}", "scripts/env.sh", "train")
+        if self._options.wheels:
+            self._run("env", f"WHEELS={self._options.wheels}", "scripts/env.sh", "train")
         elif not (self._bin / "python").exists():
             self._run("scripts/env.sh", "train")
-        if self._asked.nsys:  # if it does not record here, those of the machine are still tried
-            self._run("env", f"NSYS_ARCHIVE={self._asked.nsys}", "scripts/install_nsys.sh")
+        if self._options.nsys:  # if it does not record here, those of the machine are still tried
+            self._run("env", f"NSYS_ARCHIVE={self._options.nsys}", "scripts/install_nsys.sh")
 
     def _preflight(self) -> int:
         """Find a recorder, unless an earlier slice found one that still exists; return the exit code."""
         chosen = self._out / "recorder"
-        found = chosen.read_text().splitlines() if chosen.is_file() and not self._asked.dry_run else []
+        found = chosen.read_text().splitlines() if chosen.is_file() and not self._options.dry_run else []
         nsys = [word.partition("=")[2] for word in found if word.startswith("NSYS=")]
         if not found or not all(os.access(path, os.X_OK) for path in nsys):
             code = self._run(
@@ -147,12 +147,12 @@ class CaptureSlice:
                 raise LeftForNextSlice
             if code:
                 return 1
-        if not self._asked.dry_run:
+        if not self._options.dry_run:
             self._recorder = chosen.read_text().splitlines()
         return 0
 
     def _capture_setups(self) -> None:
-        setups = [self._setup(name, self._count_gpus()) for name in self._asked.setups]
+        setups = [self._setup(name, self._count_gpus()) for name in self._options.setups]
         parts: list[Callable[[Setup], None]] = [
             self._check,
             self._capture_all,
@@ -167,14 +167,14 @@ class CaptureSlice:
 
     def _count_gpus(self) -> int:
         """Return the number of GPUs that torch sees; in a dry run, which needs no torch, those of nvidia-smi."""
-        if self._asked.dry_run:
+        if self._options.dry_run:
             return len(visible_gpus(self._environ)) or 1
         question = "import torch; print(torch.cuda.device_count())"
         return int(subprocess.run([self._bin / "python", "-c", question], capture_output=True, check=True).stdout)
 
     def _setup(self, name: str, gpus: int) -> Setup:
         ranks = 1 if name == "single" else max(gpus, 2)
-        batch_size = self._asked.batch_size or 2 * ranks  # a rank computes the same in each setup
+        batch_size = self._options.batch_size or 2 * ranks  # a rank computes the same in each setup
         settings = {
             "BACKEND": "gloo" if name == "gloo" else "nccl",
             "NGPU": ranks,
@@ -228,24 +228,24 @@ class CaptureSlice:
             self._step(f"tables/{file}", self._bin / "ddp-prof", command, "--format", "json", folder, file=file)
 
     def _has_captures(self, setup: Setup) -> bool:
-        return bool(self._asked.dry_run) or any((self._out / setup.name).glob("*.run.json"))
+        return bool(self._options.dry_run) or any((self._out / setup.name).glob("*.run.json"))
 
     def _compare_with_ddp(self, setup: Setup) -> None:
-        if not self._asked.ddp_steps or setup.ranks == 1 or not self._has_captures(setup):
+        if not self._options.ddp_steps or setup.ranks == 1 or not self._has_captures(setup):
             return
         self._step(
             f"race/{setup.name}", self._bin / "python", "scripts/dev/benchmark.py", "ddp", "--device", "cuda",
             "--backend", setup.name, "--world-size", str(setup.ranks), *setup.shared, "--model-size", self._model_size,
             "--batch-size", str(setup.batch_size), "--seq-len", self._environ.get("SEQ_LEN") or "128",
-            "--steps", str(self._asked.ddp_steps), "--target", "1.02", file=f"{setup.name}/against_ddp.txt",
+            "--steps", str(self._options.ddp_steps), "--target", "1.02", file=f"{setup.name}/against_ddp.txt",
         )  # fmt: skip
 
     def _measure_profiling_cost(self, setup: Setup) -> None:
         """Run with and without recorder in turns, so that other load on the machine affects both alike."""
-        if not self._asked.rounds or not self._has_captures(setup):
+        if not self._options.rounds or not self._has_captures(setup):
             return
         cost = self._out / "cost" / setup.name
-        for number in range(1, self._asked.rounds + 1):
+        for number in range(1, self._options.rounds + 1):
             for kind, recorder in (("without", ["PROFILER=none"]), ("with", self._recorder)):
                 self._step(
                     f"cost/{setup.name}/{kind}.{number}", "env", f"TRACES_DIR={cost / kind}.{number}", *recorder,
@@ -265,7 +265,7 @@ class CaptureSlice:
         code = self._run(
             self._bin / "python", "scripts/dev/pack_captures.py", self._out, "--target",
             f"{self._out}.slice{number}.tar.gz", "--newer-than", self._out / ".slice", "--max-mb",
-            str(self._asked.max_mb), "--max-files", "8",
+            str(self._options.max_mb), "--max-files", "8",
         )  # fmt: skip
         if code:
             _print_error("nothing was packed")
@@ -286,13 +286,13 @@ class CaptureSlice:
         if state == "ok" or (state == "failed" and self._environ.get("RETRY") != "1"):
             return
         left = self._seconds_left()
-        if not self._asked.dry_run and left < LEAST_S:
+        if not self._options.dry_run and left < LEAST_S:
             self._is_left = True
             return
         target = self._out / "tables" / file if file else None
         words = list(map(str, command))
         _print_command(words, target)
-        if self._asked.dry_run:
+        if self._options.dry_run:
             return
         note.parent.mkdir(parents=True, exist_ok=True)
         limited = ["timeout", "--foreground", "--kill-after=20", str(min(left, MOST_S)), *words]
@@ -312,13 +312,13 @@ class CaptureSlice:
         note.write_text(f"{result}\n")
 
     def _seconds_left(self) -> int:
-        return round(self._asked.minutes * 60 - PACKING_S - (time.monotonic() - self._began))
+        return round(self._options.minutes * 60 - PACKING_S - (time.monotonic() - self._began))
 
     def _run(self, *command: str | Path) -> int:
         """Print a command, and run it unless this is a dry run."""
         words = list(map(str, command))
         _print_command(words)
-        return 0 if self._asked.dry_run else run_tethered(words)[0]
+        return 0 if self._options.dry_run else run_tethered(words)[0]
 
 
 def _print_command(words: Sequence[str], file: Path | None = None) -> None:
@@ -359,27 +359,27 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
     parser.add_argument(
         "--max-mb", type=_integer_between(1, 1_000_000), default=16, help="size of a packed file (default: 16)"
     )
-    asked = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     numbers = {"BATCH_SIZE": (1, 999_999_999, None), "ROUNDS": (0, 1000, 3), "DDP_STEPS": (0, 999_999_999, 40)}
     for name, (least, most, default) in numbers.items():
         try:
             value = _integer_between(least, most)(environ[name]) if environ.get(name) else default
         except argparse.ArgumentTypeError as error:
             parser.error(f"{name}: {error}")
-        setattr(asked, name.lower(), value)
-    asked.setups = environ.get("SETUPS", "gloo nccl single").split()
-    if unknown := set(asked.setups) - {"gloo", "nccl", "single"}:
+        setattr(options, name.lower(), value)
+    options.setups = environ.get("SETUPS", "gloo nccl single").split()
+    if unknown := set(options.setups) - {"gloo", "nccl", "single"}:
         parser.error(f"SETUPS: no such setup: {', '.join(sorted(unknown))}")
-    return asked
+    return options
 
 
 def main() -> int:
-    asked = read_arguments(sys.argv[1:], os.environ)
+    options = read_arguments(sys.argv[1:], os.environ)
     os.chdir(ROOT)
     os.environ["CHROMIUM"] = "0"  # draws nothing here
-    if asked.wheels:
+    if options.wheels:
         os.environ.setdefault("NSYS_FETCH", "0")  # offline
-    return run_program("capture_gpu", lambda: CaptureSlice(asked, os.environ).run())
+    return run_program("capture_gpu", lambda: CaptureSlice(options, os.environ).run())
 
 
 if __name__ == "__main__":

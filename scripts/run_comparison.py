@@ -17,17 +17,17 @@ def compare() -> int:
     """Run sweep and results; return the exit code."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", default=str(ROOT / "traces/local/results.db"))
-    asked, others = parser.parse_known_args()
+    options, others = parser.parse_known_args()
     figures = os.environ.get("FIGURES_DIR") or str(ROOT / "figures/local")
     sweep = [sys.executable, "-m", "ddp_prof.benchmark.sweep"]
     if {"-h", "--help"} & set(others):
         return run_tethered([*sweep, "--help"])[0]
-    code, _ = run_tethered([*sweep, "--database", asked.database, *others])
+    code, _ = run_tethered([*sweep, "--database", options.database, *others])
     if code > 1:
         return code
-    if not Path(asked.database).is_file():
+    if not Path(options.database).is_file():
         return 1
-    results = [str(Path(sys.executable).with_name("ddp-prof")), "results", asked.database, "-o", figures]
+    results = [str(Path(sys.executable).with_name("ddp-prof")), "results", options.database, "-o", figures]
     return run_tethered(results)[0] or code
 
 

@@ -113,7 +113,7 @@ class BackwardPasses:
 
     def add_bucket(self, span: OpenRange) -> None:
         """Close the range of a bucket with the pass at the latest, as gloo's thread may close it only later."""
-        if self._depth:  # else a rank that has no batch left takes part in the reductions of the others
+        if self._depth:  # outside of a pass, a rank without a batch takes part in the reductions of the others
             self._open.append(span)
 
 
@@ -266,7 +266,7 @@ class BucketMarks:
         self._state: Any = None
         self._is_installed = bool(ddp._comm_hooks)
         on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
-        self._is_gloos = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
+        self._reduces_on_host = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
         self._sizes: NestedRange | None = None
         if self._is_installed:
             warnings.warn("buckets are not marked: call annotate.instrument before register_comm_hook", stacklevel=4)
@@ -275,7 +275,7 @@ class BucketMarks:
 
     def begin_forward(self) -> None:
         """If a profiler records, install the hook, unless one is installed."""
-        needs_hook = is_under_nsys() or not self._is_gloos
+        needs_hook = is_under_nsys() or not self._reduces_on_host
         if needs_hook and is_recorded() and not self._is_installed:
             self._register(None, lambda _state, bucket: self._reduce(bucket))
             self._is_installed = True
@@ -294,7 +294,7 @@ class BucketMarks:
     def _find_sizes(self) -> NestedRange | None:
         """Return the range that holds the sizes; ``None`` until DDP has rebuilt its buckets in the gradients' order."""
         ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        # Then DDP does not rebuild its buckets, and also reduces a map of the used parameters.
+        # A DDP that finds unused parameters does not rebuild its buckets, and also reduces a map of the used ones.
         finds_unused = ddp.find_unused_parameters and not ddp.static_graph
         sizes = known["bucket_sizes"] if finds_unused else known.get("rebuilt_bucket_sizes")
         if not sizes:
@@ -331,7 +331,7 @@ class BucketMarks:
 def start_average(
     tensor: torch.Tensor, group: dist.ProcessGroup, caller: dist.ProcessGroup | None = None
 ) -> torch.futures.Future[list[torch.Tensor]]:
-    """Average a bucket over the ranks of ``group`` as DDP does; ``caller``: the process group that launches it."""
+    """Average a bucket over the ranks of ``group`` as DDP does; ``caller``: a process group that wraps ``group``."""
     op = average_op(tensor, group)
     if op == dist.ReduceOp.SUM:
         tensor.div_(group.size())

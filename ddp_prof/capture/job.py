@@ -207,8 +207,8 @@ def find_losses(job: Job) -> list[str]:
         need = "the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4"
         return [f"no range arrived: {need} ({here})"]
     losses = []
-    wanted = job.ranks if job.ranks is not None else () if job.part else range(world)
-    if missing := set(wanted) - ranks:
+    expected = job.ranks if job.ranks is not None else () if job.part else range(world)
+    if missing := set(expected) - ranks:
         losses.append(f"rank {_format_ranks(missing)} is not in the capture: it was killed, or ran elsewhere")
     most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
     if incomplete := {rank for rank in ranks if steps[rank] < most}:

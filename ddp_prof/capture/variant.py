@@ -145,7 +145,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     )
     parser.add_argument("variant", choices=VARIANTS)
     parser.add_argument("--bucket-size-mb")
-    asked = _parsed(parser.parse_args, argv[:at])
+    options = _parsed(parser.parse_args, argv[:at])
 
     place = read_place(environ)
     if place and "SLURM_JOB_ID" in environ:
@@ -166,7 +166,7 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         here = int(place.get("LOCAL_WORLD_SIZE", ranks))
         device = "cuda" if len(gpus) * (sharing or 1) >= here else "cpu"
     settings = {
-        "--bucket-size-mb": asked.bucket_size_mb,
+        "--bucket-size-mb": options.bucket_size_mb,
         # A launcher passes it in the environment.
         "--world-size": None if place or environ.get("TORCHRUN") else str(ranks),
         "--device": device,
@@ -178,13 +178,13 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
         "--backend": environ.get("BACKEND"),
         "--ranks-per-gpu": str(sharing) if sharing else None,
     }
-    workload = ["--variant", asked.variant]
+    workload = ["--variant", options.variant]
     workload += [word for option, value in settings.items() if value for word in (option, value)] + list(argv[at + 1 :])
     arguments = _parsed(parse_arguments, workload)
     size = arguments.bucket_size_mb
-    has_size = asked.bucket_size_mb or asked.variant == BUCKETED
+    has_size = options.bucket_size_mb or options.variant == BUCKETED
     sizes = ["unbounded" if size is None else f"{size:g}mb"] if has_size else []
-    base = "_".join([asked.variant, *sizes, *variant_extras(arguments.manifest_options())]).replace(" ", "_")
+    base = "_".join([options.variant, *sizes, *variant_extras(arguments.manifest_options())]).replace(" ", "_")
     try:
         flags = shlex.split(environ.get("NSYS_FLAGS", ""))
     except ValueError as error:
@@ -236,9 +236,9 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
             machine.append(found[0] if found else "")
     settings = [plan.environ.get(name, "") for name in ("NSYS_FLAGS", "CAPTURE_RANGE", "GPU_METRICS", "TORCHRUN")]
     versions = [str(profiler), installed("torch"), installed("nvtx")]
-    given = [f"{name}={value}" for name, value in sorted(clean_environment(plan).items())]
+    variables = [f"{name}={value}" for name, value in sorted(clean_environment(plan).items())]
     flags = Path(__file__).with_name("recorder.py").read_text(encoding="utf-8")
-    everything = [*machine, *settings, *versions, *given, *plan.workload, digest_code(), flags]
+    everything = [*machine, *settings, *versions, *variables, *plan.workload, digest_code(), flags]
     return sha256("\0".join(everything).encode(errors="surrogateescape")).hexdigest()
 
 
@@ -289,15 +289,15 @@ def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
 
 def _choose_profiler(environ: Mapping[str, str]) -> tuple[Nsys | None, str | None]:
     """Return the nsys that records, and the recorder's name in run.json: nsys 2022.4.2.1, torch.profiler 2.13.0."""
-    wanted = environ.get("PROFILER") or "auto"
-    if wanted not in {"auto", "nsys", "kineto", "none"}:
-        raise UsageError(f"PROFILER={wanted}: choose nsys, kineto, none or auto")
-    if wanted == "none":
+    profiler = environ.get("PROFILER") or "auto"
+    if profiler not in {"auto", "nsys", "kineto", "none"}:
+        raise UsageError(f"PROFILER={profiler}: choose nsys, kineto, none or auto")
+    if profiler == "none":
         return None, None
-    nsys, why = choose_nsys("torch" if wanted == "kineto" else wanted, environ, may_fetch=True)
+    nsys, why = choose_nsys("torch" if profiler == "kineto" else profiler, environ, may_fetch=True)
     if nsys is not None:
         return nsys, f"nsys {nsys.version}"
-    if wanted == "auto":
+    if profiler == "auto":
         say(f"torch.profiler records, {why}")
     return None, f"torch.profiler {installed('torch')}"
 

@@ -164,14 +164,14 @@ def make_parser() -> argparse.ArgumentParser:
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
     """Read the command line; exits with 2 on a mistake."""
     parser = make_parser()
-    asked = parser.parse_args(argv)
-    size, variant = asked.bucket_size_mb, VARIANTS[asked.variant]
+    options = parser.parse_args(argv)
+    size, variant = options.bucket_size_mb, VARIANTS[options.variant]
     if size is not None and not variant.takes_bucket_size:
-        parser.error(f"--bucket-size-mb: variant {asked.variant} has no buckets to cap")
+        parser.error(f"--bucket-size-mb: variant {options.variant} has no buckets to cap")
     if size == NO_CAP and not variant.can_be_uncapped:
-        parser.error(f"--bucket-size-mb: {asked.variant} needs a number")
+        parser.error(f"--bucket-size-mb: {options.variant} needs a number")
     size = variant.default_bucket_size_mb if size is None else None if size == NO_CAP else size
-    arguments = Arguments(**{**vars(asked), "bucket_size_mb": size})
+    arguments = Arguments(**{**vars(options), "bucket_size_mb": size})
     if arguments.no_communication_hook and arguments.variant != "torch":
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
     if arguments.comm_hook and (arguments.variant != "torch" or arguments.no_communication_hook):

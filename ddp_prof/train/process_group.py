@@ -248,8 +248,8 @@ def nccl_environment(
     call.
     """
     way = ALLOWED if nccl >= ALLOWED_SINCE else {"NCCL_HOSTID": f"ddp_prof-{rank}", **HOST_PER_RANK}
-    wanted = {**COMMON, **way, **(ONE_MACHINE if one_machine else {})}
-    return {name: value for name, value in wanted.items() if name not in own}
+    variables = {**COMMON, **way, **(ONE_MACHINE if one_machine else {})}
+    return {name: value for name, value in variables.items() if name not in own}
 
 
 def explain_nccl_refusal(message: str, nccl: tuple[int, ...]) -> str | None:

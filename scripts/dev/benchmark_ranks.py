@@ -41,8 +41,8 @@ from ddp_prof.cli import main
 from ddp_prof.runs import workers
 
 measure = workers.measure_files
-def watched(files, options, asked):
-    for done, outcome in enumerate(measure(files, options, asked), 1):
+def watched(files, options, workers):
+    for done, outcome in enumerate(measure(files, options, workers), 1):
         if done == len(files) // 2:
             os.kill(int(os.environ["DDP_PROF_VICTIM"]), signal.SIGKILL)
         yield outcome

@@ -220,8 +220,8 @@ def run_and_kill(scene: Scene, victim: str, number: signal.Signals | None, befor
             outcome.exit_code = wait_for_end(process, seen)
         finally:
             outcome.left = end_all(seen)
-        said = [line for line in _read(log).splitlines() if line.strip()]
-        outcome.said = " / ".join(said[-2:])
+        lines = [line for line in _read(log).splitlines() if line.strip()]
+        outcome.said = " / ".join(lines[-2:])
         now = digests(folder)
         outcome.is_kept = all(now.get(path) == digest for path, digest in finished.items() if not path.endswith(".db"))
         (folder / FILLER).unlink(missing_ok=True)
