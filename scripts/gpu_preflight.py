@@ -34,7 +34,7 @@ from ddp_prof.ingest import nsys_program as program  # noqa: E402  # needs nothi
 NSIGHT_COMPUTE = (
     "/opt/nvidia/nsight-compute*/*/host/target-linux-*/nsys /usr/local/cuda*/nsight-compute*/host/target-linux-*/nsys"
 )
-"""Where Nsight Compute has an nsys, which records but usually has no importer, which makes the report."""
+"""Where Nsight Compute installs an nsys; it records, but usually lacks the importer, which makes the report."""
 
 INSTALL_NSYS = ("bash", str(ROOT / "scripts/install_nsys.sh"))
 
@@ -46,7 +46,7 @@ PROBE_LIMIT_S = 120
 HANG_LIMIT_S = 600
 """Time limit of the whole attempt."""
 WHOLE_RUN = "CAPTURE_RANGE=none"
-"""What scripts/profile_variant.sh advises if ranks or kernels are missing in a capture."""
+"""The setting that scripts/profile_variant.sh advises if ranks or kernels are missing in a capture."""
 TORCH_LIMIT_S = 300
 """Long, because gigabytes of libraries are read for the first time."""
 DOWNLOAD = "nsys by download"

@@ -120,7 +120,7 @@ class BackwardPasses:
 _passes = BackwardPasses()
 
 _marking_all: list[Instrumented] = []
-"""Those that mark everything created later, as ``ddp-prof capture`` does; other marks then leave this to them."""
+"""The instances that mark everything created later (``ddp-prof capture``); others must mark nothing twice."""
 
 
 class Instrumented:

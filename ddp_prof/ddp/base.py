@@ -165,7 +165,7 @@ class DataParallel(torch.nn.Module, ABC):
     def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not None:
             raise CommunicationError(
-                "a variant with a process group of its own cannot be pickled: pickle its module and wrap it again"
+                "a variant with its own process group cannot be pickled: pickle its module and wrap it again"
             )
         return self._copied_attributes()
 

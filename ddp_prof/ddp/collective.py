@@ -33,7 +33,7 @@ class InFlight:
     works: Sequence[dist.Work]
     span: OpenRange
     group: dist.ProcessGroup | None
-    what: str
+    operation: str
 
     def is_completed(self) -> bool:
         """Whether the collective has ended, on the device too."""
@@ -45,7 +45,7 @@ class InFlight:
             for work in self.works:
                 work.wait()
         except RuntimeError as error:
-            raise communication_error(dist.get_rank(self.group), self.what, error) from error
+            raise communication_error(dist.get_rank(self.group), self.operation, error) from error
         finally:
             self.span.end()
 
@@ -82,7 +82,7 @@ def launch(
     ``start`` calls ``torch.distributed``, once or several times. ``tensor`` is the whole tensor: the input of a
     reduce-scatter, the output of an all-gather; ``params`` is the number of parameters in it.
     """
-    what = f"{name.replace('_', '-')} of bucket {bucket}"
+    operation = f"{name.replace('_', '-')} of bucket {bucket}"
     span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
     try:
         started = start()
@@ -93,8 +93,8 @@ def launch(
             done.add_done_callback(span.end)
     except RuntimeError as error:
         span.end()
-        raise communication_error(dist.get_rank(group), what, error) from error
-    return InFlight(works, span, group, what)
+        raise communication_error(dist.get_rank(group), operation, error) from error
+    return InFlight(works, span, group, operation)
 
 
 def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) -> None:
@@ -150,7 +150,7 @@ def current_device(device: torch.device) -> AbstractContextManager[Any]:
 
 
 @contextmanager
-def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator[None]:
+def communication_errors(group: dist.ProcessGroup | None, operation: str) -> Iterator[None]:
     """Turn failures of code that communicates internally into CommunicationErrors."""
     try:
         yield
@@ -160,14 +160,14 @@ def communication_errors(group: dist.ProcessGroup | None, what: str) -> Iterator
         if is_ours:
             raise CommunicationError(message.splitlines()[0]) from error
         if isinstance(error, dist.DistError) or _hint(error):
-            raise communication_error(dist.get_rank(group), what, error) from error
+            raise communication_error(dist.get_rank(group), operation, error) from error
         raise
 
 
-def communication_error(rank: int, what: str, error: BaseException) -> CommunicationError:
+def communication_error(rank: int, operation: str, error: BaseException) -> CommunicationError:
     # Takes the rank, not the group: a callback on a thread of the group must not hold the group, see TorchDDP.
     reason = ADVICE.sub("", SOURCE_LINE.sub("", first_line(error))).strip().rstrip(".")
-    return CommunicationError(f"rank {rank}: {what} failed: {reason}{_hint(error)}")
+    return CommunicationError(f"rank {rank}: {operation} failed: {reason}{_hint(error)}")
 
 
 def _hint(error: BaseException) -> str:

@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class TensorSpec(NamedTuple):
-    what: str
+    label: str
     shape: tuple[int, ...]
     dtype: str
     strides: tuple[int, ...]
@@ -65,11 +65,11 @@ def describe_tensors(module: torch.nn.Module) -> list[TensorSpec]:
         *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
         *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
     ]
-    return [describe_tensor(what, tensor) for what, tensor in named]
+    return [describe_tensor(label, tensor) for label, tensor in named]
 
 
-def describe_tensor(what: str, tensor: torch.Tensor) -> TensorSpec:
-    return TensorSpec(what, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
+def describe_tensor(label: str, tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(label, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
 
 
 def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
@@ -91,14 +91,14 @@ def _comparable(value: object) -> object:
 def find_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
     for mine, theirs in zip_longest(own, reference):
         if theirs is None:
-            found = f"{mine.what} is not there on rank 0"
+            found = f"{mine.label} is not there on rank 0"
         elif mine is None:
-            found = f"{theirs.what} of rank 0 is missing"
-        elif mine.what != theirs.what:
-            found = f"{mine.what} stands where rank 0 has {theirs.what}"
+            found = f"{theirs.label} of rank 0 is missing"
+        elif mine.label != theirs.label:
+            found = f"{mine.label} stands where rank 0 has {theirs.label}"
         elif field := next((name for name in TensorSpec._fields if getattr(mine, name) != getattr(theirs, name)), None):
             phrase = f"{field}=" if field == "requires_grad" else f"{field} "
-            found = f"{mine.what} has {phrase}{getattr(mine, field)}, on rank 0 {phrase}{getattr(theirs, field)}"
+            found = f"{mine.label} has {phrase}{getattr(mine, field)}, on rank 0 {phrase}{getattr(theirs, field)}"
         else:
             continue
         return f"{found}: build the same model on every rank"

@@ -129,7 +129,7 @@ class TorchDDP(DataParallel):
     def _reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
         self._group.bucket, self._group.params = bucket.index(), len(bucket.parameters())
         spans = self._group.spans = []
-        what, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
+        operation, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
         future = self._hook(self._group, bucket)
         if bucket.is_last():
             self._clock.start(bucket.buffer().device)
@@ -143,7 +143,7 @@ class TorchDDP(DataParallel):
             try:
                 return done.value()
             except RuntimeError as error:
-                raise communication_error(rank, what, error) from error
+                raise communication_error(rank, operation, error) from error
 
         return future.then(completed)
 

@@ -143,7 +143,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         if self._group is not None:
             raise CommunicationError(
-                "an optimizer with a process group of its own cannot be pickled: save its state_dict() on each rank"
+                "an optimizer with its own process group cannot be pickled: save its state_dict() on each rank"
             )
         return self._copied_attributes()
 
@@ -175,8 +175,8 @@ def _describe(groups: Sequence[dict[str, Any]]) -> list[tuple[TensorSpec, str]]:
     described = []
     for index, (parameter, name) in enumerate(zip(parameters, names, strict=True)):
         sample = parameter.detach().reshape(-1)[:: max(1, parameter.numel() // 8)].tolist()
-        what = f"parameter {index if name is None else repr(name)}"
-        described.append((describe_tensor(what, parameter), str(sample)))
+        label = f"parameter {index if name is None else repr(name)}"
+        described.append((describe_tensor(label, parameter), str(sample)))
     return described
 
 
@@ -187,5 +187,5 @@ def _find_difference(own: list[tuple[TensorSpec, str]], reference: list[tuple[Te
     if found or values == expected or sorted(values) != sorted(expected):
         return found
     first = next(index for index, pair in enumerate(zip(values, expected, strict=True)) if pair[0] != pair[1])
-    place = reference[expected.index(values[first])][0].what
-    return f"{own[first][0].what} is {place} on rank 0: give every rank the same parameters in the same order"
+    place = reference[expected.index(values[first])][0].label
+    return f"{own[first][0].label} is {place} on rank 0: give every rank the same parameters in the same order"

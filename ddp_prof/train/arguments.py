@@ -112,12 +112,12 @@ def make_parser() -> argparse.ArgumentParser:
     group.add_argument(
         "--device",
         choices=("auto", "cpu", "cuda"),
-        help="auto: cuda where each rank has a GPU of its own, else cpu",
+        help="auto: cuda if each rank has its own GPU, else cpu",
     )
     group.add_argument(
         "--backend",
         choices=("auto", "gloo", "nccl"),
-        help="auto: nccl where each rank has a GPU of its own, else gloo",
+        help="auto: nccl if each rank has its own GPU, else gloo",
     )
     group.add_argument(
         "--ranks-per-gpu",
