@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import ddp_prof as dp
@@ -66,3 +67,24 @@ def test_what_gloo_does_beside_collectives_with_ranges_is_communication_too(tmp_
     gather, reduce = run.collectives().collectives
     assert (gather.op, gather.bucket, reduce.op, reduce.queueing_ns) == ("all_gather", 0, "all_reduce", 2 * US)
     assert any("and beside them the 'gloo:' events" in note for note in run.overlap().warnings)
+
+
+def test_a_barrier_before_the_steps_changes_no_figure(tmp_path: Path) -> None:
+    """Beside ranges of ours it counted as communication, and operators as compute in place of phases."""
+    events = [
+        event("user_annotation", "step|index=1", "10", "90"),
+        event("user_annotation", "backward", "10", "50"),
+        event("cpu_op", "aten::mm", "10", "10"),
+        event("cpu_op", "aten::mm", "30", "10"),
+        event("user_annotation", "all_reduce|bucket=0|bytes=8|params=1", "20", "60", tid=2),
+        event("cpu_op", "c10d::allreduce_", "20", "1"),
+        event("user_annotation", "gloo:all_reduce", "22", "50", tid=2),
+        event("user_annotation", "synchronize", "60", "20"),
+    ]
+    barrier = [event("cpu_op", "c10d::barrier", "0", "1"), event("user_annotation", "gloo:barrier", "2", "5", tid=2)]
+    ranks = []
+    for number, of_trace in enumerate((events, [*barrier, *events])):
+        (run,) = dp.load_runs(write(tmp_path / f"{number}.json", of_trace))
+        ranks += run.overlap().ranks
+    assert ranks[0] == replace(ranks[1], file=ranks[0].file)
+    assert (ranks[0].collectives, ranks[0].comm_ns, ranks[0].overlapped_ns) == (1, 60 * US, 40 * US)

@@ -420,6 +420,10 @@ class _Builder:
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
+        is_gloo = are_gloo_events(trace, self.ranges)
+        if len(self.steps) and not is_gloo.all():  # beside ranges of ours, a barrier before the steps does not count
+            in_step = self.steps.index_at(self.ranges.launch_or_start_ns) != UNKNOWN
+            self.ranges = select(self.ranges, in_step | ~is_gloo)
 
     def _leave_out_unfinished_step(self) -> None:
         """Leave out the last step if it has no phase and all other steps have one: the program ended in it.
