@@ -19,6 +19,7 @@ from ddp_prof.analyze.critical.chains import find_work
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
+from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import why_no_steps
 from ddp_prof.range_names import BACKWARD, FORWARD, PHASES
@@ -88,6 +89,8 @@ class RankFacts:
         could_begin: Number of collectives for which it is known when they could have begun.
         graphs: Number of CUDA graphs that were recorded as a whole.
         outside_ns: The host's time outside of all phases while nothing communicated; empty without ranges of forward.
+        starved_ns: How long the device was idle before its next work was launched; empty if not known, or not measured
+            because dependencies are known, which tell more.
         overhead_share: Share of the profiler's own work in the windows of the rank's steps, from 0 to 1.
     """
 
@@ -101,6 +104,7 @@ class RankFacts:
     could_begin: int
     graphs: int
     outside_ns: tuple[int, ...]
+    starved_ns: tuple[int, ...]
     overhead_share: float
     slowdown: SlowdownLimit
 
@@ -264,6 +268,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         covered = union(rank.phases.start_ns, rank.phases.end_ns) | rank.union_of(Category.COMMUNICATION)
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
+    starved = measure_starvation(rank) if rank.blocking.coverage.reason else None
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
     windows = rank.breakdown
     overhead_ns = int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum())
@@ -278,6 +283,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         could_begin=could_begin,
         graphs=int(np.count_nonzero(rank.events.category == Category.OTHER)),
         outside_ns=tuple(outside.tolist()),
+        starved_ns=() if starved is None else tuple(starved.tolist()),
         overhead_share=overhead_ns / max(1, int((windows.end_ns - windows.start_ns).sum())),
         slowdown=limit_slowdown(rank),
     )

@@ -16,6 +16,9 @@ _OVERHEAD_SHARE = 0.05
 _LEAST_HOOKS = 3
 _DELAY_TOLERANCE = 0.5
 """If the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms, else by about 0."""
+_LAUNCH_LESS = (
+    "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere."
+)
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
@@ -105,13 +108,14 @@ def _delay_by_length(launched: Gradients) -> float | None:
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     """The host launches too slowly, so the device waits for it.
 
-    Found if the host and its launches are at least a quarter of the critical path of the median step. On a CPU: if time
-    outside of phases and communication is at least a quarter of the median step.
+    Found if the host and its launches are at least a quarter of the critical path of the median step. If that path is
+    not known: if the device is idle for a quarter of the median step before its next work is launched. On a CPU: if
+    time outside of phases and communication is at least a quarter of the median step.
     """
     if run.is_cpu:
         return _launch_bound_on_host(run)
     if run.critical.reason:
-        return Abstained("launch-bound host", run.critical.reason)
+        return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     late = [(path, path.parts_ns["host"] + path.parts_ns["launch"]) for path in run.critical.steps]
     shares = [ns / path.window_ns for path, ns in late]
     if not shares or sorted(shares)[len(shares) // 2] < _HOST_SHARE:
@@ -122,9 +126,30 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         "launch-bound host",
         f"{sorted(shares)[len(shares) // 2]:.0%} of the critical path of {whole}, {cost / 1e6:.2f} ms, is the "
         "host: what came next on the path could not begin before it was launched.",
-        "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere.",
+        _LAUNCH_LESS,
         tuple(dict.fromkeys(path.rank for path, _ in late)),
         tuple(path.step for path, ns in late if path.step is not None and ns >= _HOST_SHARE * path.window_ns),
+        cost,
+    )
+
+
+def _starved_devices(run: RunEvidence) -> Finding | None:
+    found = []
+    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
+        window = median_or_zero([step.window_ns or 0 for step in overlap.steps])
+        starved = median_or_zero(facts.starved_ns)
+        if window and starved >= _HOST_SHARE * window:
+            found.append((rank.name, starved, starved / window))
+    if not found:
+        return None
+    _, cost, share = max(found, key=lambda one: one[1])
+    whole = "a typical step" if run.analysis.has_steps else "the capture"
+    return Finding(
+        "launch-bound host",
+        f"For {share:.0%} of {whole}, {cost / 1e6:.2f} ms, the device was idle and its next work was not launched yet.",
+        _LAUNCH_LESS,
+        tuple(name for name, _, _ in found),
+        (),
         cost,
     )
 

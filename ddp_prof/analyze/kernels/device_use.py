@@ -40,7 +40,7 @@ from ddp_prof.analyze.kernels.kernel_times import (
 from ddp_prof.analyze.quality import has_no_usable_events, hides_work, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints
 
 HOST = "host"
 """Kind of compute on a CPU, where no kernels are known."""
@@ -99,15 +99,19 @@ class IdleTime:
     reason: str | None
 
 
-def measure_idle(rank: RankEvents) -> IdleTime:
+def _why_idle_unknown(rank: RankEvents) -> str | None:
     if has_no_usable_events(rank) or rank.is_warmup:
-        return IdleTime(None, (), why_unknown_work(rank))
+        return why_unknown_work(rank)
     if hides_work(rank):
-        return IdleTime(None, (), "CUDA graphs were recorded whole, or kernels have no name: what ran is not known")
+        return "CUDA graphs were recorded whole, or kernels have no name: what ran is not known"
     if rank.device is not None and len(rank.events) == 1:
-        return IdleTime(
-            None, (), "a single kernel or copy was recorded, and nothing lies between the first and the last"
-        )
+        return "a single kernel or copy was recorded, and nothing lies between the first and the last"
+    return None
+
+
+def measure_idle(rank: RankEvents) -> IdleTime:
+    if reason := _why_idle_unknown(rank):
+        return IdleTime(None, (), reason)
     parts = rank.breakdown
     totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
     # From all time in which the device does nothing, each cause takes its part of what is left.
@@ -126,6 +130,15 @@ def measure_idle(rank: RankEvents) -> IdleTime:
         totals[cause] += int(part.covered_ns(parts.start_ns, parts.end_ns).sum())
     causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
     return IdleTime(int(parts.idle_ns.sum()), causes, None)
+
+
+def measure_starvation(rank: RankEvents) -> Ints | None:
+    """For each step, idle time of its device before its next work was launched; ``None`` if this is not known."""
+    if rank.device is None or _why_idle_unknown(rank):
+        return None
+    gaps, pending, undecided = _find_gaps(rank)
+    starved = gaps - pending - undecided - union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
+    return starved.covered_ns(rank.breakdown.start_ns, rank.breakdown.end_ns)
 
 
 def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:

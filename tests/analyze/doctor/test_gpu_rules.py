@@ -409,6 +409,17 @@ def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
     assert "host synchronization in backward" in {one.rule for one in diagnose(none_held).abstained}
 
 
+def test_without_recorded_waits_an_idle_device_tells_that_the_host_launches_late() -> None:
+    """Each step the device computes until 14 ms after the step began, and the host launches the rest after 39 ms."""
+    trace = without_recorded_waits(training(before_optimizer_ns=39 * MS))
+    (finding,) = diagnose(trace).findings
+    assert (finding.rule, finding.ranks) == ("launch-bound host", ("process 4242",))
+    assert finding.cost_ns == pytest.approx(25 * MS, abs=MS // 10)
+    assert finding.steps == ()
+    without_launches = replace(trace, launching_calls=np.full(len(trace.activities), -1))
+    assert "launch-bound host" in {one.rule for one in diagnose(without_launches).abstained}
+
+
 def test_why_dependencies_are_not_known_is_said_by_the_first_rank_that_lacks_them() -> None:
     """The reason of rank 0, which has none, stood for all ranks."""
     run = evidence_of(training().trace())
