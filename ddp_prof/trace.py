@@ -135,6 +135,9 @@ class SyncKind(IntEnum):
     COPY = 5  # launches a copy, and may wait for its end
 
 
+HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)
+
+
 @dataclass(frozen=True)
 class Synchronizations(Table):
     """Calls that make, or may make, a stream or the host wait, and calls that record the events waited for.

@@ -284,8 +284,15 @@ _SYNC_KINDS = {
     "Stream Sync": SyncKind.HOST_WAIT_STREAM,
     "Context Sync": SyncKind.HOST_WAIT_DEVICE,
 }
-_CALL_KINDS = {"StreamWaitEvent": SyncKind.STREAM_WAIT, "Memcpy": SyncKind.COPY}
-_CALL_NAME = re.compile(f"cu(?:da)?({'|'.join(_CALL_KINDS)})")
+_CALL_KINDS = {
+    "StreamWaitEvent": SyncKind.STREAM_WAIT,
+    "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
+    "StreamSynchronize": SyncKind.HOST_WAIT_STREAM,
+    "DeviceSynchronize": SyncKind.HOST_WAIT_DEVICE,
+    "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
+    "Memcpy": SyncKind.COPY,
+}
+_CALL_NAME = re.compile(f"(?:cu(?:da)?|hip)({'|'.join(_CALL_KINDS)})")
 _NO_SYNCS = (
     "synchronizations were not recorded (torch.profiler records them with "
     "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True))"

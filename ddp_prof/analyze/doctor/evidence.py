@@ -36,7 +36,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category, SyncKind
+from ddp_prof.trace import HOST_WAITS, Category, SyncKind
 
 NEXT_NS = 20_000
 """Largest gap between the end of an operation and the start of another one that may have waited for it."""
@@ -44,8 +44,6 @@ NEXT_NS = 20_000
 NO_STEPS = "the trace marks no steps (see --step-range)"
 
 NO_LAUNCHES = "the trace does not tell which step launched what communicates"
-
-HOST_WAITS = (SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +292,7 @@ def _knows_syncs(rank: RankEvents) -> bool:
     calls = rank.trace.synchronizations
     is_held = np.isin(calls.kind, HOST_WAITS)
     for_unknown = (calls.kind == SyncKind.HOST_WAIT_EVENT) & (calls.awaits == UNKNOWN)
+    for_unknown |= (calls.kind == SyncKind.HOST_WAIT_STREAM) & (calls.stream == UNKNOWN)
     return rank.device is None or rank.trace.sync_source != "none" or bool(is_held.any() and not for_unknown.any())
 
 

@@ -16,14 +16,14 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import measure_chains, measure_critical_paths
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
-from ddp_prof.analyze.doctor.evidence import HOST_WAITS, RunEvidence, measure_facts
+from ddp_prof.analyze.doctor.evidence import RunEvidence, measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import run as runs
 from ddp_prof.table import select
-from ddp_prof.trace import UNKNOWN, Category, CollectiveMetadata, Overhead, SyncKind, Trace
+from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Overhead, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
@@ -405,6 +405,9 @@ def test_without_recorded_waits_what_needs_them_is_not_judged() -> None:
     }  # fmt: skip
     assert "host synchronization in backward" not in rules, "the host's own waits are there"
     calls = unknown.synchronizations
+    of_streams = np.where(calls.kind == SyncKind.HOST_WAIT_DEVICE, SyncKind.HOST_WAIT_STREAM, calls.kind)
+    for_unknown = replace(unknown, synchronizations=replace(calls, kind=of_streams))  # a wait for some stream
+    assert "host synchronization in backward" in {one.rule for one in diagnose(for_unknown).abstained}
     none_held = replace(unknown, synchronizations=select(calls, ~np.isin(calls.kind, HOST_WAITS)))
     assert "host synchronization in backward" in {one.rule for one in diagnose(none_held).abstained}
 
