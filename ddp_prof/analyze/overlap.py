@@ -90,6 +90,8 @@ class StepOverlap:
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` if no compute of
             backward is known, or if the step does not communicate.
         comm_end_ns: End of the step's last communication; ``None`` if it has none.
+        blocking_at_most_ns: Upper limit of ``blocking_ns`` and of what waits of the host cost, if these are not known;
+            see ``RankEvents.may_block``.
     """
 
     step: int | None
@@ -111,6 +113,7 @@ class StepOverlap:
     blocking_ns: int | None = None
     length: StepLength = StepLength()
     comm_end_ns: int | None = None
+    blocking_at_most_ns: int | None = None
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -405,6 +408,8 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
     has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
     tail_from = np.minimum(np.maximum(start, rank.backward_end_ns[step]), end)
     tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
+    coverage = rank.blocking.coverage
+    may_block = rank.may_block if coverage.reason or coverage.host_waits else None
     # While a kernel without a name or a graph recorded as a whole runs, it is not known what the device does.
     nothing = [None] * steps
     is_hidden = hides_work(rank)
@@ -419,6 +424,9 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
         "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
         "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
         "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
+        "blocking_at_most_ns": (
+            nothing if may_block is None else sum_by_group(may_block.covered_ns(start, end), step, steps).tolist()
+        ),
         "backward_overlapped_ns": none_for_unknown(np.where(has_backward, hidden_ns, UNKNOWN)),
         "tail_ns": none_for_unknown(
             np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
@@ -433,7 +441,15 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
 
 
 _AS_THEY_ARE = ("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns")
-_FIGURES = (*_AS_THEY_ARE, "compute_only_ns", "idle_ns", "backward_overlapped_ns", "tail_ns", "blocking_ns")
+_FIGURES = (
+    *_AS_THEY_ARE,
+    "compute_only_ns",
+    "idle_ns",
+    "backward_overlapped_ns",
+    "tail_ns",
+    "blocking_ns",
+    "blocking_at_most_ns",
+)
 
 
 def without_figures(step: StepOverlap) -> StepOverlap:

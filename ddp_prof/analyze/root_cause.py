@@ -30,7 +30,6 @@ class RootCause:
         pair_ns: The part of ``exposed_ns`` of this pair.
         wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
         knows_wait: Whether waits can be distinguished from transfer.
-        knows_blocking: Whether blocking is known for all collectives of the step.
         knows_late: Whether the clocks of the ranks tell which rank is late.
         step_ns: Sum of the step's length over all ranks; ``None`` if not known.
         collectives_per_step: Number of collectives of one rank in the step.
@@ -72,7 +71,6 @@ class RootCause:
     parameters: tuple[str, ...]
     lead_ns: int | None
     carries_gradients: bool = True
-    knows_blocking: bool = False
     knows_late: bool = True
     has_launch: bool = True
     step_ns: int | None = None
@@ -154,7 +152,6 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         parameters=_parameter_names(run.manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
         carries_gradients=are_gradients[step.index(own[0])],
-        knows_blocking=all(collective.blocking_ns is not None for collective in step),
         has_launch=own[0].launch_ns is not None,
         knows_late=knows_late,
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,

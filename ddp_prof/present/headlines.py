@@ -60,7 +60,7 @@ class Headline:
 def gain_headline(summary: VariantSummary) -> str:
     """Return a sentence on how much hiding all communication of a run would gain at most.
 
-    The bound is the blocking time if it is known and no host waited, else the exposed time.
+    The bound is ``VariantSummary.gain_at_most``.
     """
     if summary.reason == NO_COMMUNICATION:
         return _silence_text(summary)
@@ -81,10 +81,15 @@ def gain_headline(summary: VariantSummary) -> str:
     at_most = f"so hiding all of it would gain at most {_fine_percent(gain)}"
     if summary.host_waits:
         return f"{hidden}; {is_exposed}, and the host waits for it, {at_most}."
-    if summary.blocking_ns is None:
-        return f"{hidden}; {is_exposed}, {at_most}."
-    if summary.blocking_ns == 0:
-        where, more = "", ""
+    limit_ns = summary.blocking_at_most_ns
+    if summary.blocking_ns is None and limit_ns != 0:
+        if limit_ns is None or milliseconds(limit_ns) == milliseconds(exposed_ns):
+            return f"{hidden}; {is_exposed}, {at_most}."
+        but = "but" if limit_ns < exposed_ns else "and"
+        delays = f"communication delays other work by at most {milliseconds(limit_ns)}"
+        return f"{hidden}; {is_exposed}, {but} {delays}, {at_most}."
+    if not summary.blocking_ns:
+        where, more = " in a typical step" if summary.blocking_ns is None else "", ""
         if summary.blocked_steps:
             where, more = " in a typical step", f" ({count_noun(summary.blocked_steps, 'step')} stood still for it)"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
@@ -273,9 +278,7 @@ def _advice(cause: RootCause) -> str:
             return " Launches are not in the trace, so that the phase is not known."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
-        if cause.knows_blocking:
-            return " No compute ran meanwhile."
-        return " No compute ran meanwhile; it is not known whether the device waited for this or for the host."
+        return " No compute ran meanwhile."
     return ""
 
 

@@ -8,6 +8,7 @@ from typing import Any
 from ddp_prof.analyze.core.blocking import RankBlocking
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import SyncKind
 from tests.ingest.test_kineto_json import event, write
 
 
@@ -79,3 +80,18 @@ def test_ids_that_stay_unresolved_are_said_to_be_those_of_new_cuda(tmp_path: Pat
     found = blocking(tmp_path, wait(3, 20, -1, -1), wait(7, 7, -1, -1))
     assert found.total_ns is None
     assert "CUDA 12.9" in str(found.coverage.reason)
+
+
+def test_waits_of_the_host_are_known_by_their_calls(tmp_path: Path) -> None:
+    """Without recorded synchronizations, they tell at least that the host waited."""
+    names = "cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize", "hipDeviceSynchronize"
+    calls = [launch(20 + number, 30 + number, name) for number, name in enumerate((*names, "cudaEventQuery"))]
+    trace = load_trace(write(tmp_path / "x.json", [*one_bucket(), *calls]))
+    waits = trace.synchronizations.kind != SyncKind.STREAM_WAIT
+    assert trace.synchronizations.kind[waits].tolist() == [
+        SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE, SyncKind.HOST_WAIT_DEVICE,
+    ]  # fmt: skip
+    assert trace.synchronizations.start_ns[waits].tolist() == [30_000, 31_000, 32_000, 33_000]
+    (rank,) = find_rank_events(trace)
+    assert rank.blocking.total_ns is None
+    assert rank.may_block is not None

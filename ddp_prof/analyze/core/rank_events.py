@@ -48,6 +48,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
 from ddp_prof.table import Brief, begins_run
 from ddp_prof.trace import (
+    HOST_WAITS,
     NO_TIME,
     SYNC_IN_PARTS,
     UNKNOWN,
@@ -55,6 +56,7 @@ from ddp_prof.trace import (
     Ints,
     Kind,
     Mask,
+    SyncKind,
     Trace,
     concatenate,
     distinct,
@@ -188,6 +190,36 @@ class RankEvents(Brief):
         if not waits and communicates.any():
             return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
         return host_blocking(self._find_host_waits(), waits, self.events, len(self.steps))
+
+    @cached_property
+    def may_block(self) -> Intervals | None:
+        """When communication may block, as launches tell: work waited on an idle stream, or the host waited.
+
+        At all other times nothing could have begun earlier. ``None`` if launches, copies or waits of the host are not
+        recorded::
+
+            collective    ..CCCCCCCC..
+            kernels       kkk.......kk
+            launches      ^.....^
+            may block     ......####..
+        """
+        trace, events = self.trace, self.including_warmup.events
+        calls, other = trace.synchronizations, events.category != Category.COMMUNICATION
+        is_own = calls.process == self.process
+        waits = is_own & np.isin(calls.kind, HOST_WAITS)
+        lacks_copies = np.any(is_own & (calls.kind == SyncKind.COPY)) and not np.any(
+            (trace.activities.process == self.process) & (trace.activities.kind == Kind.COPY)
+        )
+        if self.device is None or trace.sync_reason == SYNC_IN_PARTS or not waits.any() or lacks_copies:
+            return None
+        if NO_TIME in events.launch_ns[other]:
+            return None
+        works = select(events, np.flatnonzero(other)[np.lexsort((events.start_ns[other], events.lane[other]))])
+        # Kernels of a CUDA graph have one launch, and need not run in an order.
+        follows = (works.lane[1:] == works.lane[:-1]) & (works.launch_ns[1:] > works.launch_ns[:-1])
+        could_ns = works.launch_ns.copy()
+        could_ns[1:][follows] = np.maximum(could_ns[1:], works.end_ns[:-1])[follows]
+        return union(could_ns, works.start_ns) | union(calls.start_ns[waits], calls.end_ns[waits])
 
     def _find_host_waits(self) -> Intervals:
         """When the host waits for communication: in ``synchronize``.

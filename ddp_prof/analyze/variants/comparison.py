@@ -33,6 +33,7 @@ class VariantSummary:
         window_ns: From the step's first event on the device to its last one.
         compute_only_ns, exposed_memory_ns, idle_ns: Parts of the step's length.
         blocking_ns: How long something stands still for communication.
+        blocking_at_most_ns: See ``StepOverlap``.
         blocked_steps: Number of steps of all ranks in which something stood still.
         host_waits: See ``DependencyCoverage``, over all ranks.
         communicating_steps: Number of steps that communicate, of the rank with most of these.
@@ -63,6 +64,7 @@ class VariantSummary:
     exposed_memory_ns: int | None = None
     idle_ns: int | None = None
     blocking_ns: int | None = None
+    blocking_at_most_ns: int | None = None
     blocked_steps: int | None = None
     reason: str | None = None
     host_waits: int = 0
@@ -85,14 +87,15 @@ class VariantSummary:
     def gain_at_most(self) -> float | None:
         """Upper limit, 0 to 1, of the share of a communicating step that hiding all its communication would save.
 
-        The limit is the blocking time if it is known and no host waited, else the exposed time. ``None`` if not known,
-        or if the exposed time is longer than the step, as when its communication runs during later steps.
+        The limit is the blocking time if it is known and no host waited, else ``blocking_at_most_ns``, else the exposed
+        time. ``None`` if not known, or if the exposed time is longer than the step, as when its communication runs
+        during later steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
             return None
-        cost_ns = exposed_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
-        return cost_ns / whole_ns
+        limit_ns = self.blocking_at_most_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
+        return (exposed_ns if limit_ns is None else limit_ns) / whole_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
@@ -111,7 +114,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     lengths_of_steps = [step.length for step in steps]
     times |= {name: _median(lengths_of_steps, name) for name in _TIMES_OF_LENGTHS}
     times["communicating_step_ns"] = _median(lengths_of_steps, "ns")
-    for name in ("tail_ns", "blocking_ns"):
+    for name in ("tail_ns", "blocking_ns", "blocking_at_most_ns"):
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
     step = _median_step_length(result)
@@ -148,7 +151,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     )
 
 
-_TIMES_OF_STEPS = ("comm_ns", "overlapped_ns", "tail_ns", "window_ns", "blocking_ns")
+_TIMES_OF_STEPS = ("comm_ns", "overlapped_ns", "tail_ns", "window_ns", "blocking_ns", "blocking_at_most_ns")
 _TIMES_OF_LENGTHS = ("compute_only_ns", "exposed_memory_ns", "idle_ns")
 
 

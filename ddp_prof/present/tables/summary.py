@@ -85,7 +85,7 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
 def _document(run: SummarizedRun) -> Document:
     known = ("label", "device", "ranks", "steps", "step_ns", "parts_ns", "comm_ns", "overlapped_ns", "exposed_ns")
     return {
-        **values_of(run.summary, *known, "blocking_ns", "gain_at_most"),
+        **values_of(run.summary, *known, "blocking_ns", "blocking_at_most_ns", "gain_at_most"),
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,
@@ -157,13 +157,17 @@ def _parts(summary: VariantSummary) -> str | None:
 def _communication(summary: VariantSummary) -> str | None:
     if not summary.comm_ns or summary.overlapped_ns is None or summary.exposed_ns is None:
         return None
-    known = None if summary.blocking_ns is None else f"{milliseconds(summary.blocking_ns)} blocking"
+    blocking = "blocking is not known"
+    if summary.blocking_ns is not None:
+        blocking = f"{milliseconds(summary.blocking_ns)} blocking"
+    elif summary.blocking_at_most_ns is not None:
+        blocking = f"at most {milliseconds(summary.blocking_at_most_ns)} blocking"
     some = " that communicates" if communicating_steps_text(summary) else ""
     # The difference shows in three digits.
     differ = 200 * abs(summary.comm_ns - summary.overlapped_ns - summary.exposed_ns) > summary.comm_ns
     return (
         f"{milliseconds(summary.comm_ns)} per step{some}: {milliseconds(summary.overlapped_ns)} overlapped, "
-        f"{milliseconds(summary.exposed_ns)} exposed, {known or 'blocking is not known'}"
+        f"{milliseconds(summary.exposed_ns)} exposed, {blocking}"
         f"{'; medians, which need not sum' if differ else ''}"
     )
 

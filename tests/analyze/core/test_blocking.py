@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.blocking import host_blocking
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.trace import UNKNOWN, Category
-from tests.drawing import draw_trace, instants, runs, table
+from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind
+from tests.drawing import MAIN, PID, draw_trace, instants, picture_of, runs, table
 
 
 def collectives(*pictures: str) -> Events:
@@ -60,3 +62,47 @@ def test_what_is_not_known_for_the_sake_of_a_launch_says_so(other: str, told: tu
     drawn = draw_trace(ranges={"step 0": "########"}, launches={"main": "aBc....."}, streams={7: ".aaBBBcc", 8: other})
     (rank,) = find_rank_events(drawn)
     assert (rank.blocking.coverage.reason, rank.blocking.total_ns) == told
+
+
+def drawn_limit(
+    *, launches: str, compute: str, comm: str, copies: str = "", host: str = ".............W"
+) -> str | None:
+    """When communication may block; ``W`` is a call in which the host waits, ``M`` one that copies."""
+    kinds = {"W": SyncKind.HOST_WAIT_DEVICE, "M": SyncKind.COPY}
+    calls = [
+        {
+            **dict.fromkeys(Synchronizations.__dataclass_fields__, UNKNOWN),
+            "kind": kinds[character], "start_ns": start, "end_ns": end, "process": PID, "thread": MAIN,
+        }
+        for character, start, end in runs(host)
+    ]  # fmt: skip
+    trace = draw_trace(
+        ranges={"step 0": "#" * 14}, launches={"main": launches}, streams={7: compute, 20: comm, 30: copies}
+    )
+    trace = replace(trace, synchronizations=table(Synchronizations, calls), sync_reason="not recorded")
+    (rank,) = find_rank_events(trace)
+    return None if rank.may_block is None else picture_of(rank.may_block, 14)
+
+
+def test_communication_may_block_while_launched_work_waits_on_an_idle_stream() -> None:
+    computes, comm = ".aaa......ccc.", "..BBBBBBBB...."
+    assert drawn_limit(launches="aB....c.......", compute=computes, comm=comm) == "#.....####...#"
+    # The host launches late, so that nothing waits.
+    assert drawn_limit(launches="aB........c...", compute=computes, comm=comm) == "#............#"
+    # Work that was launched early waits first for the kernel before it, which is not communication.
+    assert drawn_limit(launches="acB...........", compute=computes, comm=comm) == "#...######...#"
+    # Copies have a stream of their own.
+    found = drawn_limit(launches="aB5.....c.....", compute=".aaaaaaaaaacc.", comm=comm, copies="..........555.")
+    assert found == "#.########...#"
+    assert (
+        drawn_limit(launches="aB........c...", compute=computes, comm=comm, host="....WW.......W") == "#...##.......#"
+    )
+
+
+def test_where_launches_copies_or_waits_of_the_host_are_missing_it_is_not_known_when_communication_may_block() -> None:
+    pictures = {"launches": "aB....c.......", "compute": ".aaa......ccc.", "comm": "..BBBBBBBB...."}
+    assert drawn_limit(**pictures) is not None
+    assert drawn_limit(**{**pictures, "launches": "aB............"}) is None
+    assert drawn_limit(**pictures, host="..............") is None
+    assert drawn_limit(**pictures, host="...........M.W") is None, "a copy was asked for, and none is recorded"
+    assert drawn_limit(**{**pictures, "launches": "aB....c..5...."}, copies="..........55..", host="...........M.W")

@@ -65,11 +65,11 @@ class Device:
     events: dict[int, tuple[int, set[int]]] = field(default_factory=dict)
     program: list[tuple[str, tuple[int, ...], dict[str, Any]]] = field(default_factory=list)
 
-    def again(self, free: int) -> Device:
-        """What it does with the same program, of which one operation takes no time."""
+    def again(self, *free: int) -> Device:
+        """What it does with the same program, of which some operations take no time."""
         device = Device()
         for number, (name, arguments, more) in enumerate(self.program):
-            is_free = name == "launch" and sum(one == "launch" for one, *_ in self.program[:number]) == free
+            is_free = name == "launch" and sum(one == "launch" for one, *_ in self.program[:number]) in free
             getattr(device, name)(*((*arguments[:2], 0) if is_free else arguments), **more)
         return device
 

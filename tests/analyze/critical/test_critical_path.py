@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analy
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, measure_chains, measure_critical_paths
 from ddp_prof.analyze.quality import NO_COMMUNICATION
-from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
+from ddp_prof.trace import UNKNOWN, Category, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, draw_trace
@@ -157,8 +157,26 @@ def test_what_a_collective_would_gain_is_what_the_device_gains(device: Device) -
     collectives = [row for row, one in enumerate(operations) if one.is_collective]
     collectives.sort(key=lambda row: (operations[row].launch, operations[row].start))
     told = {collectives[one.index]: one.gain_ns for one in path.collectives}
-    gained = {row: device.end - device.again(free=row).end for row in collectives}
+    gained = {row: device.end - device.again(row).end for row in collectives}
     assert gained == {row: told.get(row, 0) for row in collectives}
+
+
+def end_of_work(device: Device) -> int:
+    return max((one.end for one in device.operations if not one.is_collective), default=0)
+
+
+@pytest.mark.slow
+@settings(max_examples=300, deadline=None)
+@given(programs())
+def test_without_all_collectives_work_ends_earlier_by_no_more_than_what_may_block(device: Device) -> None:
+    """Launches alone tell this limit; waits of streams are not read."""
+    device.synchronize(1)
+    (rank,) = find_rank_events(device.trace(has_step=True))
+    assume(rank.device is not None)
+    collectives = [row for row, one in enumerate(device.operations) if one.is_collective]
+    assert rank.may_block is not None
+    limit_ns = (rank.may_block & rank.union_of(Category.COMMUNICATION)).length_ns
+    assert end_of_work(device) - end_of_work(device.again(*collectives)) <= limit_ns
 
 
 def rank_of(number: int, kernel: int, *collectives: int, then: int) -> Trace:
