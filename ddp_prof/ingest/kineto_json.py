@@ -22,7 +22,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
-from ddp_prof.ingest.names import NameTable, kernel_categories
+from ddp_prof.ingest.names import WAITING_CALLS, NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, select
@@ -284,15 +284,7 @@ _SYNC_KINDS = {
     "Stream Sync": SyncKind.HOST_WAIT_STREAM,
     "Context Sync": SyncKind.HOST_WAIT_DEVICE,
 }
-_CALL_KINDS = {
-    "StreamWaitEvent": SyncKind.STREAM_WAIT,
-    "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
-    "StreamSynchronize": SyncKind.HOST_WAIT_STREAM,
-    "DeviceSynchronize": SyncKind.HOST_WAIT_DEVICE,
-    "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
-    "Memcpy": SyncKind.COPY,
-}
-_CALL_NAME = re.compile(f"(?:cu(?:da)?|hip)({'|'.join(_CALL_KINDS)})")
+_WAITING_CALL = re.compile(f"(?:cu(?:da)?|hip)({'|'.join(WAITING_CALLS)})")
 _NO_SYNCS = (
     "synchronizations were not recorded (torch.profiler records them with "
     "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True))"
@@ -311,9 +303,9 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     numbers = _argument(launches, "correlation").tolist()
     only_calls, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
     for event, number in zip(launches, numbers, strict=True):
-        if number not in seen and (found := _CALL_NAME.match(str(event.name))):
+        if number not in seen and (found := _WAITING_CALL.match(str(event.name))):
             only_calls.append(event)
-            kinds.append(_CALL_KINDS[found[1]])
+            kinds.append(WAITING_CALLS[found[1]])
     both = [*rows, *only_calls]
     start_ns, end_ns = _times(both)
     correlation, count = _argument(both, "correlation"), len(both)

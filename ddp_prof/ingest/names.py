@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
-from ddp_prof.trace import UNKNOWN, Category, Ints, distinct_rows
+from ddp_prof.trace import UNKNOWN, Category, Ints, SyncKind, distinct_rows
 
 MOST_LETTERS = 4096
 """Longer names are cut: the time of some regular expressions grows with the square of the length."""
@@ -93,6 +93,16 @@ COMMUNICATION_KERNELS = {
     "MORI": r"(?<![A-Za-z])Ep(?:Dispatch|Combine)\w{0,200}Kernel",
 }
 """Patterns for names of communication kernels, by library; case is ignored."""
+
+WAITING_CALLS = {
+    "StreamWaitEvent": SyncKind.STREAM_WAIT,
+    "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
+    "StreamSynchronize": SyncKind.HOST_WAIT_STREAM,
+    "DeviceSynchronize": SyncKind.HOST_WAIT_DEVICE,
+    "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
+    "Memcpy": SyncKind.COPY,
+}
+"""API calls by the beginning of their names, which follows ``cuda``, ``cu`` or ``hip``."""
 
 
 def kernel_categories(names: Sequence[str], comm_patterns: Iterable[str] = ()) -> Ints:

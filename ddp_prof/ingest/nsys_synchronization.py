@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ddp_prof.ingest.names import WAITING_CALLS
 from ddp_prof.ingest.sqlite_columns import SqliteFile, constant_column
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, fill, take_or_unknown
 from ddp_prof.trace import Synchronizations, SyncKind, Trace, concatenate, distinct, distinct_rows, empty, select
@@ -24,15 +25,7 @@ EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 
-_CALL_NAMES = {
-    "EventRecord": SyncKind.RECORD,
-    "StreamWaitEvent": SyncKind.STREAM_WAIT,
-    "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
-    "StreamSynchronize": SyncKind.HOST_WAIT_STREAM,
-    "DeviceSynchronize": SyncKind.HOST_WAIT_DEVICE,
-    "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
-    "Memcpy": SyncKind.COPY,
-}
+_CALL_NAMES = {"EventRecord": SyncKind.RECORD, **WAITING_CALLS}
 _COLUMNS = ("start", "correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
 _NO_IDS = (UNKNOWN, 0, 2**32 - 1)
 _LEAST_SHARE = 0.5
