@@ -83,11 +83,10 @@ def gain_headline(summary: VariantSummary) -> str:
         return f"{hidden}; {is_exposed}, and the host waits for it, {at_most}."
     limit_ns = summary.blocking_at_most_ns
     if summary.blocking_ns is None and limit_ns != 0:
-        if limit_ns is None or milliseconds(limit_ns) == milliseconds(exposed_ns):
+        if limit_ns is None or limit_ns >= exposed_ns:
             return f"{hidden}; {is_exposed}, {at_most}."
-        but = "but" if limit_ns < exposed_ns else "and"
-        delays = f"communication delays other work by at most {milliseconds(limit_ns)}"
-        return f"{hidden}; {is_exposed}, {but} {delays}, {at_most}."
+        delays = f"it delays other work by at most {milliseconds(limit_ns)}"
+        return f"{hidden}; {is_exposed}, but {delays}, {at_most}."
     if not summary.blocking_ns:
         where, more = " in a typical step" if summary.blocking_ns is None else "", ""
         if summary.blocked_steps:

@@ -195,8 +195,8 @@ class RankEvents(Brief):
     def may_block(self) -> Intervals | None:
         """When communication may block, as launches tell: work waited on an idle stream, or the host waited.
 
-        At all other times nothing could have begun earlier. ``None`` if launches, copies or waits of the host are not
-        recorded::
+        Only streams that compute count. At all other times nothing could have begun earlier. ``None`` if launches,
+        copies or waits of the host are not recorded::
 
             collective    ..CCCCCCCC..
             kernels       kkk.......kk
@@ -204,7 +204,8 @@ class RankEvents(Brief):
             may block     ......####..
         """
         trace, events = self.trace, self.including_warmup.events
-        calls, other = trace.synchronizations, events.category != Category.COMMUNICATION
+        calls, communicates = trace.synchronizations, events.category == Category.COMMUNICATION
+        works = select(events, ~communicates & np.isin(events.lane, events.lane[events.category == Category.COMPUTE]))
         is_own = calls.process == self.process
         waits = is_own & np.isin(calls.kind, HOST_WAITS)
         lacks_copies = np.any(is_own & (calls.kind == SyncKind.COPY)) and not np.any(
@@ -212,9 +213,9 @@ class RankEvents(Brief):
         )
         if self.device is None or trace.sync_reason == SYNC_IN_PARTS or not waits.any() or lacks_copies:
             return None
-        if NO_TIME in events.launch_ns[other]:
+        if NO_TIME in works.launch_ns:
             return None
-        works = select(events, np.flatnonzero(other)[np.lexsort((events.start_ns[other], events.lane[other]))])
+        works = select(works, np.lexsort((works.start_ns, works.lane)))
         # Kernels of a CUDA graph have one launch, and need not run in an order.
         follows = (works.lane[1:] == works.lane[:-1]) & (works.launch_ns[1:] > works.launch_ns[:-1])
         could_ns = works.launch_ns.copy()

@@ -87,15 +87,16 @@ class VariantSummary:
     def gain_at_most(self) -> float | None:
         """Upper limit, 0 to 1, of the share of a communicating step that hiding all its communication would save.
 
-        The limit is the blocking time if it is known and no host waited, else ``blocking_at_most_ns``, else the exposed
-        time. ``None`` if not known, or if the exposed time is longer than the step, as when its communication runs
-        during later steps.
+        The limit is the blocking time if it is known and no host waited, else the exposed time or, if this is less,
+        ``blocking_at_most_ns``. ``None`` if not known, or if the exposed time is longer than the step, as when its
+        communication runs during later steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
             return None
-        limit_ns = self.blocking_at_most_ns if self.blocking_ns is None or self.host_waits else self.blocking_ns
-        return (exposed_ns if limit_ns is None else limit_ns) / whole_ns
+        if self.blocking_ns is not None and not self.host_waits:
+            return self.blocking_ns / whole_ns
+        return min(exposed_ns, exposed_ns if self.blocking_at_most_ns is None else self.blocking_at_most_ns) / whole_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:

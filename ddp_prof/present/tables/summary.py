@@ -160,8 +160,8 @@ def _communication(summary: VariantSummary) -> str | None:
     blocking = "blocking is not known"
     if summary.blocking_ns is not None:
         blocking = f"{milliseconds(summary.blocking_ns)} blocking"
-    elif summary.blocking_at_most_ns is not None:
-        blocking = f"at most {milliseconds(summary.blocking_at_most_ns)} blocking"
+    elif (limit_ns := summary.blocking_at_most_ns) is not None and limit_ns < summary.exposed_ns:
+        blocking = f"at most {milliseconds(limit_ns)} blocking"
     some = " that communicates" if communicating_steps_text(summary) else ""
     # The difference shows in three digits.
     differ = 200 * abs(summary.comm_ns - summary.overlapped_ns - summary.exposed_ns) > summary.comm_ns
