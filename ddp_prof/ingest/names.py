@@ -82,13 +82,20 @@ COMMUNICATION_KERNELS = {
     "PyTorch symmetric memory, TensorRT-LLM": r"(?:one|two)_?shot_?all_?reduce",
     "vLLM, aiter": r"cross_device_(?:reduce|all_gather|store)",
     "QuickReduce": r"quickreduce::",
-    "FlashInfer, TensorRT-LLM": r"allreduce_fusion|moeA2A(?:Dispatch|Combine)",
+    "FlashInfer, TensorRT-LLM": r"allreduce_fusion|moeA2A(?:Dispatch|Combine)|moeAllToAllKernel",
+    "SGLang": r"all_reduce_(?:one|two)_shot_(?:push_)?kernel",
+    "XLA": r"(?:AllReduce|RaggedAllToAll(?:Device)?|MultiGpuBarrier)KernelImpl",
     "NVSHMEM": r"nvshmemi_|_on_stream_kernel",
     "MSCCL++": r"mscclpp",
     "Transformer Engine": r"userbuffers_",
     "oneCCL": r"oneccl",
     # The kernel that counts tokens before a dispatch only computes.
-    "DeepEP, UCCL": r"(?:::ep|deep_ep|uccl)::(?:intranode|internode|internode_ll|elastic)::(?!get_dispatch_layout)",
+    "DeepEP, UCCL": (
+        r"(?:::ep|deep_ep(?:::legacy)?|uccl)::(?:intranode|internode|internode_ll|elastic|ep|bucket|pp|engram|comm)::"
+        "(?!get_dispatch_layout)"
+    ),
+    "NIXL EP": r"nixl_ep::(?:ep_kernels|ht)::(?!get_dispatch_layout)",
+    "pplx": r"a2a_(?:dispatch|combine)_(?:send|recv)_kernel",
     "HybridEP": r"hybrid_ep::(?:dispatch|combine|device_sync)_kernel",
     "MORI": r"(?<![A-Za-z])Ep(?:Dispatch|Combine)\w{0,200}Kernel",
 }

@@ -64,7 +64,6 @@ _SIGNS = (
     ("reducescatter", "reduce_scatter"),
     ("crossdevicereduce", ALL_REDUCE),
     ("alltoall", "all_to_all"),
-    ("moeaa", "all_to_all"),  # moeA2ADispatchKernel
     ("broadcast", "broadcast"),
     ("bcast", "broadcast"),
     ("sendrecv", POINT_TO_POINT),
@@ -74,7 +73,9 @@ _SIGNS = (
     ("scatter", "scatter"),
     ("barrier", "barrier"),
     ("epdevicesync", "barrier"),
-    *((library, "all_to_all") for library in ("deepep", "hybridep", "uccl", "epdispatch", "epcombine")),
+    *((library, "all_to_all") for library in ("deepep", "hybridep", "nixlep", "uccl", "epdispatch", "epcombine")),
+    ("aadispatch", "all_to_all"),  # moeA2ADispatchKernel, a2a_dispatch_send_kernel
+    ("aacombine", "all_to_all"),
     ("reduce", "reduce"),
 )
 """Substrings of names (lower-case letters only) and their operations; the first match counts. ``None``: unknown."""
