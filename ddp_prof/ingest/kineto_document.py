@@ -19,7 +19,9 @@ _FEW_BYTES, _BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a 
 _SAFE_US = 2.0**43  # below, a float64 of microseconds still distinguishes nanoseconds
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
-_NO_NUMBER = re.compile(rb":\s*-?(?:inf|nan)(?:inity)?(?=\s*[,}\]])", re.IGNORECASE)
+_NO_NUMBER = re.compile(rb":\s*(?:-?(?:inf|nan)(?:inity)?|n/a)(?=\s*[,}\]])", re.IGNORECASE)
+_NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")(.{0,4096}?)(?=", "pid": )')
+_QUOTE = re.compile(rb'(?<!\\)"')
 
 
 class EventArguments(msgspec.Struct, gc=False):
@@ -101,10 +103,12 @@ def read_document(path: Path) -> Document:
 def _escape_invalid_json(data: bytes) -> bytes:
     """Replace text that some releases of torch write although JSON does not allow it.
 
-    This is ``inf`` and ``nan``, and names with control characters, single backslashes or bytes that are no UTF-8.
+    This is ``inf``, ``nan`` and ``N/A``, and names with control characters, single backslashes, quotes or bytes that
+    are no UTF-8.
     """
     text = data.translate(_NO_CONTROLS).decode(errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else rb"\\", text)
+    text = _NAME.sub(lambda found: found[1] + _QUOTE.sub(rb'\\"', found[2]), text)
     return _NO_NUMBER.sub(b":null", text)
 
 

@@ -154,6 +154,9 @@ def test_what_to_record_is_said_in_the_profilers_own_words(tmp_path: Path) -> No
         (b'"gemm"', b'"ge\x01mm\t"'),
         (b'"gemm"', b'"C:\\users\\Gemm \\"new\\" \\u00e9"'),
         (b'"gemm"', b'"gemm\xff\xe9"'),
+        (b'"gemm"', b'"{"device": "cpu", \\"dtype": "float32"}(12): gemm"'),
+        (b'"gemm"', b'"<module>\n"doc""'),
+        (b'"stream": 7', b'"memory bandwidth (GB/s)": N/A, "stream": 7'),
     ],
 )
 def test_what_torch_writes_and_json_does_not_allow_is_read(good: bytes, bad: bytes, tmp_path: Path) -> None:
