@@ -142,6 +142,8 @@ def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
         found = msgspec.json.decode(data, type=wanted, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        what = "damaged or cut off" if "truncated" in reason else "not a PyTorch profiler trace"
-        raise TraceError(path, f"{what} ({reason})", "record it again with torch.profiler") from error
+        is_json = "truncated" not in reason and "malformed" not in reason
+        what = "not a PyTorch profiler trace" if is_json else "damaged or cut off"
+        hint = "record it again with torch.profiler, each process to a file of its own"
+        raise TraceError(path, f"{what} ({reason})", hint) from error
     return found if isinstance(found, Document) else document(traceEvents=found)

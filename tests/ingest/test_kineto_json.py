@@ -195,6 +195,16 @@ def test_a_file_cut_off_is_refused(suffix: str, tmp_path: Path) -> None:
         load_trace(path)
 
 
+@pytest.mark.parametrize("cut", [0.5, 0.6])
+def test_a_file_that_two_ranks_wrote_is_damaged_and_not_of_another_program(cut: float, tmp_path: Path) -> None:
+    """TensorRT-LLM let all ranks export to one path."""
+    whole = write(tmp_path / "x.json", gpu_step()).read_bytes()
+    path = tmp_path / "both.json"
+    path.write_bytes(whole[: int(cut * len(whole))] + whole + whole)
+    with pytest.raises(TraceError, match=r"both\.json: damaged or cut off .*, each process to a file of its own"):
+        load_trace(path)
+
+
 def launched_by(thread: int, path: Path) -> str:
     """How backward is told of a step without collectives, in which autograd's engine ran in this thread."""
     events = [
