@@ -131,12 +131,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
 
 def _require_export(file: SqliteFile) -> None:
     known = {KERNELS, COPIES, MEMORY_SETS, GRAPHS, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
-    if not known & file.columns.keys():
+    if not known & file.columns.keys() or "StringTable" in file.columns:  # nvprof shares some names of tables
         found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"
         raise TraceError(
             file.path,
             f"a SQLite database, but no Nsight Systems export (it holds {found})",
-            "make one with nsys export",
+            "record the job with nsys profile, and export its report with nsys export",
         )
 
 

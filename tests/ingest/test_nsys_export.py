@@ -113,13 +113,23 @@ def test_odd_file_names_are_read(tmp_path: Path) -> None:
     assert len(overlap_of(path).ranks) == 1
 
 
-def test_a_foreign_database_is_refused_by_name(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tables", "first"),
+    [
+        (["cats (name)"], "cats"),
+        (["CUPTI_ACTIVITY_KIND_MEMCPY (start, end, deviceId)", "StringTable (value)"], "CUPTI_ACTIVITY_KIND_MEMCPY"),
+    ],
+    ids=["of no profiler", "of nvprof"],
+)
+def test_a_foreign_database_is_refused_by_name(tables: list[str], first: str, tmp_path: Path) -> None:
+    """The kernels of nvprof are in a table of another name, so its databases seemed to hold copies only."""
     path = tmp_path / "x.sqlite"
     with closing(sqlite3.connect(path)) as database:
-        database.execute("CREATE TABLE cats (name)")
-        database.execute("INSERT INTO cats VALUES ('Tom')")
+        for table in tables:
+            database.execute(f"CREATE TABLE {table}")
+            database.execute(f"INSERT INTO {table.split()[0]} DEFAULT VALUES")
         database.commit()
-    with pytest.raises(TraceError, match=r"x\.sqlite: .*no Nsight Systems export .*cats.*nsys export"):
+    with pytest.raises(TraceError, match=rf"x\.sqlite: .*no Nsight Systems export .*{first}.*: record .* nsys profile"):
         load_trace(path)
 
 
