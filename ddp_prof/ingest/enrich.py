@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns with the launch shape, as Nsight Systems names them."""
 REGISTERS = "registersPerThread"
 
+_YEAR_2000_NS = 946_684_800_000_000_000
 _LATEST_NS = 4 * 10**18
 _LONGEST_NS = 10 * 365 * 86_400 * 10**9
 UNNAMED_KERNEL, UNNAMED_RANGE, UNNAMED_CALL = "unnamed kernel", "unnamed range", "unnamed call"
@@ -38,6 +39,11 @@ def warn_missing_ends(without: int) -> Iterator[str]:
     """Yield a warning about activities without an end, or with an end before their start."""
     if without:
         yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
+
+
+def are_utc(starts_ns: Iterable[Ints]) -> bool:
+    """Whether times count from 1970, and not from the start of the recording or of the machine."""
+    return all(int(start_ns.min(initial=_LATEST_NS)) > _YEAR_2000_NS for start_ns in starts_ns)
 
 
 def refuse_shared_process_ids(path: Path, global_id: Ints) -> None:

@@ -58,7 +58,6 @@ _COLLECTIVE_CALL = "c10d::"
 _COMMUNICATING = (_COLLECTIVE_CALL, "_c10d_functional")
 _MOST_US = 2.0**52
 _MOST = 2**62
-_YEAR_2000_NS = 946_684_800_000_000_000
 _MOST_LETTERS = 100
 
 
@@ -152,8 +151,7 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
 
 def _epoch_ns(base_ns: int, *starts_ns: Ints) -> int | None:
     """Return the UTC of time 0: the recorded base; without one, 0 if the times are themselves UTC."""
-    is_utc = all(int(start_ns.min(initial=_MOST)) > _YEAR_2000_NS for start_ns in starts_ns)
-    return base_ns if 0 < base_ns < _MOST else 0 if base_ns == 0 and is_utc else None
+    return base_ns if 0 < base_ns < _MOST else 0 if base_ns == 0 and enrich.are_utc(starts_ns) else None
 
 
 def _read_gpu_names(devices: Any) -> Iterator[tuple[tuple[int, int], str]]:

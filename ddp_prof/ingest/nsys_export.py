@@ -91,6 +91,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         ((earliest,),) = file.rows(query)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
+    # nsys export --ts-normalize=true adds the start of the session to all times.
+    is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
     trace = Trace(
         path=file.path,
@@ -113,7 +115,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         threads=_thread_names(file, strings),
         ranks={},
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
-        epoch_ns=None if earliest is None else int(earliest),
+        epoch_ns=0 if is_utc else earliest,
         node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         gpus=gpus,
         gpu_ids=gpu_ids,

@@ -54,6 +54,13 @@ def overlap_of(path: Path) -> TraceOverlap:
     return measure_overlap(load_trace(path))
 
 
+@pytest.mark.parametrize(("start_ns", "epoch_ns"), [(5 * MS, 1_700_000_000 * 10**9), (1_700_000_005 * 10**9, 0)])
+def test_times_that_are_utc_already_get_no_session_start(start_ns: int, epoch_ns: int, tmp_path: Path) -> None:
+    """As ``nsys export --ts-normalize=true`` writes them; sessions begin at 1,700,000,000 s here."""
+    kernel = Kernel("gemm", start_ns, start_ns + MS, start_ns, MAIN)
+    assert load_trace(write_capture(tmp_path / "x.sqlite", Capture([kernel]))).epoch_ns == epoch_ns
+
+
 @pytest.mark.parametrize("product", GENERATIONS)
 def test_every_generation_of_exports_gives_the_same_truth(product: str, tmp_path: Path) -> None:
     result = overlap_of(write_capture(tmp_path / "x.sqlite", known_truth(), product))
