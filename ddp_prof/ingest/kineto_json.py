@@ -52,6 +52,13 @@ _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in
 _SYNCHRONIZATION = "cuda_sync"
 _OF_HOST = re.compile(rf"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|{_CALL.pattern}")
 """Categories by which a trace without kernels and copies is known to be of ``torch.profiler``."""
+_OVERHEAD_OF_CUDA = (
+    "Command Buffer Full",
+    "Driver Compiler",
+    "Lazy Function Loading",
+    "Runtime Triggered Module Loading",
+)
+"""What the profiler records as overhead although it takes as long without a profiler."""
 _NUMBER = re.compile(r"\d{1,18}")
 _ENGINE = "autograd::engine::evaluate_function"
 _COLLECTIVE_CALL = "c10d::"
@@ -111,7 +118,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         ),
         call_details=call_details,
         threads=_thread_names(document.traceEvents, operations, ranges),
-        overhead=Overhead(*_times(by_category["overhead"])),
+        overhead=Overhead(*_times([e for e in by_category["overhead"] if e.name not in _OVERHEAD_OF_CUDA])),
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
         operators=_operators(host_operations),

@@ -110,6 +110,16 @@ def test_the_name_of_the_gpu_is_read(tmp_path: Path) -> None:
     assert load_trace(write(tmp_path / "y.json", gpu_step(), deviceProperties={"id": 0})).gpus == {}
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [("Activity Buffer Request", 1), ("Buffer Flush", 1), ("Command Buffer Full", 0), ("Lazy Function Loading", 0)],
+)
+def test_what_cuda_does_without_a_profiler_is_not_the_profiler_s_work(name: str, rows: int, tmp_path: Path) -> None:
+    """A host that runs ahead waits in launches for room in the command buffer."""
+    events = [*gpu_step(), event("overhead", name, "10", "30", tid=0)]
+    assert len(load_trace(write(tmp_path / "x.json", events)).overhead) == rows
+
+
 def test_old_capitalised_categories_are_known(tmp_path: Path) -> None:
     path = write(tmp_path / "x.json", gpu_step(kernel="Kernel"))
     assert measure_overlap(load_trace(path)).ranks[0].kernels == 2
