@@ -124,7 +124,9 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         if trace.source == "kineto":
             missing += "" if len(trace.operators) else ", no operators"
             missing += "" if any(name.startswith(GLOO) for name in trace.names) else f", no '{GLOO}' events"
-        how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
+        how = "record it again"
+        if not len(trace.calls):
+            how = "record with nsys' --trace=cuda,nvtx, or with ProfilerActivity.CUDA, too"
         how += "; on a CPU with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
         advice.append(f"overlap: no GPU activities, {missing}: {how}")
     if len(trace.operators) and any(rank.hides_backward for rank in ranks):

@@ -374,6 +374,11 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
             f"CUDA graphs were recorded whole, {counted.graphs} launches: the kernels in them, collectives included, "
             "are not in this trace; record with --cuda-graph-trace=node"
         )
+    if counted.calls and not counted.activities:
+        yield (
+            f"{counted.calls:,} API calls of a device are in this trace, but no kernels or copies: if the calls "
+            "launched any, the profiler lost them, and its messages may tell why"
+        )
     if counted.activities and not counted.calls:
         yield (
             "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.quality import diagnose, merge_file_warnings
-from ddp_prof.trace import UNKNOWN, Calls, Category, Kind, Overhead, Trace, concatenate, empty
+from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace
 
 
@@ -34,6 +35,14 @@ def test_collectives_on_the_compute_stream() -> None:
 
 def test_no_calls() -> None:
     assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls)))
+
+
+def test_calls_without_any_work() -> None:
+    """As torch.profiler writes if it has no room for records of kernels, and on some GPUs of Intel."""
+    lost = replace(SOUND, activities=empty(Activities), launching_calls=None)
+    assert "2 API calls of a device are in this trace, but no kernels or copies" in doubts(lost)
+    (advice,) = [text for text in take_inventory(lost).advice if text.startswith("overlap")]
+    assert "ProfilerActivity.CUDA" not in advice, "it was on"
 
 
 def test_collectives_that_were_recorded_twice() -> None:
