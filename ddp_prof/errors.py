@@ -28,7 +28,7 @@ class TraceError(DdpProfError):
 
 
 class InterruptedReadingError(TraceError):
-    """Reading many traces was interrupted; ``path`` is the first one that was not read, and the others are shown."""
+    """Reading many traces was interrupted; ``path`` is the first one that was not read. What was read is shown."""
 
     def __init__(self, path: Path, unread: int, traces: int) -> None:
         super().__init__(path, f"interrupted: {unread} of {traces} traces were not read", "run the command again")

@@ -169,7 +169,7 @@ def device_of(devices: Iterable[str]) -> str:
 
 
 def distinct_names(files: Iterable[Path]) -> dict[Path, str]:
-    """Return a name for each file: its own, with as many folders as files of the same name differ in."""
+    """Return a name for each file: its own, with its last folders if several files have the same name."""
     alike: dict[str, set[Path]] = {}
     for file in files:
         alike.setdefault(file.name, set()).add(file)
@@ -227,7 +227,7 @@ def write_manifest(manifest: Manifest, path: Path) -> None:
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """Read a manifest; return ``None`` if there is none. Raises TraceError if it is not ours or contradicts itself."""
+    """Read a manifest; return ``None`` if there is none. Raises TraceError if it is not ours or cannot be true."""
     if not is_file(path):
         return None
     import msgspec

@@ -189,7 +189,7 @@ class CaptureSlice:
         return Setup(name, ranks, batch_size, tuple(f"{key}={value}" for key, value in settings.items()), shared)
 
     def _check(self, setup: Setup) -> None:
-        """Compare the variants with one process, the last ones first: sharded variants fail on GPUs most easily."""
+        """Compare the variants with one process, the last ones first: sharded ones have the most to lose on a GPU."""
         if setup.ranks == 1:
             return
         for variant in reversed(self._variants):

@@ -1,7 +1,7 @@
 """Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
 A step lasts from one ``step()`` of the first optimizer to the next. Step 0 begins at the first sign of training (a DDP
-is created, or a backward pass begins) and is marked as warm-up, because its true begin is not known. If the program
+is created, or a backward pass begins) and is marked as warm-up, because its true start is not known. If the program
 marks its steps by ``annotate.step``, only these are recorded as steps.
 """
 

@@ -114,7 +114,7 @@ class DataParallel(torch.nn.Module, ABC):
         return torch.nn.utils.clip_grad_norm_(self.optimizer_parameters(), max_norm, norm_type)
 
     def discard(self) -> None:
-        """Drop the gradients of the last backward, in order to skip a step; call it on every rank.
+        """Drop all gradients, synchronized or not, in order to skip a step; call it on every rank.
 
         ``zero_grad()`` on every rank has the same effect, from the next forward on.
         """

@@ -12,7 +12,7 @@ may call the hook again. Such a late contribution is kept in a separate bucket a
 even if the first bucket has not been launched yet: that depends on timing, which differs between ranks. Before the
 second round a sum of votes determines which buckets have late contributions on any rank; these are reduced as a whole,
 with zeros for missing contributions. Without ``find_unused`` a rank votes only if it has late contributions itself: so
-either every rank must have some, though not for the same parameters, or none.
+either every rank must have some, not necessarily for the same parameters, or none.
 
 If ``zero_grad()`` drops gradients between backward and :meth:`Reducer.finish`, they are reduced nevertheless, because
 other ranks may keep theirs, but the result is not used on this rank.

@@ -112,7 +112,7 @@ class TorchDDP(DataParallel):
 
     @property
     def communication_seconds(self) -> float:
-        """Seconds since the launch of the last bucket, or on a GPU since the end of compute; NaN without marks."""
+        """How long backward waited after the last bucket's launch, on a GPU after its compute; NaN without marks."""
         return super().communication_seconds if self._mark_buckets else float("nan")
 
     def no_sync(self) -> Any:
