@@ -38,6 +38,8 @@ STEPS_VARIABLE = "DDP_PROF_STEPS"
 SHARED_VARIABLE = "DDP_PROF_SHARED"
 """Set if one nsys records all ranks of a machine."""
 MEETING = timedelta(seconds=30)
+RECORDS_ALL_THREADS = "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
+"""Older releases of torch record only the thread that starts the profiler, and crash if another thread stops it."""
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -53,10 +55,11 @@ def start() -> None:
 
 
 def make_profile(*, on_gpu: bool) -> profile:
-    """Return a torch.profiler that also records stream waits, from which analysis knows what blocks."""
+    """Return a torch.profiler of all threads that also records stream waits, from which analysis knows what blocks."""
+    all_threads: dict[str, Any] = {"profile_all_threads": True} if RECORDS_ALL_THREADS else {}
     return profile(
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
-        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True),
+        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True, **all_threads),
     )
 
 
@@ -164,7 +167,7 @@ class _Recording:
         recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
-        if recorded is not None and self._thread != threading.get_ident():  # here stop() would crash torch
+        if recorded is not None and not RECORDS_ALL_THREADS and self._thread != threading.get_ident():
             sys.stderr.write("ddp-prof: the thread that trains did not end, so the trace of this rank is not written\n")
             recorded = None
         if self._range is not None:  # no step of the optimizer will end this range

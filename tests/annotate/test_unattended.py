@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import subprocess
 import sys
@@ -9,14 +11,21 @@ from pathlib import Path
 
 import pytest
 
+import ddp_prof as dp
+
 IN_A_THREAD = """
-import sys, threading, torch
+import os, sys, threading, torch
+import torch.distributed as dist
 from ddp_prof.annotate import unattended
 unattended.start()
 ended, trained = threading.Event(), threading.Event()
+model = torch.nn.Linear(8, 8)
+if sys.argv[1] == "is given DDP":
+    store = dist.FileStore(os.environ["DDP_PROF_TRACE"] + ".store", 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    model = torch.nn.parallel.DistributedDataParallel(model)
 
 def train():
-    model = torch.nn.Linear(8, 8)
     optimizer = torch.optim.SGD(model.parameters())
     for _ in range(3):
         model(torch.ones(4, 8)).sum().backward()
@@ -28,15 +37,15 @@ def train():
 thread = threading.Thread(target=train, daemon=True)
 thread.start()
 trained.wait()
-if sys.argv[1] == "ends":
+if sys.argv[1] != "goes on":
     thread.join()
 """
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("thread", "is_written"), [("ends", True), ("goes on", False)])
-def test_a_program_that_trains_in_a_thread(thread: str, is_written: bool, tmp_path: Path) -> None:
-    """As Ray Train's does: it ended by a segmentation fault, when another thread stopped the recording."""
+@pytest.mark.parametrize("thread", ["ends", "goes on", "is given DDP"])
+def test_a_program_that_trains_in_a_thread(thread: str, tmp_path: Path) -> None:
+    """As Ray Train's does: it ended by a segmentation fault, or nothing of the thread was recorded."""
     done = subprocess.run(
         [sys.executable, "-c", IN_A_THREAD, thread],
         env=os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")},
@@ -45,5 +54,8 @@ def test_a_program_that_trains_in_a_thread(thread: str, is_written: bool, tmp_pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "x.rank0.json.gz").is_file() == is_written
-    assert ("the trace of this rank is not written" in done.stderr) != is_written
+    (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
+    (rank,) = run.overlap().ranks
+    assert [step.step for step in rank.marked_steps] == [1, 2]
+    events = json.loads(gzip.decompress((tmp_path / "x.rank0.json.gz").read_bytes()))["traceEvents"]
+    assert sum(event["name"] == "AddmmBackward0" for event in events) == 3
