@@ -252,12 +252,13 @@ def _collective_calls(events: Sequence[Event], names: NameTable) -> CollectiveCa
 def _operators(events: Sequence[Event]) -> Operators:
     """Return the operators that compute.
 
-    An operator that calls a collective may wait for it, so it is left out; the other operators that it calls stay.
+    An operator that calls a collective may wait for it, so it is left out; the other operators that it calls stay. If
+    autograd ran, operators of other threads are left out, too, for example of a thread that prepares data.
     """
     communicates = np.array([str(event.name).startswith(_COMMUNICATING) for event in events], np.bool_)
     is_backward = np.array([str(event.name).startswith(_ENGINE) for event in events], np.bool_)
     (start_ns, end_ns), thread = _times(events), _thread_ids(events)
-    computes = ~communicates
+    computes = ~communicates & (np.isin(thread, thread[is_backward]) | ~is_backward.any())
     for lane in np.unique(thread[communicates]):
         own = np.flatnonzero(thread == lane)
         called_ns = np.sort(start_ns[own[communicates[own]]])

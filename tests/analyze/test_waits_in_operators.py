@@ -69,6 +69,20 @@ def test_what_gloo_does_beside_collectives_with_ranges_is_communication_too(tmp_
     assert any("and beside them the 'gloo:' events" in note for note in run.overlap().warnings)
 
 
+def test_a_thread_that_prepares_data_hides_nothing(tmp_path: Path) -> None:
+    """torch.profiler records all threads under capture."""
+    events = [
+        event("user_annotation", "step|index=1", "0", "100"),
+        event("cpu_op", f"{ENGINE}AddmmBackward0", "0", "10"),
+        event("cpu_op", "c10d::allreduce_", "10", "1"),
+        event("user_annotation", "gloo:all_reduce", "12", "40", tid=2),
+        event("cpu_op", "aten::randn", "20", "20", tid=3),
+    ]
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    (rank,) = run.overlap().ranks
+    assert (rank.comm_ns, rank.overlapped_ns) == (40 * US, 0)
+
+
 def test_a_barrier_before_the_steps_changes_no_figure(tmp_path: Path) -> None:
     """Beside ranges of ours it counted as communication, and operators as compute in place of phases."""
     events = [
