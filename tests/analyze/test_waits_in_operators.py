@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 import ddp_prof as dp
 from tests.ingest.test_kineto_json import event, write
 
@@ -83,9 +85,11 @@ def test_a_thread_that_prepares_data_hides_nothing(tmp_path: Path) -> None:
     assert (rank.comm_ns, rank.overlapped_ns) == (40 * US, 0)
 
 
-def test_a_barrier_before_the_steps_changes_no_figure(tmp_path: Path) -> None:
+@pytest.mark.parametrize("around", [[], [event("user_annotation", "step|index=0|warmup=1", "0", "9")]])
+def test_a_barrier_before_the_measured_steps_changes_no_figure(tmp_path: Path, around: list[str]) -> None:
     """Beside ranges of ours it counted as communication, and operators as compute in place of phases."""
     events = [
+        *around,
         event("user_annotation", "step|index=1", "10", "90"),
         event("user_annotation", "backward", "10", "50"),
         event("cpu_op", "aten::mm", "10", "10"),

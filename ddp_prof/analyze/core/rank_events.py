@@ -454,9 +454,11 @@ class _Builder:
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
         is_gloo = are_gloo_events(trace, self.ranges)
-        if len(self.steps) and not is_gloo.all():  # beside ranges of ours, a barrier before the steps does not count
-            in_step = self.steps.index_at(self.ranges.launch_or_start_ns) != UNKNOWN
-            self.ranges = select(self.ranges, in_step | ~is_gloo)
+        if len(self.steps) and not is_gloo.all():  # beside ranges of ours, a barrier in warm-up does not count
+            step = self.steps.index_at(self.ranges.launch_or_start_ns)
+            is_measured = np.append(~self.steps.warmup, False)[step]  # the additional last element is for UNKNOWN
+            counts = (step != UNKNOWN) & np.any(is_gloo & is_measured)
+            self.ranges = select(self.ranges, counts | ~is_gloo)
 
     def _leave_out_unfinished_step(self) -> None:
         """Leave out the last step if it has no phase and all other steps have one: the program ended in it.
