@@ -287,7 +287,8 @@ def test_ends_that_differ_by_milliseconds_between_files_are_a_doubt(ends: tuple[
 @pytest.mark.parametrize(("world", "said"), [(None, True), (2, False), (3, False)])
 def test_without_the_number_of_ranks_waiting_is_a_lower_bound(world: int | None, said: bool) -> None:
     run = analysis_of(*(replace(gloo(rank, "####", "....####"), world_size=world) for rank in (0, 1)))
-    assert any("the number of ranks in the job is not known" in w for w in run.warnings) is said
+    effect = "not known: if some are not among the traces, transfer may be shorter, and waiting longer, than reported"
+    assert any(effect in warning for warning in run.warnings) is said
 
 
 def test_two_ranks_of_a_real_job_share_what_ends_together(shared_traces: Path) -> None:
