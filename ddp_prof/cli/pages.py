@@ -113,8 +113,8 @@ def timeline(
 ) -> None:
     """What ran when: host phases, compute, communication, and which of it is overlapped or exposed.
 
-    Several traces are drawn below each other, with their first steps aligned; the ranks of a run are on one clock, if
-    their collectives allow to align it. A picture shows the typical step and the next one; --steps chooses others.
+    Several traces are drawn below each other, with their first steps aligned; the ranks of a run are put on one
+    clock by their collectives, if possible. A picture shows the typical step and the next one; --steps chooses others.
     """
     from ddp_prof.present.charts.static_images import write_pictures
     from ddp_prof.present.html.timeline_page import write_timeline_page
@@ -150,8 +150,8 @@ def timeline(
 def export(traces: tuple[Path, ...], load: Loader, output: Path | None) -> None:
     """A file for Perfetto (ui.perfetto.dev) and chrome://tracing, with overlap and exposed communication as counters.
 
-    Several traces become processes of one file, with their first steps aligned; the ranks of a run are on one clock, if
-    their collectives allow to align it. Neither viewer uploads the file.
+    Several traces become processes of one file, with their first steps aligned; the ranks of a run are put on one clock
+    by their collectives, if possible. Neither viewer uploads the file.
     """
     from ddp_prof.present.perfetto import write_perfetto
     from ddp_prof.runs.run import timeline_sources
