@@ -22,7 +22,7 @@ GRAPHS = "CUDA graphs were recorded whole, so what they compute and communicate 
 
 UNMARKED_WAITS = "no range 'synchronize' tells when the host waits, so what it computed meanwhile is not known"
 
-NO_BACKWARD = "no backward pass was recorded: torch.profiler leaves out one that runs in a thread of its own"
+NO_BACKWARD = "no backward pass was recorded (torch.profiler leaves out one that runs in a thread of its own)"
 
 UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not known (see --backward-range)"
 

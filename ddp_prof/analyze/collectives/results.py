@@ -299,7 +299,7 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
     if too_fast:
         doubt = f"collectives with more bytes than any link can move in their time: {too_fast}"
         over = f"over {FASTEST_LINK_BYTES_PER_S / 1e9:,.0f} GB/s"
-        warnings += (f"{doubt} ({over}); their sizes are doubtful, so they have no bandwidth",)
+        warnings += (f"{doubt} ({over}); their sizes are doubtful, so no bandwidth is given",)
     return RunCollectives(
         run=run,
         alignment=run.alignment,

@@ -195,7 +195,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
 
 
 def _find_launches(trace: Trace, ranges: CollectiveRanges, marked: Intervals) -> Ints:
-    """Launch time of each collective: the start of its torch operator, which is not one within ``marked``.
+    """Launch time of each collective: the start of its torch operator; operators within ``marked`` do not count.
 
     Gloo's threads take collectives up in the order of the operators. All times are ``NO_TIME`` if the two are not the
     same operations in the same order, for example because the recording began between an operator and its collective.

@@ -243,7 +243,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     if len(lanes) > 1:
         first = int(spans.process[rows[0]])
         chosen, why = (
-            (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "none has more")
+            (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "no thread has more")
         )
         rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")

@@ -232,7 +232,7 @@ def _times(name: str, rank: RankOverlap) -> OfSteps:
         raise _UnknownFigure("steps whose backward is not known: see --backward-range")
     if None in times:
         unknown = rank.dependencies.reason if rank.dependencies else None
-        raise _UnknownFigure(unknown or "what steps waited for is not known for all of them")
+        raise _UnknownFigure(unknown or "it is not known what some of its steps waited for")
     return dict(zip(keys_of(rank.communicating_steps), times, strict=True))
 
 

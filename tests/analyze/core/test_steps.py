@@ -179,7 +179,8 @@ class TestRangesThatOverlap:
         threads = [PID + 7 if start == 1 else PID + 3 for start, _ in zip(*spans_of(trace), strict=True)]
         trace = replace(trace, spans=replace(trace.spans, lane=column(threads)))
         _, (note,) = find_steps_and_notes(trace, PID)
-        assert note == f"1 range that could be a step left out: they overlap those of thread {PID + 3} (none has more)"
+        why = f"they overlap those of thread {PID + 3} (no thread has more)"
+        assert note == f"1 range that could be a step left out: {why}"
 
     def test_of_two_threads_the_first_of_the_process_counts(self) -> None:
         """A data loader reads ahead, so that it may have more of them than the thread that trains."""
