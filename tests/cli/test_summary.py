@@ -14,7 +14,7 @@ from ddp_prof.analyze.quality import NOTHING
 from tests.command_line import run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
-from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, write_capture
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 TRACES = Path(__file__).parents[2] / "traces"
 FOREIGN = Path(__file__).parents[3] / "shared" / "traces"
@@ -192,6 +192,15 @@ def test_each_part_is_the_median_of_all_steps() -> None:
     for part, rows in (("compute_only", lengths), ("idle", lengths), ("overlapped", steps), ("exposed", steps)):
         assert found["parts_ns"][part] == round(median(row[f"{part}_ns"] for row in rows)), part
     assert found["parts_ns"]["idle"] < 0.1 * found["step_ns"]
+
+
+def test_without_launches_a_step_is_not_divided_into_parts_without_communication(tmp_path: Path) -> None:
+    """Compute, copies and idle time were listed alone: 83 % of a step, with no word on the rest."""
+    capture = bucket_steps(20, 20, 20)
+    for kernel in capture.kernels:
+        kernel.launch = None
+    text = run("summary", write_capture(tmp_path / "x.sqlite", capture)).stdout
+    assert re.search("step +40.0 µs, the median of all steps\n", text)
 
 
 def test_a_trace_read_in_parts_says_that_the_doctor_was_not_asked() -> None:

@@ -146,7 +146,7 @@ def _parts(summary: VariantSummary) -> str | None:
         for key, name in _PARTS.items()
         if step_ns and (part := summary.parts_ns[key]) is not None
     ]
-    if not step_ns or not parts:
+    if not step_ns or summary.exposed_ns is None:
         return f"{whole}, the median of all steps"
     if which := communicating_steps_text(summary):
         own = f"{milliseconds(step_ns)} in {which}"
