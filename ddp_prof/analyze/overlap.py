@@ -255,7 +255,10 @@ class TraceOverlap(FrameResult):
             "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
             "from its first device work to the next step's, and how long the last one took is not known"
         )
-        unfollowed = "how long a step took is not known: none is followed by another one whose device work begins later"
+        unfollowed = (
+            "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
+            "step is known to be followed by one whose device work begins later"
+        )
         unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
         whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
@@ -266,7 +269,7 @@ class TraceOverlap(FrameResult):
             )
         for text, about in (
             (unmarked, [rank.name for rank in self.ranks if rank.collectives and rank.clock is None]),
-            (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE]),
+            (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE and rank.lengths_ns]),
             (unfollowed, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
         ):
             if about and any(rank.marked_steps for rank in self.ranks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from ddp_prof.trace import Category
-from tests.oracle.ranks import Rank, Step, united
+from tests.oracle.ranks import Event, Rank, Step, united
 
 
 def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
@@ -55,9 +55,15 @@ def misses_launches(rank: Rank) -> bool:
 
 def runs_ahead(rank: Rank) -> bool:
     """Whether most work that its steps gave to the device was done outside of their ranges on the host."""
-    own = [e for e in rank.events if e.step is not None and e.stream is not None]
-    inside = sum(e.step.start <= time < e.step.end for e in own for time in e.instants)
-    return rank.has_steps and sum(len(e.instants) for e in own) > 2 * inside
+    steps = [(step_of_work(rank, e), e) for e in rank.events if e.stream is not None]
+    own = [(step, time) for step, e in steps if step for time in e.instants]
+    return rank.has_steps and len(own) > 2 * sum(step.start <= time < step.end for step, time in own)
+
+
+def step_of_work(rank: Rank, event: Event) -> Step | None:
+    """The step that launched it; if no launch was recorded, the last that began before it."""
+    begun = [step for step in rank.steps if step.start <= event.start and event.launch is None]
+    return event.step or max(begun, key=lambda step: step.start, default=None)
 
 
 def window_of_length(rank: Rank, step: Step) -> set[int] | None:

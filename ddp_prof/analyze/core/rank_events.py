@@ -151,10 +151,15 @@ class RankEvents(Brief):
 
     @cached_property
     def lead_ns(self) -> tuple[Ints, Ints]:
-        """For each step: the time of its work on the device, and how much of that is outside the step's host range."""
+        """For each step: the time of its work on the device, and how much of that is outside the step's host range.
+
+        Work without a recorded launch counts for the step that began last before it.
+        """
         events, steps = self.events, self.steps
-        rows = (events.step != UNKNOWN) & (events.activity != UNKNOWN)
-        start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
+        latest = np.searchsorted(steps.start_ns, events.start_ns, side="right") - 1
+        step = np.where((events.step == UNKNOWN) & (events.launch_ns == NO_TIME), latest, events.step)
+        rows = (step != UNKNOWN) & (events.activity != UNKNOWN)
+        start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
         work_ns = sum_by_group(end - start, step, len(steps))
         np.minimum(end, steps.end_ns[step], out=end)
         np.maximum(start, steps.start_ns[step], out=start)

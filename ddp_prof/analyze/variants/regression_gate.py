@@ -24,7 +24,7 @@ MEDIAN, WORST = 50, 100
 """Percentiles of the steps."""
 
 NO_STEPS = "no steps in this trace: see --step-range"
-NO_LENGTHS = "the host runs ahead, and the device does not tell how long a step took"
+NO_LENGTHS = "neither the host's ranges nor the device's work tell how long a step took"
 
 Unit = Literal["ratio", "ns", "ranks"]
 OfSteps = dict[int, int]

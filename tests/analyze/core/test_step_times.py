@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
@@ -110,6 +112,18 @@ def test_what_cannot_be_told_is_said() -> None:
     waterfall = measure_waterfall([(replace(analysis_of(trace), label="x"), ())])
     assert (waterfall.budgets, waterfall.left_out, waterfall.untimed) == ((), (), ("x",))
     assert waterfall_notes(waterfall) == ["x: left out, the lengths of its steps are not known"]
+
+
+@pytest.mark.parametrize(
+    ("computes", "clock", "length"), [("aaa.bbb.ccc", "host", 4), ("..aaabbbbbbbbbbbbbbcccc", "device", None)]
+)
+def test_compute_without_launches_tells_which_clock_measures_steps(
+    computes: str, clock: str, length: int | None
+) -> None:
+    """By the launches of copies alone the host was said to run ahead, or to keep up with what takes twice as long."""
+    trace = draw_trace(ranges=STEPS, launches={"main": "1...2...3"}, streams={7: computes, 8: "...1..........2......3"})
+    assert (rank_of(trace).clock, lengths_of(trace)) == (clock, [length] * 3)
+    assert not any("runs ahead" in note for note in measure_overlap(trace).step_notes)
 
 
 def test_the_period_after_which_warm_up_follows_is_no_length() -> None:
