@@ -30,6 +30,8 @@ ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record mo
 
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
+NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
+
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
 MOST_UNNAMED = 0.01
@@ -42,6 +44,8 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_COMMUNICATION
     if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
         return reason
+    if np.any(rank.events.category == Category.COMMUNICATION):
+        return NO_DURATIONS
     is_left_out = rank.including_warmup.union_of(Category.COMMUNICATION).length_ns
     return WARMUP_COMMUNICATES if is_left_out else NO_COMMUNICATION
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.quality import NO_COMMUNICATION, ONLY_WARMUP, WARMUP_COMMUNICATES
+from ddp_prof.analyze.quality import NO_DURATIONS, ONLY_WARMUP, WARMUP_COMMUNICATES
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
 from tests.command_line import csv_rows, run
@@ -57,9 +57,11 @@ def test_what_only_warmup_steps_communicate_is_not_said_to_be_absent(tmp_path: P
     assert run("check", path, "--min-overlap", "50%").exit_code == 3
 
 
-def test_collectives_without_length_are_none_of_warmup(tmp_path: Path) -> None:
+def test_collectives_without_length_are_none_of_warmup_and_not_absent(tmp_path: Path) -> None:
+    """As where their ends are missing. It was said that no collective is in the trace."""
     path = write_capture(tmp_path / "x.sqlite", bucket_steps(0, 0))
-    assert [rank.reason for rank in measure_overlap(load_trace(path)).ranks] == [NO_COMMUNICATION]
+    assert [rank.reason for rank in measure_overlap(load_trace(path)).ranks] == [NO_DURATIONS]
+    assert "communication alone" not in run("summary", path).stdout
 
 
 def test_two_ranks(tmp_path: Path) -> None:
