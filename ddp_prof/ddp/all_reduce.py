@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from ddp_prof import annotate
 from ddp_prof.ddp.base import DataParallel, add_hooks
-from ddp_prof.ddp.buckets import Assignment, assign_buckets, assign_by_readiness, assign_each, cap_in_bytes
+from ddp_prof.ddp.buckets import EACH_ALONE, assign_buckets, assign_by_readiness, cap_in_bytes
 from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
 from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.errors import CommunicationError
@@ -54,7 +54,7 @@ class ReducingVariant(DataParallel):
         super().__init__(module, process_group, {**(schedule or {}), **own})
         broadcast_state(module, process_group)
         self._trained = self.trained_parameters()
-        self.assignment = self._assign()
+        self.assignment = assign_buckets(self._trained, self._cap_bytes)
         self._find_unused = find_unused_parameters
         self._broadcast_buffers = self._are_buffers_due = broadcast_buffers
         self._frozen = [each for each in module.named_parameters() if not each[1].requires_grad]
@@ -69,9 +69,6 @@ class ReducingVariant(DataParallel):
 
     def _make_reducer(self) -> Reducer:
         return self._reducer_type(self._trained, self.assignment, self.process_group, self._find_unused)
-
-    def _assign(self) -> Assignment:
-        return assign_buckets(self._trained, self._cap_bytes)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module; raises CommunicationError if it has a trained parameter that the variant does not know."""
@@ -167,9 +164,7 @@ class NaiveDDP(ReducingVariant):
     """
 
     is_blocking: ClassVar[bool] = True
-
-    def _assign(self) -> Assignment:
-        return assign_each(self._trained)
+    _cap_bytes = EACH_ALONE
 
     def _synchronize(self) -> None:
         for _ in self._reducer.buckets:
@@ -202,8 +197,7 @@ class OverlapDDP(ReducingVariant):
     of a collective is still paid for each parameter. Arguments as in :class:`ReducingVariant`.
     """
 
-    def _assign(self) -> Assignment:
-        return assign_each(self._trained)
+    _cap_bytes = EACH_ALONE
 
 
 class BucketedDDP(ReducingVariant):

@@ -28,10 +28,8 @@ _aten = torch.ops.aten
 
 Assignment = list[tuple[int, ...]]
 """For each bucket, in the order of launch, the positions of its parameters."""
-
-
-def assign_each(parameters: Sequence[torch.Tensor]) -> Assignment:
-    return [(index,) for index in reversed(range(len(parameters)))]
+EACH_ALONE = -1.0
+"""A cap in bytes that even an empty parameter exceeds, so that each has a bucket of its own."""
 
 
 def assign_buckets(parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None) -> Assignment:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.ddp.buckets import assign_buckets, assign_by_readiness, assign_each, cap_in_bytes
+from ddp_prof.ddp.buckets import EACH_ALONE, assign_buckets, assign_by_readiness, cap_in_bytes
 
 KINDS = (torch.float32, torch.bfloat16)
 
@@ -77,7 +77,7 @@ def test_without_a_cap_there_is_one_bucket_a_kind(sizes: list[torch.Tensor]) -> 
 
 @given(sizes_strategy)
 def test_each_alone(sizes: list[torch.Tensor]) -> None:
-    assert assign_each(sizes) == [(index,) for index in range(len(sizes))][::-1]
+    assert assign_buckets(sizes, EACH_ALONE) == [(index,) for index in range(len(sizes))][::-1]
 
 
 @pytest.mark.parametrize(
