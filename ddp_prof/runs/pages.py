@@ -49,7 +49,7 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, step, use))
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, use))
     return found
 
 

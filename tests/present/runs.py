@@ -55,7 +55,6 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     explanation = explain_run(analysis_of(trace, label=label))
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
-    step, keys = explanation.collectives.typical_step, explanation.collectives.exposed_by_step
-    steps = {key: view_step(explanation.run, key) for key in sorted(keys)}
+    steps = {key: view_step(explanation.run, key) for key in sorted(explanation.collectives.exposed_by_step)}
     use = kernels_views(result, measure_device_use([measure_rank_use(rank) for rank in find_rank_events(trace)]))
-    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, step, use)
+    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, use)

@@ -34,7 +34,6 @@ class ReportRun:
         load_sources: Reads the traces for its timeline.
         summary: Its row in the comparison of all runs.
         load_steps: Returns what each rank communicated, by the key of the step.
-        typical_step: Key of the typical step; ``None`` if there are no steps.
         use: Tables on how its devices spent their time, by name.
     """
 
@@ -44,7 +43,6 @@ class ReportRun:
     explanation: RunExplanation
     summary: VariantSummary
     load_steps: Callable[[], Mapping[int, Sequence[RankStepView]]]
-    typical_step: int | None
     use: Mapping[str, TableView]
 
     @property

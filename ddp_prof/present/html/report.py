@@ -163,7 +163,8 @@ def _navigation(place: Place, here: str) -> list[dict[str, str]]:
 
 
 def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
-    found, step, views = run.explanation, run.typical_step, run.load_steps()
+    found, views = run.explanation, run.load_steps()
+    step = found.collectives.typical_step
     title = Headline(f"The collectives of {'a step' if found.run.has_steps else 'the capture'}")
     drawn = {key: draw_step_collectives(found.run, key, ranks, title) for key, ranks in views.items()}
     figures = {} if step is None else {"collectives": drawn[step]}
