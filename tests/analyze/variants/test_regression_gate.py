@@ -321,9 +321,16 @@ def test_a_limit_on_blocking_is_put_to_what_stood_still(tmp_path: Path, limit: i
 
 def test_a_limit_on_blocking_is_not_met_where_no_waits_are_known(tmp_path: Path) -> None:
     run = blocked_run(tmp_path, has_event_records=False)
-    verdict = only_verdict(check_run(run, Requirements(max_blocking_ns=10 * US)))
+    verdict = only_verdict(check_run(run, Requirements(max_blocking_ns=9 * US)))
     assert (verdict.measured, verdict.status) == (None, "unknown")
     assert "--cuda-event-trace" in verdict.reason
+
+
+def test_a_limit_on_blocking_is_met_where_launches_tell_that_no_more_blocks(tmp_path: Path) -> None:
+    run = blocked_run(tmp_path, has_event_records=False)
+    verdict = only_verdict(check_run(run, Requirements(max_blocking_ns=10 * US)))
+    assert (verdict.measured, verdict.status) == (10 * US, "passed")
+    assert "upper limit" in verdict.reason
 
 
 @pytest.mark.parametrize(("hosts", "limit", "reason"), [(0, 10, ""), (3, 10, "the host's 3 waits"), (3, 9, "")])
