@@ -196,9 +196,9 @@ class RankEvents(Brief):
             return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
         return host_blocking(self._find_host_waits(), waits, self.events, len(self.steps))
 
-    @cached_property
+    @property
     def may_block(self) -> Intervals | None:
-        """When communication may block, as launches tell: work waited on an idle stream, or the host waited.
+        """Communication that may block, as launches tell: work waited on an idle stream, or the host waited.
 
         Only streams that compute count. At all other times nothing could have begun earlier. ``None`` if launches,
         copies or waits of the host are not recorded::
@@ -210,7 +210,8 @@ class RankEvents(Brief):
         """
         trace, events = self.trace, self.including_warmup.events
         calls, communicates = trace.synchronizations, events.category == Category.COMMUNICATION
-        works = select(events, ~communicates & np.isin(events.lane, events.lane[events.category == Category.COMPUTE]))
+        computes = np.isin(events.lane, distinct(events.lane[events.category == Category.COMPUTE]))
+        rows = np.flatnonzero(~communicates & computes)
         is_own = calls.process == self.process
         waits = is_own & np.isin(calls.kind, HOST_WAITS)
         lacks_copies = np.any(is_own & (calls.kind == SyncKind.COPY)) and not np.any(
@@ -218,14 +219,17 @@ class RankEvents(Brief):
         )
         if self.device is None or trace.sync_reason == SYNC_IN_PARTS or not waits.any() or lacks_copies:
             return None
-        if NO_TIME in works.launch_ns:
+        if NO_TIME in events.launch_ns[rows]:
             return None
-        works = select(works, np.lexsort((works.start_ns, works.lane)))
+        rows = rows[np.lexsort((events.start_ns[rows], events.lane[rows]))]
+        lane, could_ns = events.lane[rows], events.launch_ns[rows]
         # Kernels of a CUDA graph have one launch, and need not run in an order.
-        follows = (works.lane[1:] == works.lane[:-1]) & (works.launch_ns[1:] > works.launch_ns[:-1])
-        could_ns = works.launch_ns.copy()
-        could_ns[1:][follows] = np.maximum(could_ns[1:], works.end_ns[:-1])[follows]
-        return union(could_ns, works.start_ns) | union(calls.start_ns[waits], calls.end_ns[waits])
+        follows = (lane[1:] == lane[:-1]) & (could_ns[1:] > could_ns[:-1])
+        np.maximum(could_ns[1:], events.end_ns[rows[:-1]], out=could_ns[1:], where=follows)
+        start_ns, communication = events.start_ns[rows], self.union_of(Category.COMMUNICATION)
+        waited = communication.covered_ns(could_ns, np.maximum(could_ns, start_ns)) > 0
+        pending = union(could_ns[waited], start_ns[waited])
+        return communication & (pending | union(calls.start_ns[waits], calls.end_ns[waits]))
 
     def _find_host_waits(self) -> Intervals:
         """When the host waits for communication: in ``synchronize``.

@@ -86,16 +86,16 @@ def drawn_limit(
 
 def test_communication_may_block_while_launched_work_waits_on_an_idle_stream() -> None:
     computes, comm = ".aaa......ccc.", "..BBBBBBBB...."
-    assert drawn_limit(launches="aB....c.......", compute=computes, comm=comm) == "#.....####...#"
+    assert drawn_limit(launches="aB....c.......", compute=computes, comm=comm) == "......####...."
     # The host launches late, so that nothing waits.
-    assert drawn_limit(launches="aB........c...", compute=computes, comm=comm) == "#............#"
+    assert drawn_limit(launches="aB........c...", compute=computes, comm=comm) == ".............."
     # Work that was launched early waits first for the kernel before it, which is not communication.
-    assert drawn_limit(launches="acB...........", compute=computes, comm=comm) == "#...######...#"
+    assert drawn_limit(launches="acB...........", compute=computes, comm=comm) == "....######...."
     # A stream that only copies does not count.
     found = drawn_limit(launches="aB5.....c.....", compute=".aaaaaaaaaacc.", comm=comm, copies="..........555.")
-    assert found == "#............#"
+    assert found == ".............."
     assert (
-        drawn_limit(launches="aB........c...", compute=computes, comm=comm, host="....WW.......W") == "#...##.......#"
+        drawn_limit(launches="aB........c...", compute=computes, comm=comm, host="....WW.......W") == "....##........"
     )
 
 

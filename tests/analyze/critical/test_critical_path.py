@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analy
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, measure_chains, measure_critical_paths
 from ddp_prof.analyze.quality import NO_COMMUNICATION
-from ddp_prof.trace import UNKNOWN, Category, Spans, Trace, empty
+from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, draw_trace
@@ -175,8 +175,7 @@ def test_without_all_collectives_work_ends_earlier_by_no_more_than_what_may_bloc
     assume(rank.device is not None)
     collectives = [row for row, one in enumerate(device.operations) if one.is_collective]
     assert rank.may_block is not None
-    limit_ns = (rank.may_block & rank.union_of(Category.COMMUNICATION)).length_ns
-    assert end_of_work(device) - end_of_work(device.again(*collectives)) <= limit_ns
+    assert end_of_work(device) - end_of_work(device.again(*collectives)) <= rank.may_block.length_ns
 
 
 def rank_of(number: int, kernel: int, *collectives: int, then: int) -> Trace:
