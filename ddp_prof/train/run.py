@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ddp_prof import annotate, variants
-from ddp_prof.ddp import VARIANTS, DataParallel
+from ddp_prof.ddp import VARIANTS, DataParallel, ShardedDDP
 from ddp_prof.ddp.collective import communication_errors
 from ddp_prof.ddp.reference import sent_bytes
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
@@ -152,6 +152,8 @@ def _train(trainer: Trainer, arguments: Arguments, place: RankInfo, seat: Seat) 
     with recording or nullcontext(), process:
         # Without ``recording`` the whole process is recorded, or nothing: then the warm-up is part of it.
         results = take(arguments.warmup if recording else 0, steps)[-arguments.steps :]
+        if isinstance(trainer.variant, ShardedDDP):  # torch.profiler crashes if it is stopped during gloo's work
+            trainer.variant.wait_for_parameters()
     final_loss = _all_reduce(results[-1].loss, device, dist.ReduceOp.SUM) / place.world
     # The synchronized steps, which no profiler records.
     log = MessageLog(partial(wait_for_device, device if trainer.variant.is_blocking else torch.device("cpu")))

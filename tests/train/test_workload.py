@@ -130,6 +130,18 @@ def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) ->
     assert sum(range_.name == "all_reduce" for range_ in ranges) == STEPS * len(buckets)
 
 
+@pytest.mark.slow
+def test_the_recording_ends_after_the_last_gather_of_sharded(tmp_path: Path) -> None:
+    """torch.profiler was stopped while gloo carried it out, and crashed the rank more often than not."""
+    mini = [*SMALL, "--model-size", "mini", "--steps", "2"]  # the gathers of tiny may have ended by then
+    ended = run("--variant", "sharded", "--world-size", "2", *mini, "--kineto", tmp_path / "s.json.gz")
+    assert ended.returncode == 0, ended.stderr
+    for rank in (0, 1):
+        events = json.loads(gzip.decompress((tmp_path / f"s.rank{rank}.json.gz").read_bytes()))["traceEvents"]
+        launched, done = (sum(e["name"] == name for e in events) for name in ("c10d::broadcast_", "gloo:broadcast"))
+        assert launched == done > 0
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_kineto_ranges_are_on_the_profilers_clock(finished: Finished, rank: int) -> None:
     """Each of gloo's own events begins within one of our ranges. (A busy machine may delay the record of its end.)"""
