@@ -24,7 +24,14 @@ from ddp_prof.analyze.core.attribution import (
     last_by_step,
     operation_of,
 )
-from ddp_prof.analyze.core.blocking import NO_HOST_WAITS, RankBlocking, device_blocking, host_blocking, unknown_blocking
+from ddp_prof.analyze.core.blocking import (
+    NO_COPIES,
+    NO_HOST_WAITS,
+    RankBlocking,
+    device_blocking,
+    host_blocking,
+    unknown_blocking,
+)
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.step_breakdown import (
     StepBreakdown,
@@ -186,6 +193,8 @@ class RankEvents(Brief):
         """How long its streams (on a CPU, its host) stood still for communication."""
         if self.trace.sync_reason == SYNC_IN_PARTS:
             return unknown_blocking(self.events, len(self.steps), SYNC_IN_PARTS)
+        if self._lacks_copies:
+            return unknown_blocking(self.events, len(self.steps), NO_COPIES)
         communicates = self.events.category == Category.COMMUNICATION
         if self.device is not None and not np.any(communicates & (self.events.activity == UNKNOWN)):
             return device_blocking(
@@ -212,12 +221,8 @@ class RankEvents(Brief):
         calls, communicates = trace.synchronizations, events.category == Category.COMMUNICATION
         computes = np.isin(events.lane, distinct(events.lane[events.category == Category.COMPUTE]))
         rows = np.flatnonzero(~communicates & computes)
-        is_own = calls.process == self.process
-        waits = is_own & np.isin(calls.kind, HOST_WAITS)
-        lacks_copies = np.any(is_own & (calls.kind == SyncKind.COPY)) and not np.any(
-            (trace.activities.process == self.process) & (trace.activities.kind == Kind.COPY)
-        )
-        if self.device is None or trace.sync_reason == SYNC_IN_PARTS or not waits.any() or lacks_copies:
+        waits = (calls.process == self.process) & np.isin(calls.kind, HOST_WAITS)
+        if self.device is None or trace.sync_reason == SYNC_IN_PARTS or not waits.any() or self._lacks_copies:
             return None
         if NO_TIME in events.launch_ns[rows]:
             return None
@@ -230,6 +235,13 @@ class RankEvents(Brief):
         waited = communication.covered_ns(could_ns, np.maximum(could_ns, start_ns)) > 0
         pending = union(could_ns[waited], start_ns[waited])
         return communication & (pending | union(calls.start_ns[waits], calls.end_ns[waits]))
+
+    @property
+    def _lacks_copies(self) -> bool:
+        """Whether the process called for copies, and none was recorded."""
+        calls, activities = self.trace.synchronizations, self.trace.activities
+        is_called = np.any((calls.kind == SyncKind.COPY) & (calls.process == self.process))
+        return bool(is_called and not np.any((activities.kind == Kind.COPY) & (activities.process == self.process)))
 
     def _find_host_waits(self) -> Intervals:
         """When the host waits for communication: in ``synchronize``.

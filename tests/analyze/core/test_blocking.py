@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import Events
-from ddp_prof.analyze.core.blocking import host_blocking
+from ddp_prof.analyze.core.blocking import NO_COPIES, host_blocking
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.critical.critical_path import measure_chains
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind
 from tests.drawing import MAIN, PID, draw_trace, instants, picture_of, runs, table
+from tests.nsys_factory import Sync, bucket_steps, write_capture
 
 
 def collectives(*pictures: str) -> Events:
@@ -106,3 +110,18 @@ def test_where_launches_copies_or_waits_of_the_host_are_missing_it_is_not_known_
     assert drawn_limit(**pictures, host="..............") is None
     assert drawn_limit(**pictures, host="...........M.W") is None, "a copy was asked for, and none is recorded"
     assert drawn_limit(**{**pictures, "launches": "aB....c..5...."}, copies="..........55..", host="...........M.W")
+
+
+@pytest.mark.parametrize("is_recorded", [True, False])
+def test_without_the_copies_that_were_called_for_nothing_is_known_of_waits(is_recorded: bool, tmp_path: Path) -> None:
+    """The host waited for copies: nearly all of such steps was said to be launch-bound, and an optimizer to wait."""
+    capture = bucket_steps(20, 20, 20)
+    copies = [one for one in capture.kernels if one.kind == "memcpy"]
+    capture.syncs += [Sync("cudaMemcpyAsync_v3020", one.launch, one.number, 7) for one in copies]
+    capture.kernels = [replace(one, launch=None) if one in copies else one for one in capture.kernels]
+    if not is_recorded:
+        capture.kernels = [one for one in capture.kernels if one.kind == "kernel"]
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
+    (rank,) = find_rank_events(trace)
+    reason = None if is_recorded else NO_COPIES
+    assert (rank.blocking.coverage.reason, measure_chains(rank).reason) == (reason, reason)
