@@ -36,6 +36,7 @@ from ddp_prof.analyze.quality import (
     measure_attribution,
     merge_attributions,
     merge_file_warnings,
+    warn_world_sizes,
     why_unknown,
 )
 from ddp_prof.analyze.result_bases import (
@@ -377,7 +378,11 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ranks=disambiguate(ranks, [file for file, _ in parts]),
         label=label_of_ranks([result.label for result in results]),
         files=len(results),
-        warnings=(*notes, *merge_file_warnings([(names[result.trace], result.warnings) for result in results])),
+        warnings=(
+            *notes,
+            *warn_world_sizes(result.world_size for result in results),
+            *merge_file_warnings([(names[result.trace], result.warnings) for result in results]),
+        ),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
     )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
+from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, collectives_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -45,3 +48,14 @@ def test_a_file_without_a_device_does_not_make_a_gpu_job_one_of_the_cpu(tmp_path
     assert [one.device for one in (lost, trace)] == ["cpu", "cuda"]
     assert merge_ranks([measure_overlap(lost), measure_overlap(trace)]).device == "cuda"
     assert analysis_of(lost, trace).device == "cuda"
+
+
+@pytest.mark.parametrize(("sizes", "told"), [((2, 2), 0), ((2, None), 0), ((2, 4), 1)])
+def test_that_files_disagree_on_the_number_of_ranks_is_said(sizes: tuple[int, int | None], told: int) -> None:
+    traces = [
+        draw_trace(streams={7: "aa", 9: "..BB"}, ranks={PID: rank}, world_size=size, path=f"{rank}.sqlite")
+        for rank, size in enumerate(sizes)
+    ]
+    merged = merge_ranks([measure_overlap(trace) for trace in traces])
+    for warnings in (merged.warnings, analysis_of(*traces).warnings):
+        assert sum("disagree on the number of ranks in the job (2, 4)" in line for line in warnings) == told

@@ -27,7 +27,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, t
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_alignment import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
-from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings
+from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings, warn_world_sizes
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
@@ -341,6 +341,7 @@ def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
         files=len(parts),
         trace_warnings=(
             *notes,
+            *warn_world_sizes(rank.world_size for rank in every),
             *merge_file_warnings([(names[part.trace], part.trace_warnings) for part in parts]),
         ),
     )
