@@ -62,6 +62,15 @@ def test_collectives_without_length_are_none_of_warmup_and_not_absent(tmp_path: 
     path = write_capture(tmp_path / "x.sqlite", bucket_steps(0, 0))
     assert [rank.reason for rank in measure_overlap(load_trace(path)).ranks] == [NO_DURATIONS]
     assert "communication alone" not in run("summary", path).stdout
+    assert [row["exposed_ms"] for row in csv_rows("compare", path)] == [""]
+
+
+def test_graphs_recorded_whole_are_not_said_to_communicate_for_no_time(tmp_path: Path) -> None:
+    capture = bucket_steps(20, 20)
+    for kernel in capture.kernels:
+        kernel.kind = "graph" if kernel.name == NCCL else kernel.kind
+    (row,) = csv_rows("compare", write_capture(tmp_path / "x.sqlite", capture))
+    assert (row["step_ms"], row["comm_ms"], row["exposed_ms"]) == ("0.04", "", "")
 
 
 def test_two_ranks(tmp_path: Path) -> None:

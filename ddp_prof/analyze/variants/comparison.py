@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
-from ddp_prof.analyze.quality import reason_of_run
+from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
@@ -108,7 +108,9 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
 def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
-    if not any(communicating) and any(rank.comm_ns for rank in result.ranks):  # but in no known step
+    reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
+    is_lost = any(rank.comm_ns for rank in result.ranks) or reason in (GRAPHS, NO_DURATIONS)
+    if not any(communicating) and is_lost:
         by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
@@ -143,7 +145,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
         blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
-        reason=reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks]),
+        reason=reason,
         communicating_steps=max(map(len, communicating), default=0),
         world_size=result.world_size,
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),

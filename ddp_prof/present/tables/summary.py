@@ -12,7 +12,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import NO_COMMUNICATION, ONLY_WARMUP
+from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
@@ -146,7 +146,7 @@ def _parts(summary: VariantSummary) -> str | None:
         for key, name in _PARTS.items()
         if step_ns and (part := summary.parts_ns[key]) is not None
     ]
-    if not step_ns or summary.exposed_ns is None or summary.reason not in (None, NO_COMMUNICATION):
+    if not step_ns or summary.exposed_ns is None:
         return f"{whole}, the median of all steps"
     if which := communicating_steps_text(summary):
         own = f"{milliseconds(step_ns)} in {which}"
