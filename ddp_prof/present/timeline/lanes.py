@@ -195,13 +195,17 @@ def _owners(rank: RankEvents) -> tuple[Ints, Ints]:
 
 
 def divide(rank: RankEvents, view: View) -> dict[str, Intervals]:
-    """Divide the view by what the rank did; the lengths sum to that of the view."""
-    parts = rank.time_by_part(union_of_one(view.start_ns, view.end_ns))
-    for category in (Category.OTHER, Category.UNKNOWN):  # the kind of work is not known, but the device is not idle
-        running = rank.union_of(category)
-        parts[_SHOWN_AS[category][2]] = parts[theme.IDLE] & running
-        parts[theme.IDLE] = parts[theme.IDLE] - running
-    return parts
+    """Divide the view by what the rank did; the lengths sum to that of the view.
+
+    A CUDA graph may compute and communicate, so only what overlapped is known beside it. Kernels without a name are few
+    where figures are known: only time without other work is theirs.
+    """
+    shown = union_of_one(view.start_ns, view.end_ns)
+    parts = rank.time_by_part(shown)
+    graphs = (rank.union_of(Category.OTHER) & shown) - parts[theme.OVERLAPPED]
+    parts = {name: instants - graphs for name, instants in parts.items()}
+    unnamed = parts[theme.IDLE] & rank.union_of(Category.UNKNOWN)
+    return parts | {theme.GRAPH: graphs, theme.UNNAMED: unnamed, theme.IDLE: parts[theme.IDLE] - unnamed}
 
 
 def cut(intervals: Intervals, at_ns: Ints) -> tuple[Ints, Ints]:
@@ -241,7 +245,7 @@ def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
     shares = {
         step.step_key: f": {percent(step.overlap_ratio)} of {milliseconds(step.comm_ns)} communication overlapped"
         for step in overlap.steps
-        if step.comm_ns
+        if step.comm_ns and not overlap.reason
     }
     keys, names = rank.step_keys.tolist(), rank.steps.names
     titles = [names[row] + shares.get(keys[row], "") for row in seen.tolist()]

@@ -12,8 +12,8 @@ Each rank has these lanes, from top to bottom::
                    known or did not happen
     where time     each instant is one of: compute only, overlapped, exposed, exposed memory, idle. It is computed as
     goes           in the tables, from all events of the rank, warm-up included. A step in the tables is different in
-                   two ways: it has no communication that other steps launched, and a CUDA graph that was recorded as
-                   a whole is idle time there, but has its own category here
+                   two ways: it has no communication that other steps launched, and CUDA graphs that were recorded as a
+                   whole do not count there, but have their own category here, where nothing overlapped beside them
 """
 
 from __future__ import annotations
@@ -247,9 +247,10 @@ class Panel:
 
     @property
     def overlap_ratio(self) -> float | None:
-        """Share of all ranks' communication that is overlapped, over the whole capture."""
-        comm_ns = sum(rank.overlap.comm_ns or 0 for rank in self.ranks)
-        return sum(rank.overlap.overlapped_ns or 0 for rank in self.ranks) / comm_ns if comm_ns else None
+        """Share of communication that is overlapped, over the whole capture and all ranks of which it is known."""
+        known = [rank.overlap for rank in self.ranks if rank.overlap.overlap_ratio is not None]
+        comm_ns = sum(rank.comm_ns or 0 for rank in known)
+        return sum(rank.overlapped_ns or 0 for rank in known) / comm_ns if comm_ns else None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,7 +13,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.lanes import nest
 from ddp_prof.present.timeline.model import CALLS, COMPUTE, HOST, RANGES, STRIP
-from ddp_prof.trace import Trace
+from ddp_prof.trace import Category, Trace
 from tests.drawing import column, draw_trace, with_details
 from tests.measuring import source_of
 from tests.present.tables.test_collectives import of_backward
@@ -130,3 +131,26 @@ def test_where_backward_has_no_name_neither_steps_nor_the_strip_tell_what_hides(
     titles = [host.names[0] for model in (named, unnamed) for host in lanes_of(model, HOST)]
     assert titles == ["step 0: 50 % of 0.0 µs communication overlapped", "step 0"]
     assert [len(lanes_of(model, STRIP)) for model in (named, unnamed)] == [1, 0]
+
+
+def test_beside_a_graph_recorded_whole_only_what_overlapped_is_drawn_as_known() -> None:
+    """Its compute was drawn as alone and its communication as exposed, and the step told a share.
+
+    compute   aaaa.......
+    sent      ..BBBBB....
+    graph     gggggg.....
+    strip     ggoogge....
+    """
+    drawn = draw_trace(
+        ranges={"step 0": "##########"},
+        launches={"main": "aBg......."},
+        streams={7: "aaaa......", 9: "..BBBBB...", 8: "gggggg...."},
+    )
+    category = np.where(drawn.activities.lane == 8, Category.OTHER, drawn.activities.category)
+    panel = model_of(replace(drawn, activities=replace(drawn.activities, category=category))).panels[0]
+    (strip,) = [lane.boxes for lane in panel.ranks[0].lanes if lane.kind == STRIP]
+    rows = zip(strip.start_ns.tolist(), strip.end_ns.tolist(), strip.category.tolist(), strict=True)
+    assert [(start, end, theme.CATEGORIES[code]) for start, end, code in rows] == [
+        (0, 2, theme.GRAPH), (2, 4, theme.OVERLAPPED), (4, 6, theme.GRAPH), (6, 7, theme.EXPOSED), (7, 10, theme.IDLE)
+    ]  # fmt: skip
+    assert (panel.overlap_ratio, panel.ranks[0].lanes[0].names[0]) == (None, "step 0")

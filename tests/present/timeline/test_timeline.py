@@ -353,6 +353,7 @@ class TestSelection:
                 "step|index=0": "........########",
                 "forward": ".##......##.....",
                 "backward": "...##......##...",
+                "synchronize": ".....#.......#..",
                 "all_reduce|bucket=0": "....##......##..",
             },
             ranks={4242: 0},
