@@ -25,6 +25,7 @@ from ddp_prof import __version__
 from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
+from ddp_prof.analyze.quality import why_unknown_work
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.timeline.model import Source, captured_times, drift_text, line_up
 from ddp_prof.range_names import PHASES
@@ -113,10 +114,11 @@ def _names(kind: str, pid: int, tid: int, title: str) -> list[str]:
 def _counters(rank_events: Sequence[RankEvents], pid: int, zero_ns: int) -> Iterator[list[str]]:
     """Yield two counters that are 0 or 1; their integrals are the rank's overlapped and exposed time.
 
-    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden.
+    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden. Nor have
+    ranks of which it is not known what they computed and communicated.
     """
     for events in (rank.including_warmup for rank in rank_events):
-        if not len(events.union_of(Category.COMMUNICATION)):
+        if not len(events.union_of(Category.COMMUNICATION)) or why_unknown_work(events):
             continue
         title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
         parts = events.time_by_part(EVER)

@@ -29,6 +29,7 @@ from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import ALL_REDUCE
 from tests.drawing import PID, column, draw_trace, runs, with_details
 from tests.present.runs import HOSTILE_TITLE, cpu_run, two_clocks
+from tests.present.tables.test_collectives import of_backward
 
 
 def source_of(trace: Trace, title: str = "run") -> Source:
@@ -188,9 +189,18 @@ def test_counters_integrate_to_the_figures(trace: Trace, tmp_path: Path) -> None
     assert viewed.integral(1, "exposed") == figures.exposed_ns
 
 
-def test_no_counter_where_nothing_communicates(tmp_path: Path) -> None:
-    viewed = Viewed.open(source_of(draw_trace(streams={7: "aa"}, launches={"main": "a"})), folder=tmp_path)
-    assert not [event for event in viewed.events if event["ph"] == "C"]
+@pytest.mark.parametrize(
+    ("trace", "counts"),
+    [
+        (draw_trace(streams={7: "aa"}, launches={"main": "a"}), False),
+        (of_backward(is_named=True), True),
+        (of_backward(is_named=False), False),
+    ],
+    ids=["silent", "known", "unknown"],
+)
+def test_no_counter_where_nothing_communicates_or_is_known(trace: Trace, counts: bool, tmp_path: Path) -> None:
+    viewed = Viewed.open(source_of(trace), folder=tmp_path)
+    assert any(event["ph"] == "C" for event in viewed.events) is counts
 
 
 def test_a_collective_tells_its_bucket_bytes_step_and_correlation(tmp_path: Path) -> None:
@@ -247,6 +257,7 @@ def test_warm_up_is_there_too(tmp_path: Path) -> None:
             "step|index=0": "........########",
             "forward": ".##......##.....",
             "backward": "...##......##...",
+            "synchronize": ".....#.......#..",
             "all_reduce|bucket=0": "....##......##..",
         },
         ranks={PID: 0},
