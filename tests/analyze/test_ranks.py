@@ -9,6 +9,7 @@ import pytest
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.present.tables.overlap import overlap_notes
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of, collectives_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
@@ -59,3 +60,24 @@ def test_that_files_disagree_on_the_number_of_ranks_is_said(sizes: tuple[int, in
     merged = merge_ranks([measure_overlap(trace) for trace in traces])
     for warnings in (merged.warnings, analysis_of(*traces).warnings):
         assert sum("disagree on the number of ranks in the job (2, 4)" in line for line in warnings) == told
+
+
+@pytest.mark.parametrize(("start", "told"), [(8, True), (25, False)])
+def test_that_one_rank_waits_and_another_does_not_is_said(start: int, told: bool) -> None:
+    """The median over the steps of both, 17 ms, is the time of neither.
+
+    ms       0         10        20        30
+    rank 0   ....ccccccccccccccccccccccccccAAAAAA
+    rank 1   ....ccccAAAAAAAAAAAAAAAAAAAAAAAAAAAA
+    """
+    late, early = "." * 4 + "c" * 26, ("." * 4 + "c" * (start - 4)).ljust(30, ".")
+    traces = [
+        draw_trace(
+            ranges={"step|index=0": "#" * 36}, launches={"main": ".cA"}, ranks={PID: rank}, path=f"{rank}.sqlite",
+            streams={7: compute, 9: "." * begin + "A" * (36 - begin)}, character_ns=1_000_000,
+        )
+        for rank, (compute, begin) in enumerate([(late, 30), (early, start)])
+    ]  # fmt: skip
+    notes = overlap_notes(merge_ranks([measure_overlap(trace) for trace in traces]))
+    said = "ranks differ: rank 1 exposes 28.0 ms per step, rank 0 6.00 ms; figures per step are medians over the steps"
+    assert any(note.startswith(said) for note in notes) is told

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from statistics import median
 
 from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
@@ -16,6 +17,8 @@ from ddp_prof.present.text import count_noun, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
 from ddp_prof.variants import variant_extras
 
+_LARGE_DIFFERENCE = 0.05
+"""Share of a step by which ranks must differ in exposed time before a note says so."""
 _SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
 _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms")
 DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
@@ -88,7 +91,24 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
         reasons.append(f"blocking is of streams; the host itself waited for a collective {count_noun(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*reasons, *outliers, *result.step_notes, *result.warnings]
+    return [*reasons, *outliers, *_differences_of_ranks(result), *result.step_notes, *result.warnings]
+
+
+def _differences_of_ranks(result: TraceOverlap) -> Iterator[str]:
+    """Yield a note if the ranks expose such different times per step that the median over all is that of none."""
+    exposed: dict[str, int] = {}
+    for rank in result.ranks:
+        if known := [step.exposed_ns for step in rank.communicating_steps if step.exposed_ns is not None]:
+            exposed[rank.name] = round(median(known))
+    lengths_ns = [ns for rank in result.ranks for ns in rank.lengths_ns]
+    if not exposed or not lengths_ns:
+        return
+    low, high = (choose(exposed, key=exposed.__getitem__) for choose in (min, max))
+    if exposed[high] - exposed[low] > max(exposed[low], _LARGE_DIFFERENCE * median(lengths_ns)):
+        yield (
+            f"ranks differ: {high} exposes {milliseconds(exposed[high])} per step, {low} {milliseconds(exposed[low])}; "
+            "figures per step are medians over the steps of all ranks"
+        )
 
 
 def notes_of_runs(results: Sequence[TraceOverlap]) -> list[str]:
