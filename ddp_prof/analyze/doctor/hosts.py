@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.quality import NO_COMMUNICATION
+from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
 _WORTH = 0.01
@@ -66,17 +69,17 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     blocked = launched.of_steps(~launched.by_step(np.logical_or, is_running))
     if 2 * len(blocked.counts) <= len(every.counts):
         return None
-    delay = _delay_by_length(launched)
-    if delay is None:
+    low, high = _delay_by_length(launched) or (-math.inf, math.inf)
+    if high < 1 - _DELAY_TOLERANCE or low > 1 + _DELAY_TOLERANCE:
+        return None
+    if low < 1 - _DELAY_TOLERANCE or high > 1 + _DELAY_TOLERANCE:
         reason = "too few steps tell whether the host waits for collectives, or these are over in time"
         return Abstained("host synchronization in backward", reason)
-    if abs(delay - 1) > _DELAY_TOLERANCE:
-        return None
     wait = median_or_zero(blocked.by_step(np.add, blocked.duration_ns))
     return Finding(
         "host synchronization in backward",
         f"In {len(blocked.counts)} of {len(every.counts)} steps each collective that backward launched had ended "
-        f"before the next one was launched, and delayed it by {delay:.2f} ms for each ms that it took: "
+        f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
         "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
         run.where(blocked)[0],
@@ -85,24 +88,29 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _delay_by_length(launched: Gradients) -> float | None:
-    """How much later the next collective is launched, divided by how much longer one takes; ``None`` for too few steps.
+def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
+    """How much later the next collective is launched, divided by how much longer one takes; ``None`` if not known.
 
-    The slope of a line through the deviations from the medians, which are taken for each rank and position in the step.
-    All steps are used: among the steps whose collectives ended before the next launch, long collectives always have
-    long intervals.
+    The 95 % interval of the slope of a line through the deviations from the medians of each rank and position in the
+    step. What makes all of a step longer by one factor, such as other programs, counts for neither. All steps are used:
+    among the steps whose collectives ended before the next launch, long collectives always have long intervals.
     """
     rows = np.delete(np.arange(len(launched)), launched.last)
     intervals_ns = np.roll(launched.launch_ns, -1) - launched.launch_ns
     values = np.stack([launched.duration_ns, intervals_ns], axis=1)[rows]
     _, position = distinct_rows(launched.rank[rows], count_before(launched.step)[rows])
+    typical = np.ones(values.shape)
     order = np.argsort(position, kind="stable")
-    of_each = np.split(values[order], np.flatnonzero(np.diff(position[order])) + 1)
-    deviations = [of_one - np.median(of_one, axis=0) for of_one in of_each if len(of_one) > 2]
-    if not deviations:
+    for of_one in np.split(order, np.flatnonzero(np.diff(position[order])) + 1):
+        typical[of_one] = np.maximum(1, np.median(values[of_one], axis=0))
+    factors = values / typical
+    _, step = np.unique(launched.step[rows], return_inverse=True)
+    of_step = np.stack([np.bincount(step, factor) / np.bincount(step) for factor in factors.T], axis=1)
+    length, interval = ((factors - of_step[step]) * typical).T
+    products = np.stack([np.bincount(step, length * interval), np.bincount(step, length**2)], axis=1)
+    if not np.all(products[:, 1]):
         return None
-    lengths, intervals = np.concatenate(deviations).T
-    return float(lengths @ intervals / (lengths @ lengths)) if lengths.any() else None
+    return bootstrap_interval(products, lambda draws: draws[..., 0].sum(axis=1) / draws[..., 1].sum(axis=1))
 
 
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:

@@ -13,23 +13,28 @@ from tests.ingest.test_nsys_export import MS
 from tests.nsys_factory import Capture, Range, write_capture
 
 RULE = "host synchronization in backward"
-STEP = 400 * MS
+STEP = 500 * MS
 
 
-def job(path: Path, *, waits: bool, steps: int, seed: int = 0) -> list[Finding | Abstained]:
-    """What the rule says of four collectives per step, of 5 to 15 ms; between them 30 ms are computed."""
+def job(
+    path: Path, *, waits: bool, steps: int, seed: int = 0, lengths_ms: tuple[int, int] = (5, 15), load: float = 0
+) -> list[Finding | Abstained]:
+    """What the rule says of four collectives per step; between them 30 ms are computed.
+
+    In each step other programs make all of it up to ``load`` times longer.
+    """
     random = np.random.default_rng(seed)
     capture = Capture()
     for step in range(steps):
         at = step * STEP
         capture.ranges.append(Range(f"step|index={step}", at, at + STEP - MS, 100, 100, "ddp_prof"))
         capture.ranges.append(Range("forward", at, at + 50 * MS, 100, 100, "ddp_prof"))
-        launch = at + 60 * MS
+        launch, slower = at + 60 * MS, 1 + load * random.random()
         for bucket in range(4):
-            length = int(random.integers(5 * MS, 15 * MS))
+            length = int(slower * random.integers(*(end * MS for end in lengths_ms)))
             name = f"all_reduce|bucket={bucket}|bytes=1000|params=1"
             capture.ranges.append(Range(name, launch, launch + length, 101, 100, "ddp_prof", is_start_end=True))
-            launch += 30 * MS + int(random.integers(0, 2 * MS)) + (length if waits else 0)
+            launch += int(slower * (30 * MS + random.integers(0, 2 * MS))) + (length if waits else 0)
         capture.ranges.append(Range("backward", at + 55 * MS, launch, 100, 100, "ddp_prof"))
     (run,) = load_runs(write_capture(path, capture))
     diagnosis = run.doctor()
@@ -47,6 +52,13 @@ def test_who_waits_is_found(seed: int, tmp_path: Path) -> None:
 def test_collectives_that_are_short_are_no_fault(seed: int, tmp_path: Path) -> None:
     """It was told of torch's own DDP, wherever compute between two buckets took longer than sending one."""
     assert job(tmp_path / "job.sqlite", waits=False, steps=8, seed=seed) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_what_slows_collectives_and_compute_alike_is_no_wait(seed: int, tmp_path: Path) -> None:
+    """The next launch comes later where a collective takes longer, by about as much, but not because of it."""
+    found = job(tmp_path / "job.sqlite", waits=False, steps=6, seed=seed, lengths_ms=(23, 28), load=0.5)
+    assert not any(isinstance(one, Finding) for one in found)
 
 
 @pytest.mark.parametrize("waits", [True, False])
