@@ -125,7 +125,7 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
         raise TraceError(path, reason, "save it in UTF-8 without a mark, as torch.profiler writes it")
     raise TraceError(
         path,
-        "neither a report or export of Nsight Systems nor a PyTorch profiler trace",
+        "neither a report of Nsight Systems, nor its SQLite export, nor a PyTorch profiler trace",
         "give a .nsys-rep, a .sqlite made by nsys export, or a .json or .json.gz made by torch.profiler",
     )
 
