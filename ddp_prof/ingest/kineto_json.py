@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
@@ -49,6 +49,8 @@ _KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset",
 _OF_DEVICE = (_KERNEL, *_COPY, *_MEMORY_SET)
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in old releases of torch
+_OLD_RANGES = ("ProfilerStep", "gloo:", "nccl:")
+"""Names of ranges; old releases of torch record them, and the user's, as operators."""
 _SYNCHRONIZATION = "cuda_sync"
 _OF_HOST = re.compile(rf"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|{_CALL.pattern}")
 """Categories by which a trace without kernels and copies is known to be of ``torch.profiler``."""
@@ -75,12 +77,13 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
     call_ns, call_end_ns = _times(launches)
     operations = _events_of_categories(by_category, _OPERATIONS)
-    ranges = by_category[_RANGE] or [event for event in by_category["operator"] if "::" not in str(event.name)]
-    if ours := [event for event in operations if str(event.name).startswith(OPERATOR_PREFIX)]:
-        operations = [event for event in operations if not str(event.name).startswith(OPERATOR_PREFIX)]
-        for event in ours:
-            event.name = str(event.name).removeprefix(OPERATOR_PREFIX)
-        ranges = [*by_category[_RANGE], *ours]
+    ours, operations = _partition(operations, lambda name: name.startswith(OPERATOR_PREFIX))
+    for event in ours:
+        event.name = str(event.name).removeprefix(OPERATOR_PREFIX)
+    ranges = by_category[_RANGE]
+    if not ranges and (by_category["operator"] or any(str(event.name).startswith(_OLD_RANGES) for event in operations)):
+        ranges, operations = _partition(operations, lambda name: "::" not in name)
+    ranges = [*ranges, *ours]
     names = NameTable()
     spans = _spans(ranges, names)
     distributed = document.distributedInfo or {}
@@ -154,6 +157,12 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
         reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
     return by_category
+
+
+def _partition(events: Sequence[Event], is_first: Callable[[str], bool]) -> tuple[list[Event], list[Event]]:
+    """Return the events with names of the first kind, and the others."""
+    first = [event for event in events if is_first(str(event.name))]
+    return first, [event for event in events if not is_first(str(event.name))]
 
 
 def _epoch_ns(base_ns: int, *starts_ns: Ints) -> int | None:

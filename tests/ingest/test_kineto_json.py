@@ -143,6 +143,20 @@ def test_torch_1_8_calls_all_operations_operator_and_writes_ids_as_texts(tmp_pat
     assert (step.step, step.tail_ns, result.attribution.method) == (3, 5_000, "inferred")
 
 
+@pytest.mark.parametrize("category", ["cpu_op", "Operator"])
+def test_ranges_that_old_torch_records_as_operators_do_not_compute(category: str, tmp_path: Path) -> None:
+    """A step held all of its all-reduce, so 100 % of it was hidden; as 'cpu_op', nothing was known to communicate."""
+    events = [
+        event(category, "ProfilerStep#3", "0", "100", tid=99),
+        event(category, "gloo:all_reduce", "35", "20", tid=8),
+        event(category, "c10d::allreduce_", "34", "1", tid=7),
+        event(category, "autograd::engine::evaluate_function: AddmmBackward0", "40", "20", tid=7),
+        event(category, "aten::mm", "40", "9", tid=7),
+    ]
+    (rank,) = measure_overlap(load_trace(write(tmp_path / "x.json", events))).ranks
+    assert (rank.steps[0].step, rank.comm_ns, rank.overlapped_ns) == (3, 20_000, 15_000)
+
+
 def test_of_streams_that_no_event_names_none_is_said_to_be_computes(tmp_path: Path) -> None:
     kernels = [event("kernel", name, "20", "10", tid="gpu", device=0) for name in ("gemm", "ncclDevKernel_Generic")]
     assert not any(
