@@ -96,8 +96,12 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     )
     host_operations = [] if len(activities) else operations
     processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
+    devices = len(distinct(activities.device))
     # ``distributedInfo`` describes only one of several ranks.
-    may_hold_several_ranks = processes > 1 or (not processes and len(distinct(activities.device)) > 1)
+    may_hold_several_ranks = processes > 1 or (not processes and devices > 1)
+    if 0 < devices < processes:
+        reason = f"put together from the traces of {processes} processes, some of whose devices have the same number"
+        raise TraceError(path, reason, "give the trace of each rank")
     if processes > 1:
         merged = f"{processes} processes launched the work in this file, and they are treated as one"
         doubt = "the rank of each device is not known; give the file of each rank"

@@ -297,6 +297,14 @@ def test_a_file_put_together_from_two_processes_says_so(tmp_path: Path) -> None:
     assert warning.startswith("2 processes")
 
 
+def test_a_file_put_together_from_ranks_whose_gpus_have_one_number_is_refused(tmp_path: Path) -> None:
+    """As SGLang's ProfileMerger makes them: compute of one GPU hid communication of the other."""
+    events = gpu_step()
+    other = [text.replace('"pid": 99', '"pid": "[TP01] 99"') for text in events]
+    with pytest.raises(TraceError, match=r"traces of 2 processes, .* the same number: give the trace of each"):
+        load_trace(write(tmp_path / "x.json", [*events, *other]))
+
+
 def test_an_operator_with_our_prefix_is_a_range(tmp_path: Path) -> None:
     events = [
         event("cpu_op", "ddp_prof|step|index=3", "0", "100"),
