@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
@@ -227,6 +228,14 @@ def test_a_file_that_two_ranks_wrote_is_damaged_and_not_of_another_program(cut: 
     path.write_bytes(whole[: int(cut * len(whole))] + whole + whole)
     with pytest.raises(TraceError, match=r"both\.json: damaged or cut off .*, each process to a file of its own"):
         load_trace(path)
+
+
+@pytest.mark.parametrize("thread", [-1, 2**31 - 1, 2**60])
+def test_any_number_of_a_thread_is_one(thread: int, tmp_path: Path) -> None:
+    """Counting threads in an array took 16 GiB, or ended in a ValueError."""
+    path = write(tmp_path / "x.json", [text.replace('"tid": 1,', f'"tid": {thread},') for text in gpu_step()])
+    (rank,) = find_rank_events(load_trace(path))
+    assert rank.main_thread == thread
 
 
 def launched_by(thread: int, path: Path) -> str:

@@ -332,7 +332,8 @@ class RankEvents(Brief):
         """The thread that opens the ranges of steps; without steps, the process's first thread."""
         spans = self.trace.spans
         lanes = spans.lane[(spans.process == self.process) & np.isin(spans.start_ns, self.steps.start_ns)]
-        return int(np.bincount(lanes).argmax()) if len(lanes) and self.has_steps else self.process
+        threads, times = np.unique(lanes, return_counts=True)
+        return int(threads[times.argmax()]) if len(lanes) and self.has_steps else self.process
 
     @cached_property
     def backward_end_ns(self) -> Ints:
