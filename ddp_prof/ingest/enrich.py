@@ -104,7 +104,7 @@ def close_open_ranges(trace: Trace) -> Trace:
 
 
 def name_ranks(trace: Trace) -> Trace:
-    """Add rank by process and world size from the ``process|rank=...|world=...`` ranges, if the file lacks them.
+    """Take rank by process and world size from the ``process|rank=...|world=...`` ranges, if there are any.
 
     A process without such a range gets no rank. The world size stays unknown if the ranges disagree.
     """
@@ -117,7 +117,7 @@ def name_ranks(trace: Trace) -> Trace:
     worlds = {world for range_ in ours.values() if (world := range_.number("world")) is not None}
     worlds = {world for world in worlds if 0 < world < MOST_RANKS}
     world_size = worlds.pop() if len(worlds) == 1 else None
-    return replace(trace, ranks=trace.ranks or ranks, world_size=trace.world_size or world_size)
+    return replace(trace, ranks=ranks or trace.ranks, world_size=trace.world_size or world_size)
 
 
 def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:

@@ -91,7 +91,7 @@ def _export(report: Path, target: Path) -> None:
 
 FOLDER_TO_EXPORT = 6
 """Assumed ratio of the sizes of the database and the compressed tables."""
-_READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|META_DATA_|EXPORT_META_DATA|StringIds|ThreadNames|PRO\w+)")
+_READ = re.compile(r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|(EXPORT_)?META_DATA|MPI_RANKS|StringIds|ThreadNames|PRO\w+)")
 """The tables that are read; others, such as samples of the CPU, may be many times larger."""
 MOST_VALUES_PER_BYTE = 32
 MOST_TEXT_PER_BYTE, LEAST_TEXT_BYTES = 100, 1 << 26

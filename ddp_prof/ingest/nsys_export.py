@@ -20,7 +20,7 @@ from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_coll
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
-from ddp_prof.manifest import Manifest, load_manifest, manifest_path
+from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
@@ -113,7 +113,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
             *enrich.warn_missing_ends(int(has_no_end.sum())),
         ),
         threads=_thread_names(file, strings),
-        ranks={},
+        ranks=_mpi_ranks(file),
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
         epoch_ns=0 if is_utc else earliest,
         node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
@@ -275,6 +275,17 @@ def _thread_names(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[in
         f"ORDER BY {priority}, nameId"
     )
     return {_unpack_ids(tid): strings.get(name, "") for tid, name in rows}
+
+
+def _mpi_ranks(file: SqliteFile) -> dict[int, int]:
+    """Return the MPI rank of each process, which nsys records with ``--trace=mpi``."""
+    if not file.has_columns("MPI_RANKS", "globalTid", "rank"):
+        return {}
+    rows = file.rows(
+        f"SELECT globalTid, rank FROM {file.bounded_table('MPI_RANKS')} WHERE {are_integers('globalTid', 'rank')} "
+        f"AND rank BETWEEN 0 AND {MOST_RANKS - 1}"
+    )
+    return {_unpack_ids(tid)[0]: rank for tid, rank in rows}
 
 
 def _unpack_ids(global_id: int) -> tuple[int, int]:

@@ -12,7 +12,7 @@ from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
-from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
+from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, global_tid, write_capture
 
 MS = 1_000_000
 MAIN, AUTOGRAD = 100, 131
@@ -97,6 +97,16 @@ def test_a_step_still_open_at_the_end_is_no_step(product: str, tmp_path: Path) -
     )
     (rank,) = overlap_of(write_capture(tmp_path / "x.sqlite", capture, product)).ranks
     assert [(step.step, step.kernels, step.host_ns) for step in rank.steps] == [(0, 1, 30)]
+
+
+def test_the_ranks_of_an_mpi_program_are_known(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", Capture([Kernel("gemm", 5, 9, 1, 7, process=7)]))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE MPI_RANKS (globalTid, rank)")
+        rows = [(global_tid(7, 7), 3), (global_tid(7, 9), 3), (global_tid(8, 8), None), (None, 5)]
+        database.executemany("INSERT INTO MPI_RANKS VALUES (?, ?)", rows)
+        database.commit()
+    assert load_trace(path).ranks == {7: 3}
 
 
 def test_a_users_pattern_adds_communication(tmp_path: Path) -> None:
