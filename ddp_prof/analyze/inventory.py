@@ -14,14 +14,17 @@ from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, NO_PATTERNS, RangePatterns, find_phases, find_steps
 from ddp_prof.analyze.quality import NO_BACKWARD, ONLY_WARMUP, diagnose
 from ddp_prof.manifest import Manifest, label_of
-from ddp_prof.range_names import BACKWARD, PHASES, STEP, parse_ranges
+from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
 from ddp_prof.trace import Category, Kind, Trace
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessInventory:
-    """The numbers of events, ranges and steps of one process; ``steps`` are without ``warmup_steps``."""
+    """The numbers of events, ranges and steps of one process; ``steps`` are without ``warmup_steps``.
+
+    ``collectives`` are those of devices, ``marked_collectives`` those that ranges of ours mark.
+    """
 
     process: int
     rank: int | None
@@ -34,6 +37,7 @@ class ProcessInventory:
     steps: int
     warmup_steps: int
     backward_ranges: int
+    marked_collectives: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,7 @@ class TraceInventory(Brief):
     producer: str | None
     device: str
     duration_ns: int
+    world_size: int | None
     manifest: Manifest | None
     processes: tuple[ProcessInventory, ...]
     advice: tuple[str, ...]
@@ -57,8 +62,11 @@ class TraceInventory(Brief):
     recognized: tuple[tuple[str, str, str], ...] = ()
 
 
-def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> TraceInventory:
-    ranks = find_rank_events(trace, patterns)
+def take_inventory(
+    trace: Trace, patterns: RangePatterns = NO_PATTERNS, ranks: Sequence[RankEvents] | None = None
+) -> TraceInventory:
+    """List what a trace contains; ``ranks`` are what each of its ranks did, if that is known already."""
+    ranks = find_rank_events(trace, patterns) if ranks is None else ranks
     processes = [_process_inventory(trace, process, patterns, ranks) for process in trace.processes]
     recognized: list[tuple[str, str, str]] = []
     if patterns.step is None:
@@ -74,6 +82,7 @@ def take_inventory(trace: Trace, patterns: RangePatterns = NO_PATTERNS) -> Trace
         producer=trace.producer,
         device=trace.device,
         duration_ns=trace.duration_ns,
+        world_size=trace.world_size,
         manifest=trace.manifest,
         processes=tuple(processes),
         advice=tuple(_find_advice(trace, processes, ranks)),
@@ -98,7 +107,7 @@ def _natural_sort_key(name: str) -> tuple[int, str]:
 def _process_inventory(
     trace: Trace, process: int, patterns: RangePatterns, ranks: Sequence[RankEvents]
 ) -> ProcessInventory:
-    mine = trace.activities.process == process
+    mine, names = trace.activities.process == process, trace.spans.name_id[trace.spans.process == process]
     kind = trace.activities.kind[mine]
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
     steps = rank.including_warmup.steps if rank else find_steps(trace, process, patterns.step)[0]
@@ -110,10 +119,11 @@ def _process_inventory(
         collectives=int((trace.activities.category[mine] == Category.COMMUNICATION).sum()),
         copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
         calls=int((trace.calls.process == process).sum()),
-        ranges=int((trace.spans.process == process).sum()),
+        ranges=len(names),
         steps=int((~steps.warmup).sum()),
         warmup_steps=int(steps.warmup.sum()),
         backward_ranges=int((find_phases(trace, process, patterns.backward).kind == BACKWARD_PHASE).sum()),
+        marked_collectives=int(np.isin(names, [*parse_ranges(trace.names, *COLLECTIVES)]).sum()),
     )
 
 

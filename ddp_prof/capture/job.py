@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddp_prof.capture.processes import run, scratch_folder
 from ddp_prof.capture.recorder import (
@@ -23,7 +24,10 @@ from ddp_prof.capture.recorder import (
 )
 from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys, by_number
-from ddp_prof.range_names import BACKWARD, COLLECTIVES, STEP, parse_ranges
+from ddp_prof.range_names import BACKWARD, STEP
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.inventory import TraceInventory
 
 PLACE_VARIABLES = (
     ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
@@ -165,42 +169,34 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
             raise WorkloadError(f"{report.name}: nsys export failed: {printable(' '.join(output.split()[-20:])[:300])}")
 
 
-def find_losses(job: Job) -> list[str]:
+def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
     """Return one line for each kind of data that the capture lacks: profilers lose data without an error.
 
-    Raises WorkloadError if there is no file, TraceError if a file cannot be read.
+    ``contents`` are the inventories of its files, which are read if they are not given. Raises WorkloadError if there
+    is no file, TraceError if a file cannot be read.
     """
     # Imported here because they load numpy.
+    from ddp_prof.analyze.inventory import take_inventory
     from ddp_prof.ingest.load import load_trace
-    from ddp_prof.trace import Kind
 
     files = job.traces
     if not files:
         hint = "did it train anything (DDP, FSDP2 or backward), and end by itself?"
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
+    contents = contents or [take_inventory(load_trace(file)) for file in files]
+    processes = [process for content in contents for process in content.processes]
     steps: Counter[int] = Counter()
-    ranks: set[int] = set()
-    with_kernels: set[int] = set()
-    processes = world = 0
-    is_marked = has_kernels = has_collectives = False
-    for file in files:
-        trace = load_trace(file)
-        world = max(world, trace.world_size or 0)
-        ranks |= set(trace.ranks.values())
-        processes += len(set(trace.spans.process.tolist()))
-        is_marked |= any(name.startswith((f"{STEP}|", BACKWARD)) for name in trace.names)
-        has_collectives |= bool(parse_ranges(trace.names, *COLLECTIVES))
-        names, spans = parse_ranges(trace.names, STEP), trace.spans
-        marked = zip(spans.process.tolist(), spans.name_id.tolist(), spans.is_open.tolist(), strict=True)
-        steps.update(
-            trace.ranks[process]
-            for process, name, is_open in marked
-            if name in names and not is_open and process in trace.ranks
-        )
-        kernels = set(trace.activities.process[trace.activities.kind == Kind.KERNEL].tolist())
-        has_kernels |= bool(kernels)
-        with_kernels |= {rank for process, rank in trace.ranks.items() if process in kernels}
-    if not is_marked:
+    kernels: Counter[int] = Counter()
+    for process in processes:
+        if process.rank is not None:
+            steps[process.rank] += process.steps + process.warmup_steps
+            kernels[process.rank] += process.kernels
+    ranks, world = set(steps), max(content.world_size or 0 for content in contents)
+    marked = [process for process in processes if process.ranges]
+    has_kernels = any(process.kernels for process in processes)
+    has_collectives = any(process.marked_collectives for process in processes)
+    names = [name for content in contents for _, name, _ in content.recognized]
+    if not any(name.startswith((f"{STEP}|", BACKWARD)) for name in names):
         if job.nsys is None:
             return ["no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"]
         here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
@@ -213,10 +209,11 @@ def find_losses(job: Job) -> list[str]:
     most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
     if incomplete := {rank for rank in ranks if steps[rank] < most}:
         losses.append(f"not all steps arrived of rank {_format_ranks(incomplete)}")
-    if job.on_gpus and (not has_kernels or ranks - with_kernels):
-        whose = f" of rank {_format_ranks(ranks - with_kernels)}" if has_kernels else ""
+    without_kernels = {rank for rank in ranks if not kernels[rank]}
+    if job.on_gpus and (not has_kernels or without_kernels):
+        whose = f" of rank {_format_ranks(without_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
-    if job.ranks is None and not job.part and processes < 2 and world < 2:
+    if job.ranks is None and not job.part and len(marked) < 2 and world < 2:
         losses.append("only one process was recorded, so nothing is communicated: does its launcher start several?")
     elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
         seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"

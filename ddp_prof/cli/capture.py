@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from ddp_prof.cli.terminal import EXIT_CODE, say
+from ddp_prof.cli.options import Loader
+from ddp_prof.cli.terminal import EXIT_CODE, is_quiet, say
 from ddp_prof.errors import DdpProfError, TraceError, printable
 
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
@@ -51,7 +52,10 @@ def capture(
     through. With srun or mpirun, outside or within their tasks, each rank writes its own file.
     """
     from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
-    from ddp_prof.cli.tables import summary
+    from ddp_prof.cli.tables import summary_measures, summary_views
+    from ddp_prof.present.table import TableOptions, show
+    from ddp_prof.runs.report import LoadOptions
+    from ddp_prof.runs.run import DOCTOR
 
     job, why = plan_job(program, folder.absolute(), profiler, steps, os.environ)
     if shows:
@@ -63,19 +67,22 @@ def capture(
     context.meta[EXIT_CODE] = code
     try:
         export_reports(job, os.environ, WHY_NO_REPORT)
-        for loss in find_losses(job):
+        files = job.traces
+        # All in one reading; but a trace that the summary measures in parts is read for its inventory first.
+        wanted = DOCTOR if not job.part and summary_measures(files) == DOCTOR else ()
+        runs = Loader(LoadOptions(), None, None, strict=True).runs(files, "inventory", *wanted) if files else []
+        for loss in find_losses(job, [content for run in runs for content in run.inventory()]):
             say(f"warning: {loss}", err=True)
     except DdpProfError as error:
         if code:
             say(f"nothing to read: {printable(str(error))}", err=True)
             return
         raise
-    files = [str(file) for file in job.traces]
     if job.part:
         say(f"{files[0]} is a part: read all of them by 'ddp-prof overlap {folder}'", err=True)
         return
     say(f"{len(files)} trace{'s' if len(files) > 1 else ''} in {folder}", err=True)
     try:
-        summary.main(files, standalone_mode=False)
+        show(TableOptions(quiet=is_quiet()), summary_views(runs))
     except TraceError as error:
         say(f"no summary: {printable(str(error))}", err=True)

@@ -29,7 +29,7 @@ def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
     from ddp_prof.runs import find_files
 
     measures = summary_measures(find_files(traces), load.options.part_rows)
-    show(output, _summary_views(load.runs(traces, *measures)))
+    show(output, summary_views(load.runs(traces, *measures)))
 
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
@@ -39,7 +39,7 @@ def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequenc
     return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else DOCTOR
 
 
-def _summary_views(runs: list[Run]) -> list[TableView]:
+def summary_views(runs: list[Run]) -> list[TableView]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
@@ -303,7 +303,7 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
 
 
 QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableView]]]] = {
-    "summary": (DOCTOR, _summary_views),
+    "summary": (DOCTOR, summary_views),
     "info": (("inventory",), _info_views),
     "overlap": (("overlap",), _overlap_views),
     "collectives": (("collectives",), _collectives_views),

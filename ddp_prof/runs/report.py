@@ -152,7 +152,7 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
         case "inventory":
             from ddp_prof.analyze.inventory import take_inventory
 
-            return take_inventory(trace, options.patterns)
+            return take_inventory(trace, options.patterns, ranks)
     raise ValueError(measure)
 
 

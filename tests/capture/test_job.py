@@ -21,8 +21,11 @@ from ddp_prof.capture.job import Job, export_reports, find_losses
 from ddp_prof.capture.processes import _find_marked_processes
 from ddp_prof.capture.variant import LOST_RACE
 from ddp_prof.errors import WorkloadError
+from ddp_prof.ingest import load
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.nsys_program import Nsys
-from tests.capture.conftest import exported
+from tests.capture.conftest import exported, written_by_torch
+from tests.command_line import run
 
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
@@ -431,6 +434,20 @@ def test_print_runs_nothing(tmp_path: Path) -> None:
 def test_wrong_steps_are_wrong_usage(steps: str) -> None:
     done = subprocess.run([DDP_PROF, "capture", "--steps", steps, "--", "true"], capture_output=True, check=False)
     assert done.returncode == 2
+
+
+def test_each_trace_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """First for what is lost, and again for the summary, 5 s each for 2,000 steps."""
+    for rank in range(2):
+        written_by_torch(tmp_path / f"{rank}.json.gz", rank)
+    read: list[Path] = []
+    monkeypatch.setattr(load, "load_trace", lambda file, *options: [read.append(file), load_trace(file, *options)][1])
+    move = f'for rank in 0 1; do mv "{tmp_path}/$rank.json.gz" "{tmp_path}/out/sh.rank$rank.json.gz"; done'
+    done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", "sh", "-c", move)
+    assert done.exit_code == 0
+    assert "warning" not in done.stderr
+    assert "2 ranks" in done.stdout
+    assert sorted(file.name for file in read) == ["sh.rank0.json.gz", "sh.rank1.json.gz"]
 
 
 def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
