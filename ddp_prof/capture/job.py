@@ -113,19 +113,19 @@ def plan_job(
     on_gpus = bool(visible_gpus(environ))
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
     name = _program_name(program)
-    at = _place_of_recorder(program)
-    part = _file_suffix(program, environ, at)
+    launched = _programs(program)
+    part = _file_suffix(program, environ, len(launched[0][0]))
     path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
     marks = [f"PYTHONPATH={path}", f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
-    inner = list(program[at:])
+    recorder: list[str] = []
     if nsys is None:
         marks.append(f"DDP_PROF_TRACE={folder / name}")  # each rank adds its number
     else:
         capture_range = CAPTURE_RANGE if steps and on_gpus else None
         marks += ["DDP_PROF_SHARED=1"] if capture_range and ".rank" not in part else []
-        inner = profile_command(nsys, inner, folder / f"{name}{part}", traces_cuda=on_gpus, capture_range=capture_range)
-    command = (*program[:at], "env", *marks, *inner)
-    return Job(command, folder, name, part if "%q" not in part else "", nsys, on_gpus), why
+        recorder = profile_command(nsys, [], folder / f"{name}{part}", traces_cuda=on_gpus, capture_range=capture_range)
+    command = [word for before, own in launched for word in (*before, "env", *marks, *recorder, *own)]
+    return Job(tuple(command), folder, name, part if "%q" not in part else "", nsys, on_gpus), why
 
 
 def run_job(job: Job) -> int:
@@ -233,17 +233,25 @@ def _program_name(program: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9_-]", "_", name)[:80] or "program"
 
 
-def _place_of_recorder(program: Sequence[str]) -> int:
-    """Return the index in the command line at which the recorder is inserted: 0, or behind srun, mpirun or mpiexec."""
-    launcher = Path(program[0]).name
+def _programs(command: Sequence[str]) -> list[tuple[Sequence[str], Sequence[str]]]:
+    """Return each program of a command line, and the words before it: none, or those of srun, mpirun or mpiexec.
+
+    These launchers start several programs if ``:`` separates them.
+    """
+    launcher = Path(command[0]).name
     if launcher not in LAUNCHERS:
-        return 0
-    for at, (before, word) in enumerate(pairwise(program), 1):
+        return [((), command)]
+    starts = [0, *(at for at, word in enumerate(command) if word == ":"), len(command)]
+    return [_split_at_program(launcher, command[start:end]) for start, end in pairwise(starts)]
+
+
+def _split_at_program(launcher: str, words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    for at, (before, word) in enumerate(pairwise(words), 1):
         is_value = launcher == "srun" and TAKES_NAME.fullmatch(before)
         if not word.startswith("-") and not is_value and shutil.which(word):
-            return at
+            return words[:at], words[at:]
     raise WorkloadError(
-        f"no program in '{' '.join(program)}': put its path, as from 'which', after the launcher's options"
+        f"no program in '{' '.join(words)}': put its path, as from 'which', after the launcher's options"
     )
 
 

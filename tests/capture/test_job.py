@@ -403,7 +403,20 @@ def test_nsys_stands_where_it_sees_the_ranks_and_names_its_report(
     assert command[-len(program) :] == program
 
 
+@pytest.mark.parametrize("profiler", ["nsys", "torch"])
+def test_each_program_of_a_launcher_is_recorded(plan: Any, profiler: str) -> None:
+    """Only the first one was."""
+    words = list(plan("mpirun -np 1 python a.py : -np 2 python b.py --ratio 1:2", profiler).command)
+    first, second = words[: words.index(":")], words[words.index(":") :]
+    assert (first[:3], first[-2:]) == (["mpirun", "-np", "1"], ["python", "a.py"])
+    assert (second[:3], second[-4:]) == ([":", "-np", "2"], ["python", "b.py", "--ratio", "1:2"])
+    assert first[3:-2] == second[3:-4]
+    assert first[3] == "env"
+
+
 def test_a_launcher_without_a_program_is_refused(plan: Any) -> None:
+    with pytest.raises(WorkloadError, match=r"no program in ': -np 2 b\.py': put its path"):
+        plan("mpirun -np 1 python a.py : -np 2 b.py")
     with pytest.raises(WorkloadError, match="no program in 'srun -n 2 no-such-program': put its path"):
         plan("srun -n 2 no-such-program")
 
