@@ -32,6 +32,10 @@ NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
+_WAITED_FOR = "torch.profiler does not record when they ran, but until when the host waited for them"
+
+ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and {_WAITED_FOR}"
+
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
 MOST_UNNAMED = 0.01
@@ -50,12 +54,20 @@ def why_unknown(rank: RankEvents) -> str | None:
     return WARMUP_COMMUNICATES if is_left_out else NO_COMMUNICATION
 
 
+def _count_messages(trace: Trace) -> int:
+    """Count the sends and receives of gloo, which are not collectives."""
+    names = [index for index, name in enumerate(trace.names) if name.startswith((f"{GLOO}send", f"{GLOO}recv"))]
+    return int(np.isin(trace.spans.name_id, names).sum())
+
+
 def why_unknown_work(rank: RankEvents) -> str | None:
     """Why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
     if rank.is_warmup:
         return ONLY_WARMUP
+    if _has_only_messages(rank):
+        return ONLY_MESSAGES
     if not len(rank.events):
         return NOTHING
     if np.any(rank.events.category == Category.OTHER):
@@ -65,6 +77,11 @@ def why_unknown_work(rank: RankEvents) -> str | None:
     if rank.hides_backward:
         return NO_BACKWARD if len(rank.trace.operators) else UNNAMED_BACKWARD
     return None
+
+
+def _has_only_messages(rank: RankEvents) -> bool:
+    is_silent = not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
+    return rank.device is None and is_silent and _count_messages(rank.trace) > 0
 
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:
@@ -110,7 +127,8 @@ def hides_work(rank: RankEvents) -> bool:
 
 def has_no_usable_events(rank: RankEvents) -> bool:
     """Whether the events of the rank are too incomplete for any figure."""
-    return not len(rank.events) or rank.trace.unresolved_names.share > MOST_UNNAMED or rank.hides_backward
+    is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
+    return not len(rank.events) or is_unnamed or rank.hides_backward or _has_only_messages(rank)
 
 
 @dataclass(frozen=True, slots=True)
@@ -372,6 +390,9 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
+    communicates = any(rank.device is None and rank.union_of(Category.COMMUNICATION).length_ns for rank in ranks)
+    if communicates and (messages := _count_messages(trace)):
+        yield f"sends and receives of gloo left out: {messages:,}; {_WAITED_FOR}"
     if (unresolved := trace.unresolved_names).kernels:
         yield (
             f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "

@@ -85,6 +85,33 @@ def test_a_thread_that_prepares_data_hides_nothing(tmp_path: Path) -> None:
     assert (rank.comm_ns, rank.overlapped_ns) == (40 * US, 0)
 
 
+def test_sends_and_receives_of_gloo_are_said_to_be_left_out(tmp_path: Path) -> None:
+    """As of a pipeline, of which nothing was said to communicate; they end when the host has waited for them."""
+    events = [
+        event("user_annotation", "step|index=1", "0", "100"),
+        event("user_annotation", "backward", "0", "90"),
+        event("cpu_op", "aten::mm", "0", "10"),
+        event("cpu_op", "ddp_prof|synchronize", "92", "1"),
+        event("cpu_op", "c10d::send", "12", "1"),
+        event("user_annotation", "gloo:send", "12", "70"),
+        event("cpu_op", "c10d::recv_", "14", "1"),
+        event("user_annotation", "gloo:recv", "14", "40"),
+    ]
+    (run,) = dp.load_runs(write(tmp_path / "pipeline.json", events))
+    result = run.overlap()
+    assert str(result.ranks[0].reason).startswith("only sends and receives of gloo communicate in this trace")
+    assert (result.ranks[0].comm_ns, result.ranks[0].marked_steps[0].exposed_ns) == (None, None), "not 0"
+    assert not any("sends and receives" in warning for warning in result.warnings)
+    events += [
+        event("cpu_op", "c10d::allreduce_", "60", "1"),
+        event("user_annotation", "gloo:all_reduce", "61", "9", tid=2),
+    ]
+    (run,) = dp.load_runs(write(tmp_path / "both.json", events))
+    result = run.overlap()
+    assert (result.ranks[0].reason, result.ranks[0].comm_ns) == (None, 9 * US)
+    assert any(warning.startswith("sends and receives of gloo left out: 2;") for warning in result.warnings)
+
+
 @pytest.mark.parametrize("around", [[], [event("user_annotation", "step|index=0|warmup=1", "0", "9")]])
 def test_a_barrier_before_the_measured_steps_changes_no_figure(tmp_path: Path, around: list[str]) -> None:
     """Beside ranges of ours it counted as communication, and operators as compute in place of phases."""
