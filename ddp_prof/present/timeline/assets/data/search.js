@@ -60,49 +60,22 @@ class Search {
    */
   go(direction) {
     if (!this.count) return;
-    const from = this.current ? this.#key(this.current) : [this.timeline.view.from, -1];
-    this.current = this.#nearest(from, direction) ?? this.#nearest([-direction * Infinity, 0], direction);
+    const from = this.current ? keyOf(this.timeline, this.current) : [this.timeline.view.from, -1], tracks = this.#rows();
+    this.current = nearest(this.timeline, tracks, from, direction) ?? nearest(this.timeline, tracks, [-direction * Infinity, 0], direction);
     this.timeline.moveTo(this.current);
   }
 
   /** Number of goals up to the current one. */
   get position() {
     if (!this.current) return 0;
-    const here = this.#key(this.current);
-    return this.#rows().reduce((sum, row) => sum + this.#upTo(row, here), 0);
+    const here = keyOf(this.timeline, this.current);
+    return this.#rows().reduce((sum, row) => sum + countUpTo(this.timeline, row, here), 0);
   }
 
   /** @returns {Array<{row: Row, index: number, track: Track, found: Int32Array}>} tracks with goals */
   #rows() {
     return this.timeline.rows.flatMap((row, index) => row.tracks.filter((track) => this.found.has(track) && this.goesTo(row))
       .map((track) => ({ row, index, track, found: this.found.get(track) })));
-  }
-
-  /** The key that orders matches: time on the axis, then row. */
-  #key({ row, track, at }) {
-    return [track.start[at] - this.timeline.view.offsets[row.panel], this.timeline.rows.indexOf(row)];
-  }
-
-  /** Number of matches in a track up to a key. */
-  #upTo({ row, index, track, found }, [time, rank]) {
-    const own = time + this.timeline.view.offsets[row.panel];
-    return lowest(found.length, (each) => {
-      const start = track.start[found[each]];
-      return start > own || (start === own && index > rank);
-    });
-  }
-
-  #nearest(from, direction) {
-    let best = null, bestKey = null;
-    for (const entry of this.#rows()) {
-      const upTo = this.#upTo(entry, from);
-      const isHere = upTo > 0 && same(this.#key({ ...entry, at: entry.found[upTo - 1] }), from);
-      const each = direction > 0 ? upTo : upTo - 1 - (isHere ? 1 : 0);
-      if (each < 0 || each >= entry.found.length) continue;
-      const match = { row: entry.row, track: entry.track, at: entry.found[each] }, key = this.#key(match);
-      if (!best || before(key, bestKey) === direction > 0) [best, bestKey] = [match, key];
-    }
-    return best;
   }
 
   /** @returns {Array<[number, number]>} intervals to mark in a window, at most one per pixel */
@@ -133,6 +106,35 @@ function indicesWhere(length, holds) {
   const found = [];
   for (let at = 0; at < length; at++) if (holds(at)) found.push(at);
   return Int32Array.from(found);
+}
+
+/** The key that orders boxes: time on the axis, then row. */
+function keyOf({ view, rows }, { row, track, at }) {
+  return [track.start[at] - view.offsets[row.panel], rows.indexOf(row)];
+}
+
+/** How many boxes of a track, of those found in it or of all, come up to a key. */
+function countUpTo({ view }, { row, index, track, found }, [time, rank]) {
+  const own = time + view.offsets[row.panel];
+  return lowest(found?.length ?? track.length, (each) => {
+    const start = track.start[found?.[each] ?? each];
+    return start > own || (start === own && index > rank);
+  });
+}
+
+/** The box of some tracks that is next to a key, as above; null if there is none. */
+function nearest(timeline, tracks, from, direction) {
+  let best = null, bestKey = null;
+  for (const entry of tracks) {
+    const { row, track, found } = entry, boxAt = (each) => ({ row, track, at: found?.[each] ?? each });
+    const upTo = countUpTo(timeline, entry, from);
+    const isHere = upTo > 0 && same(keyOf(timeline, boxAt(upTo - 1)), from);
+    const each = direction > 0 ? upTo : upTo - 1 - (isHere ? 1 : 0);
+    if (each < 0 || each >= (found?.length ?? track.length)) continue;
+    const key = keyOf(timeline, boxAt(each));
+    if (!best || before(key, bestKey) === direction > 0) [best, bestKey] = [boxAt(each), key];
+  }
+  return best;
 }
 
 const same = ([time, row], [otherTime, otherRow]) => time === otherTime && row === otherRow;

@@ -276,21 +276,11 @@ class Timeline {
 
   /** The next box of a category in time (row by row if several start together); null after the last one. */
   nextOf(name, direction) {
-    const code = this.data.categories.find((each) => each.name === name)?.code, { row, track, at } = this.selected ?? {};
-    const isHere = track?.category === code, { from, to, offsets } = this.view;
-    const time = (row, track, at) => track.start[at] - offsets[row.panel];
-    const here = isHere ? [time(row, track, at), this.rows.indexOf(row)] : [direction > 0 ? from : to, -direction * Infinity];
-    let best = null;
-    this.rows.forEach((row, index) => {
-      const track = row.seen && row.tracks.find(({ category }) => category === code);
-      if (!track) return;
-      const own = here[0] + offsets[row.panel], isLater = direction > 0 ? index > here[1] : index >= here[1];
-      const at = track.startingFrom(isLater ? own : own + 1) - (direction > 0 ? 0 : 1);
-      if (at < 0 || at >= track.length) return;
-      const key = [time(row, track, at), index];
-      if (!best || before(key, best.key) === direction > 0) best = { key, box: { row, track, at } };
-    });
-    return best?.box ?? null;
+    const code = this.data.categories.find((each) => each.name === name)?.code, { selected, view: { from, to } } = this;
+    const here = selected?.track?.category === code ? keyOf(this, selected) : [direction > 0 ? from : to, -direction * Infinity];
+    const isOfKind = ({ category }) => category === code;
+    const tracks = this.rows.flatMap((row, index) => (row.seen ? row.tracks.filter(isOfKind).map((track) => ({ row, index, track })) : []));
+    return nearest(this, tracks, here, direction);
   }
 
   /** The longest box of a category, or null. */
