@@ -206,10 +206,7 @@ def base_layout(model: Timeline) -> dict[str, Any]:
 
 
 def _panel_header(panel: Panel, y: float) -> dict[str, Any]:
-    device = f"device: {panel.device}"
-    if panel.device == "cpu":
-        device = f'<b><span style="color:{theme.LIGHT.notice}">{device}</span></b>'
-    facts = "  ·  ".join([device, *map(shown_name, panel.facts)])
+    facts = "  ·  ".join([theme.device_notice([panel.device], ()), *map(shown_name, panel.facts)])
     text = f'<b><span style="font-size:16px">{shown_name(panel.title)}</span></b>    {facts}'
     return {**_left_aligned_text(y), "text": text, "font": {"size": 13}, "bgcolor": theme.LIGHT.paper}
 
