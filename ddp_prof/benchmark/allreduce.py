@@ -25,7 +25,7 @@ from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.findings import BucketModel, LinkModel, MessageCost, fit_link
 from ddp_prof.benchmark.measure import probe_machine
 from ddp_prof.errors import DdpProfError, WorkloadError
-from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.table import SCHEMA, TableOptions, TableView, show
 from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.run_config import RunConfig
@@ -199,7 +199,7 @@ def timings_view(
         "schema": SCHEMA,
         "world_size": world,
         "over_ranks": over_ranks,
-        "messages": [{**{key: getattr(row, key) for key in shown}, **_bandwidths(row, world)} for row in rows],
+        "messages": [{**values_of(row, *shown), **_bandwidths(row, world)} for row in rows],
         "link": model and asdict(model.link),
         "best_bucket_bytes": model and model.best_bytes,
         "warnings": notes,
@@ -211,11 +211,9 @@ def _row(row: MessageCost, world: int, link: LinkModel | str) -> Row:
     return {
         "ranks": world,
         "size": size(row.bytes),
-        "bytes": row.bytes,
-        "calls": row.calls,
+        **values_of(row, "bytes", "calls"),
         "latency_ms": ms(row.median_ns),
-        "low_ms": ms(row.low_ns),
-        "high_ms": ms(row.high_ns),
+        **times_of(row, "low", "high"),
         "fitted_ms": None if isinstance(link, str) else ms(link.time_ns(row.bytes)),
         **{f"{name.removesuffix('_bytes_per_s')}_GB/s": rate / 1e9 for name, rate in _bandwidths(row, world).items()},
     }

@@ -15,7 +15,7 @@ from ddp_prof.benchmark.findings import BucketModel, TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.columns import Row, in_percent, ms
+from ddp_prof.present.columns import Row, in_percent, ms, values_of
 from ddp_prof.present.html.page import write_figure, write_shared_plotly
 from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size
@@ -138,15 +138,15 @@ def _csv_row(summary: SettingSummary, results: TestbedResults) -> Row:
     run, setting, step = summary.first, summary.setting, summary.step_ns
     row: Row = {
         "implementation": setting.variant,
-        **{name: getattr(run, name) for name in ("model_size", "d_model", "num_layers", "world_size")},
+        **values_of(run, "model_size", "d_model", "num_layers", "world_size"),
         "avg_step_time_ms": value_ms(step),
         "avg_comm_time_ms": value_ms(summary.communication_ns),
         "comm_overhead_pct": in_percent(summary.communication_share),
         "num_comm_ops": run.collectives,
         "speedup_vs_naive": summary.speedup.value if summary.speedup else None,
         "comm_speedup_vs_naive": summary.communication_speedup.value if summary.communication_speedup else None,
-        **{name: getattr(setting, name) for name in ("bucket_size_mb", "local_batch_size", "seq_len")},
-        **{name: getattr(summary, name) for name in ("status", "reason", "runs", "failed_runs")},
+        **values_of(setting, "bucket_size_mb", "local_batch_size", "seq_len"),
+        **values_of(summary, "status", "reason", "runs", "failed_runs"),
         "steps_per_run": run.steps,
         "step_time_spread_ms": half_ms(step),
         "comm_time_spread_ms": half_ms(summary.communication_ns),

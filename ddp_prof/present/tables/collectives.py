@@ -226,8 +226,7 @@ def _skew_row(rank: RankSkew, skew: RunSkew) -> Row:
         **values_of(rank, "collectives", "last_collectives"),
         "last_steps": rank.last_steps if steps else None,
         "last_%": 100 * rank.last_steps / steps if steps else None,
-        "lag_ms": ms(rank.lag_ns),
-        "worst_lag_ms": ms(rank.worst_lag_ns),
+        **times_of(rank, "lag", "worst_lag"),
         "exposed_wait_ms": None if rank.exposed_wait_ns is None else rank.exposed_wait_ns / per_step,
         "costs_others_ms": None if rank.cost_ns is None else rank.cost_ns / per_step,
     }

@@ -148,9 +148,7 @@ def change_rows(changes: Sequence[PartChange]) -> list[Row]:
     return [
         {
             "part": change.part,
-            "before_ms": ms(change.before_ns),
-            "after_ms": ms(change.after_ns),
-            "change_ms": ms(change.change_ns),
+            **times_of(change, "before", "after", "change"),
             "change_±_ms": ms(change.half_width_ns),
             "significant": _significance(change),
             "cause": collective_change_text(change.cause) if change.cause else None,
