@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -16,7 +15,7 @@ from ddp_prof.analyze.collectives.straggler import RankStepView, view_step
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
-from ddp_prof.present.charts import pack_array
+from ddp_prof.present.charts import Chart
 from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
 from ddp_prof.present.html.report import PagesOutcome, Place, write_pages_in_turn, write_run_pages
 from ddp_prof.present.tables.kernels import kernels_views
@@ -102,7 +101,7 @@ def _make_elsewhere(
             yield at, outcome if isinstance(outcome, TraceError) else _write_pages(outcome, folder, places[at])
 
 
-def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, bytes], str]:
+def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, bytes], Chart | None]:
     """The pages of a run, in a worker: their names and contents, and the figure of a picture."""
     (report,) = report_runs([Run(**of_run)])
     with TemporaryDirectory(prefix="ddp_prof.") as name:
@@ -110,14 +109,14 @@ def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, by
         picture = write_run_pages(report, folder, place)
         if isinstance(picture, TraceError):
             raise picture
-        return {page.name: page.read_bytes() for page in folder.iterdir()}, json.dumps(picture, default=pack_array)
+        return {page.name: page.read_bytes() for page in folder.iterdir()}, picture
 
 
-def _write_pages(made: tuple[dict[str, bytes], str], folder: Path, place: Place) -> Any:
+def _write_pages(made: tuple[dict[str, bytes], Chart | None], folder: Path, place: Place) -> Chart | None:
     """Put the pages that a worker made into the folder, by the names that they are to have; returns the picture."""
     pages, picture = made
     for end in (TIMELINE, WHY, KERNELS):
         name = f"{place.name}{end}.html"
         with atomic_write(folder / name) as file:
             file.write_bytes(pages[name])
-    return json.loads(picture)
+    return picture
