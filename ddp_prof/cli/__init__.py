@@ -32,7 +32,7 @@ COMMANDS = {
     "report": "ddp_prof.cli.pages",
     "export": "ddp_prof.cli.pages",
     "info": "ddp_prof.cli.tables",
-    "results": "ddp_prof.cli.results",
+    "results": "ddp_prof.cli.tables",
     "mcp": "ddp_prof.cli.mcp",
     "completion": "ddp_prof.cli",
 }
