@@ -30,7 +30,8 @@ fail() {
 }
 
 # Further signals are ignored: Ctrl-C and the end of a session reach all processes at once, and twice.
-trap 'trap "" INT TERM HUP; rm -rf "$unfinished" "$log"' EXIT
+# What apt has begun it finishes.
+trap 'trap "" INT TERM HUP; wait; rm -rf "$unfinished" "$log"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM HUP
 
@@ -203,15 +204,11 @@ main() {
   flock 9
   ! up_to_date || return 0
   log="$(mktemp)"
-  if [ -n "${WHEELS:-}" ]; then
-    find_python
-    make_venv
-    install_offline
-  else
-    make_venv
-    install_package
-  fi
-  install_chromium
+  [ -z "${WHEELS:-}" ] || find_python
+  make_venv
+  (log=/dev/null && install_chromium) & # apt works beside pip
+  if [ -n "${WHEELS:-}" ]; then install_offline; else install_package; fi
+  wait
   printf '%s\n%s\n' "$(inputs)" "${extras[*]}" >"$stamp"
   unfinished=""
   say "ready after $((SECONDS - began)) s"

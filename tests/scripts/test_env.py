@@ -161,17 +161,38 @@ def test_wrong_requests_are_refused(env: Checkout) -> None:
     assert env.calls == []
 
 
-def test_no_browser_is_no_error(env: Checkout, tmp_path: Path) -> None:
+@pytest.fixture
+def without_browser(env: Checkout, tmp_path: Path) -> Checkout:
     (env.programs / "chromium").unlink()
     env.path = str(tmp_path / "system")
     (tmp_path / "system").mkdir()
     for program in Path("/usr/bin").iterdir():
         if not program.name.startswith(("chrom", "google-chrome")):
             (tmp_path / "system" / program.name).symlink_to(program)
-    done = env.run(SCRIPT, "read")
+    return env
+
+
+def test_no_browser_is_no_error(without_browser: Checkout) -> None:
+    done = without_browser.run(SCRIPT, "read")
     assert done.returncode == 0
     assert "no Chromium here, so pictures (PNG) are left out" in done.stderr
-    assert env.run(SCRIPT, "read").stderr == ""  # said and tried once
+    assert without_browser.run(SCRIPT, "read").stderr == ""  # said and tried once
+
+
+@pytest.mark.skipif("ID=debian" not in Path("/etc/os-release").read_text().splitlines(), reason="no apt of Debian")
+@pytest.mark.parametrize("code", [0, 1])
+def test_apt_installs_the_browser_while_pip_works(without_browser: Checkout, tmp_path: Path, code: int) -> None:
+    without_browser.program("id", "echo 0")
+    without_browser.program("apt-get", f'touch {tmp_path}/begun; sleep 0.2; echo "apt-get $*" >>"$CALLS"')
+    done = without_browser.run(
+        SCRIPT, PIP=f"for _ in {{1..500}}; do [ ! -e {tmp_path}/begun ] || exit {code}; sleep 0.01; done; exit 9"
+    )
+    assert done.returncode == code
+    assert without_browser.calls == [
+        "venv",
+        _pip(without_browser, "[pictures,train]"),
+        "apt-get install -y -q --no-install-recommends chromium fonts-liberation",
+    ]
 
 
 def _pins() -> dict[str, Requirement]:
