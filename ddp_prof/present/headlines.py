@@ -386,10 +386,9 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     if base is None or not known:
         return []
     hides, fastest = max(known, key=lambda run: run.overlap_ratio or 0), max(others, key=lambda run: run.speedup or 0)
-    hides_more = base.overlap_ratio is None or (hides.overlap_ratio or 0) > base.overlap_ratio
-    if hides_more:
-        found = [_most_hidden_text(hides, known, base)]
-    else:
+    hides_more = (hides.overlap_ratio or 0) > (base.overlap_ratio or 0)
+    found = [_most_hidden_text(hides, known, base)] if hides_more else []
+    if not hides_more and base.overlap_ratio is not None:
         share = percent(base.overlap_ratio)
         found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
     if (fastest.speedup or 0) > 1 and not (hides_more and fastest is hides):

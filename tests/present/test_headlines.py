@@ -212,6 +212,8 @@ def test_a_run_that_hides_no_more_than_the_baseline_is_not_said_to_hide_most() -
         "No run hides more of its communication than naive, which hides 0 %. flat is fastest: its median step is 50 % "
         "shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for 85.0 ms."
     )
+    unknown = [replace(runs[0], overlap_ratio=None), runs[1]]
+    assert "hides most" not in " ".join(describe_changes(unknown))
     slower = describe_changes([summary("naive", 1, 0.3, 85), summary("flat", 0.9, 0.1, 34)])
     assert slower == ["No run hides more of its communication than naive, which hides 30 %."]
 

@@ -117,7 +117,7 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
             verdict = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
             waits = sum(rank.dependencies.host_waits for rank in run.ranks if rank.dependencies)
             if what == "blocking" and verdict.status == "passed" and waits:
-                reason = f"of streams only: the cost of the host's {waits} waits for collectives is not included"
+                reason = f"of streams only: what the host's own waits for collectives cost is not included ({waits})"
                 verdict = replace(verdict, reason=reason)
             if what == "blocking" and verdict.status == "unknown":
                 of_steps = partial(_at_percentile, "blocking_at_most_ns", asked.percentile)
