@@ -42,6 +42,7 @@ _CALL_DETAILS = ("end", "nameId")
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _SESSION = "TARGET_INFO_SESSION_START_TIME"
+_NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
@@ -94,6 +95,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
+    mpi_ranks = _mpi_ranks(file)
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
@@ -111,9 +113,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         warnings=(
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
+            *([_NO_MPI] if mpi_ranks else []),
         ),
         threads=_thread_names(file, strings),
-        ranks=_mpi_ranks(file),
+        ranks=mpi_ranks,
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
         epoch_ns=0 if is_utc else earliest,
         node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),

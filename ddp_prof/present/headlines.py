@@ -104,7 +104,7 @@ def _silence_text(summary: VariantSummary) -> str:
     if summary.world_size == 1:
         return "This process is the only rank of its job: it communicates with nobody, so there is nothing to hide."
     alone = "if its one process works alone, it communicates with nobody, and there is nothing to hide"
-    return f"No collective is in this trace: {alone}."
+    return f"Nothing in this trace is known to communicate: {alone}."
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:

@@ -255,7 +255,7 @@ _UNKNOWN = "Whether communication is exposed is not known"
     [
         (1, False, "This process is the only rank of its job", _NOBODY),
         (1, True, "This process is the only rank of its job", _NOBODY),
-        (None, False, "No collective is in this trace: if its one", "with nobody, and there is nothing to hide."),
+        (None, False, "Nothing in this trace is known to communicate:", "with nobody, and there is nothing to hide."),
         (None, True, _UNKNOWN, "tell what the CPU did."),  # backward, which was not recorded, may communicate
         (4, False, "Nothing in this trace is known to communicate", "although its job has 4 ranks."),
     ],
@@ -276,7 +276,7 @@ def test_a_process_without_peers_has_nothing_to_hide(
     assert ("the traces of at least two ranks" in straggler) == (world != 1)
 
 
-@pytest.mark.parametrize(("world", "who"), [(None, "No collective is in"), (1, "This process is the only rank of")])
+@pytest.mark.parametrize(("world", "who"), [(None, "Nothing in this trace"), (1, "This process is the only rank of")])
 def test_a_gpu_without_peers_has_nothing_to_hide_either(world: int | None, who: str, tmp_path: Path) -> None:
     ranges = [] if world is None else [Range(f"process|rank=0|world={world}|backend=nccl", 0, 99 * US, 100)]
     kernels = [Kernel("gemm", at * US, (at + 5) * US, at * US, 100) for at in (1, 11)]

@@ -221,7 +221,7 @@ class TestPages:
         assert [chart for page in tmp_path.glob("*.html") for chart in charts_of(page)] == []
         assert "There is no overlap figure" in " ".join(read(tmp_path / "index.html").sections[""])
         why = (tmp_path / "silent-why.html").read_text(encoding="utf-8")
-        assert "silent: No collective is in this trace" in why
+        assert "silent: Nothing in this trace is known to communicate" in why
 
     def test_runs_without_a_known_gain_are_not_said_to_gain_most(self, tmp_path: Path) -> None:
         write_report([run_of(draw_trace(streams={7: "aa.bb"}), name) for name in ("one", "other")], tmp_path)
