@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from statistics import median
+from statistics import fmean, median
 
 from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
@@ -18,7 +18,7 @@ from ddp_prof.trace import SOURCE_NAMES
 from ddp_prof.variants import variant_extras
 
 _LARGE_DIFFERENCE = 0.05
-"""Share of a step by which ranks must differ in exposed time before a note says so."""
+"""Share of a step by which ranks, or steps, must differ in exposed time before a note says so."""
 _SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
 _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms")
 DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
@@ -91,23 +91,32 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
         reasons.append(f"blocking is of streams; the host itself waited for a collective {count_noun(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*reasons, *outliers, *_differences_of_ranks(result), *result.step_notes, *result.warnings]
+    return [*reasons, *outliers, *_differences(result), *result.step_notes, *result.warnings]
 
 
-def _differences_of_ranks(result: TraceOverlap) -> Iterator[str]:
-    """Yield a note if the ranks expose such different times per step that the median over all is that of none."""
-    exposed: dict[str, int] = {}
+def _differences(result: TraceOverlap) -> Iterator[str]:
+    """Yield notes if ranks or steps expose such different times that a median over steps stands for few of them."""
+    exposed: dict[str, list[int]] = {}
     for rank in result.ranks:
         if known := [step.exposed_ns for step in rank.communicating_steps if step.exposed_ns is not None]:
-            exposed[rank.name] = round(median(known))
+            exposed[rank.name] = known
+    typical = {name: round(median(values)) for name, values in exposed.items()}
     lengths_ns = [ns for rank in result.ranks for ns in rank.lengths_ns]
-    if not exposed or not lengths_ns:
+    if not typical or not lengths_ns:
         return
-    low, high = (choose(exposed, key=exposed.__getitem__) for choose in (min, max))
-    if exposed[high] - exposed[low] > max(exposed[low], _LARGE_DIFFERENCE * median(lengths_ns)):
+    least_ns = _LARGE_DIFFERENCE * median(lengths_ns)
+    low, high = (choose(typical, key=typical.__getitem__) for choose in (min, max))
+    if typical[high] - typical[low] > max(typical[low], least_ns):
         yield (
-            f"ranks differ: {high} exposes {milliseconds(exposed[high])} per step, {low} {milliseconds(exposed[low])}; "
+            f"ranks differ: {high} exposes {milliseconds(typical[high])} per step, {low} {milliseconds(typical[low])}; "
             "figures per step are medians over the steps of all ranks"
+        )
+    mean = {name: round(fmean(values)) for name, values in exposed.items()}
+    name = max(mean, key=lambda name: mean[name] - typical[name])
+    if not result.outliers and mean[name] - typical[name] > max(typical[name], least_ns):
+        yield (
+            f"steps differ: {name} exposes {milliseconds(mean[name])} in the mean step, {milliseconds(typical[name])} "
+            "in the median one; hiding all of it may gain more than in a typical step"
         )
 
 
