@@ -90,7 +90,8 @@ def gain_headline(summary: VariantSummary) -> str:
     if not summary.blocking_ns:
         where, more = " in a typical step" if summary.blocking_ns is None else "", ""
         if summary.blocked_steps:
-            where, more = " in a typical step", f" ({count_noun(summary.blocked_steps, 'step')} stood still for it)"
+            stood = f"{count_noun(summary.blocked_steps, 'step')} of all ranks stood still for it"
+            where, more = " in a typical step", f" there, but {stood}"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
     stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns)}"
     return f"{hidden}; {is_exposed}, and {stands}, {at_most}."

@@ -208,6 +208,15 @@ def test_a_trace_read_in_parts_says_that_the_doctor_was_not_asked() -> None:
     assert "not run, because the trace is read in parts" in result.stdout
 
 
+def test_where_some_steps_stand_still_hiding_is_not_said_to_gain_nothing(tmp_path: Path) -> None:
+    """That two of five steps stood still stood in brackets behind it."""
+    (found,) = summary(write_capture(tmp_path / "x.sqlite", bucket_steps(5, 25, 5, 25, 5)))["runs"]
+    assert found["headline"].endswith(
+        "nothing waits for it in a typical step: hiding all of it would gain nothing there, but 2 steps of all ranks "
+        "stood still for it."
+    )
+
+
 @pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
 def test_a_real_job_for_whose_communication_nothing_waits() -> None:
     (found,) = summary(UNET)["runs"]
