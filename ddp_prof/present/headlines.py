@@ -73,7 +73,7 @@ def gain_headline(summary: VariantSummary) -> str:
         if not step_ns:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
         elif exposed_ns is None:
-            why = "the trace does not show which step launched it"
+            why = "no step is known to have launched it"
         return f"{hidden}; what the rest costs per step is not known, because {why}."
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"

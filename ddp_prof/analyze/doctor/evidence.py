@@ -43,7 +43,7 @@ NEXT_NS = 20_000
 
 NO_STEPS = "the trace marks no steps (see --step-range)"
 
-NO_LAUNCHES = "the trace does not tell which step launched what communicates"
+NO_LAUNCHES = "no step is known to have launched what communicates"
 
 
 @dataclass(frozen=True, slots=True)
