@@ -88,10 +88,11 @@ def gain_headline(summary: VariantSummary) -> str:
         delays = f"it delays other work by at most {milliseconds(limit_ns)}"
         return f"{hidden}; {is_exposed}, but {delays}, {at_most}."
     if not summary.blocking_ns:
-        where, more = " in a typical step" if summary.blocking_ns is None else "", ""
+        where = more = ""
+        if summary.blocking_ns is None or summary.blocked_steps:
+            where, more = " in a typical step", " there"
         if summary.blocked_steps:
-            stood = f"{count_noun(summary.blocked_steps, 'step')} of all ranks stood still for it"
-            where, more = " in a typical step", f" there, but {stood}"
+            more += f", but {count_noun(summary.blocked_steps, 'step')} of all ranks stood still for it"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
     stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns)}"
     return f"{hidden}; {is_exposed}, and {stands}, {at_most}."

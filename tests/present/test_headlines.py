@@ -285,7 +285,7 @@ def test_what_blocks_comes_before_what_is_exposed() -> None:
         (20 * MS, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 %."),
         (2 * MS, 0.02, "but it delays other work by at most 2.00 ms, so hiding all of it ... 2.0 %."),
         (30 * MS, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 %."),
-        (0, 0.0, "but nothing waits for it in a typical step: hiding all of it would gain nothing."),
+        (0, 0.0, "but nothing waits for it in a typical step: hiding all of it would gain nothing there."),
     ],
 )
 def test_the_limit_of_blocking_bounds_the_gain(limit_ns: int | None, gain: float, end: str) -> None:
