@@ -20,7 +20,7 @@ _SAFE_US = 2.0**43  # below, a float64 of microseconds still distinguishes nanos
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _NO_NUMBER = re.compile(rb":\s*(?:-?(?:inf|nan)(?:inity)?|n/a)(?=\s*[,}\]])", re.IGNORECASE)
-_NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")(.{0,4096}?)(?=", "pid": )')
+_NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")((?:[^"]|"(?!ph": "))*?)(?=", "pid": )')
 _QUOTE = re.compile(rb'(?<!\\)"')
 
 
