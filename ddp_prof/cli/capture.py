@@ -70,7 +70,8 @@ def capture(
         files = job.traces
         # All in one reading; but a trace that the summary measures in parts is read for its inventory first.
         wanted = DOCTOR if not job.part and summary_measures(files) == DOCTOR else ()
-        runs = Loader(LoadOptions(), None, None, strict=True).runs(files, "inventory", *wanted) if files else []
+        load = Loader(LoadOptions(one_run=True), None, None, strict=True)
+        runs = load.runs(files, "inventory", *wanted) if files else []
         for loss in find_losses(job, [content for run in runs for content in run.inventory()]):
             say(f"warning: {loss}", err=True)
     except DdpProfError as error:

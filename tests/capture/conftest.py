@@ -69,9 +69,10 @@ def exported(path: Path, ranks: dict[int, int], *, lost_kernels: int | None = No
     write_capture(path, capture)
 
 
-def written_by_torch(path: Path, rank: int) -> None:
+def written_by_torch(path: Path, rank: int, collectives: int = 0) -> None:
     """A trace of torch.profiler with our ranges: one step of one rank of two."""
     ranges = {f"process|rank={rank}|world=2": (0, 100), "step|index=0": (10, 80)}
+    ranges |= {f"all_reduce|bucket={bucket}|bytes=8|params=1": (20 + bucket, 1) for bucket in range(collectives)}
     rows = [
         {"ph": "X", "cat": "user_annotation", "name": name, "ts": start, "dur": duration, "pid": 7 + rank, "tid": 1}
         for name, (start, duration) in ranges.items()

@@ -450,9 +450,12 @@ def test_wrong_steps_are_wrong_usage(steps: str) -> None:
 
 
 def test_each_trace_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """First for what is lost, and again for the summary, 5 s each for 2,000 steps."""
+    """First for what is lost, and again for the summary, 5 s each for 2,000 steps.
+
+    Its files are one run, although rank 0 has waited once more, as for a rank that failed: they were two.
+    """
     for rank in range(2):
-        written_by_torch(tmp_path / f"{rank}.json.gz", rank)
+        written_by_torch(tmp_path / f"{rank}.json.gz", rank, collectives=2 - rank)
     read: list[Path] = []
     monkeypatch.setattr(load, "load_trace", lambda file, *options: [read.append(file), load_trace(file, *options)][1])
     move = f'for rank in 0 1; do mv "{tmp_path}/$rank.json.gz" "{tmp_path}/out/sh.rank$rank.json.gz"; done'
