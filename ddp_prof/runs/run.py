@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -355,6 +355,7 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
 
 def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
     """A file as a panel of a timeline, with the collectives of the run that it belongs to."""
+    from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.quality import find_caveats
@@ -370,6 +371,8 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     trace, ranks, explained = part.trace, [], []
     for one in part.ranks:
         rank, exposure, transfer_ns = found[trace.path, one.process, one.device]
+        if rank.reason:  # it is not known, and pages leave out parts of 0
+            exposure = Exposure(*(0 * getattr(exposure, item.name) for item in fields(exposure)))
         events = one.rekey_steps(rank.step_keys)
         ranks.append(events)
         knows_wait = bool((transfer_ns != UNKNOWN).any())

@@ -154,3 +154,6 @@ def test_beside_a_graph_recorded_whole_only_what_overlapped_is_drawn_as_known() 
         (0, 2, theme.GRAPH), (2, 4, theme.OVERLAPPED), (4, 6, theme.GRAPH), (6, 7, theme.EXPOSED), (7, 10, theme.IDLE)
     ]  # fmt: skip
     assert (panel.overlap_ratio, panel.ranks[0].lanes[0].names[0]) == (None, "step 0")
+    exposure = panel.ranks[0].explained.exposure
+    assert not exposure.pairs_ns.any(), "no detail of a collective tells exposed time"
+    assert not exposure.overlapped_ns.any()
