@@ -88,7 +88,7 @@ def _step_dots(results: Sequence[TraceOverlap]) -> list[dict[str, Any]]:
     for row, result in enumerate(results):
         known = [
             (rank, names[step.step_key], step)
-            for rank, names in ((rank, rank.step_names) for rank in result.ranks)
+            for rank, names in ((rank, rank.step_names) for rank in result.ranks if not rank.reason)
             for step in rank.communicating_steps
         ]
         shares = [100 * (step.overlap_ratio or 0) for _, _, step in known]
@@ -222,7 +222,10 @@ def _steps_chart(
 def _overlap_traces(row: int, result: TraceOverlap) -> list[dict[str, Any]]:
     """Return the overlap of each step of a run: points for all ranks, and a line for their mean."""
     known = [
-        (step.step_key or 0, step.overlap_ratio or 0.0) for rank in result.ranks for step in rank.communicating_steps
+        (step.step_key or 0, step.overlap_ratio or 0.0)
+        for rank in result.ranks
+        if not rank.reason
+        for step in rank.communicating_steps
     ]
     steps, which = np.unique([step for step, _ in known], return_inverse=True)
     means = np.bincount(which, [share for _, share in known]) / np.bincount(which)

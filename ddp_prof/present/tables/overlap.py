@@ -97,7 +97,7 @@ def overlap_notes(result: TraceOverlap) -> list[str]:
 def _differences(result: TraceOverlap) -> Iterator[str]:
     """Yield notes if ranks or steps expose such different times that a median over steps stands for few of them."""
     exposed: dict[str, list[int]] = {}
-    for rank in result.ranks:
+    for rank in (rank for rank in result.ranks if not rank.reason):
         if known := [step.exposed_ns for step in rank.communicating_steps if step.exposed_ns is not None]:
             exposed[rank.name] = known
     typical = {name: round(median(values)) for name, values in exposed.items()}

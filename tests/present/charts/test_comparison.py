@@ -10,7 +10,7 @@ from ddp_prof.present.charts import comparison, run_label
 from ddp_prof.present.charts.comparison import parts_ms
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.charts import validated
-from tests.drawing import draw_trace
+from tests.drawing import PID, draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
 
 HIDDEN, HALF, BARE = (
@@ -114,6 +114,24 @@ def test_a_step_is_not_drawn_without_the_communication_that_none_is_known_to_hav
     (summary,) = compare_variants([result])
     assert (summary.compute_only_ns, summary.overlap_ratio, parts_ms(summary)) == (2, 0.5, {})
     assert [item.name for item in draw_comparison([result]).data if item.type == "bar"] == []
+
+
+@pytest.mark.parametrize("is_named", [True, False])
+def test_no_share_of_a_step_is_drawn_where_that_of_its_rank_is_not_known(is_named: bool) -> None:
+    pictures = {
+        "process|rank=0|world=2|backend=gloo|device=cpu": "########",
+        "step|index=0": "########",
+        "backward": ".####...",
+        "all_reduce|bucket=0|bytes=8|params=1": "..####..",
+        **({"synchronize": ".....#.."} if is_named else {}),
+    }
+    result = result_of(draw_trace(ranges=pictures, ranks={PID: 0}))
+    (dots,) = (item for item in draw_comparison([result]).data if (item.name or "").startswith("overlap of one"))
+    assert len(dots.x or ()) == is_named
+    assert [len(item.x or ()) for item in validated(comparison.draw_overlap_by_step)([result]).data] == [
+        is_named,
+        is_named,
+    ]
 
 
 def test_the_axis_says_where_parts_are_those_of_some_steps() -> None:
