@@ -78,7 +78,7 @@ def gain_headline(summary: VariantSummary) -> str:
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
     is_exposed = f"{share} is exposed{some}"
-    at_most = f"so hiding all of it would gain at most {_fine_percent(gain)}"
+    at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of a typical step"
     if summary.host_waits:
         return f"{hidden}; {is_exposed}, and the host waits for it, {at_most}."
     limit_ns = summary.blocking_at_most_ns

@@ -109,7 +109,7 @@ def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -
     assert found["blocking_ns"] is None
     assert found["gain_at_most"] == pytest.approx(found["exposed_ns"] / found["step_ns"])
     assert "stands still" not in found["headline"]
-    assert f"at most {100 * found['gain_at_most']:.1f} %" in found["headline"]
+    assert f"at most {100 * found['gain_at_most']:.1f} % of a typical step" in found["headline"]
 
 
 @pytest.mark.parametrize(
