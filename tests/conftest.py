@@ -20,6 +20,8 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
     if signal.getsignal(_number) is signal.SIG_IGN:
         signal.signal(_number, signal.default_int_handler if _number == signal.SIGINT else signal.SIG_DFL)
 
+gc.set_threshold(20_000, 50, 100)  # what is imported is searched for cycles of references less often, too
+
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
 
 # A busy machine is no failure. The gate draws the same examples each time; a nightly draws others.
@@ -76,7 +78,6 @@ def pytest_collection_finish() -> None:
     """What was imported and collected stays to the end, so no search for cycles of references need pass through it."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 50, 100)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
