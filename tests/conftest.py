@@ -70,8 +70,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place in (path, *path.parents):
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
-    # Files of many seconds come first: else one process would end long after the other.
-    items.sort(key=lambda item: {"slow", "browser", "torch"}.isdisjoint(item.keywords))
+    # Files of many seconds come first, one of the longest before all: else one process would end long after the other.
+    long = {"slow", "browser", "torch"}
+    items.sort(key=lambda item: ("train/test_workload.py" not in item.nodeid, long.isdisjoint(item.keywords)))
 
 
 def pytest_collection_finish() -> None:
