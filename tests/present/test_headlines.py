@@ -281,10 +281,10 @@ def test_what_blocks_comes_before_what_is_exposed() -> None:
 @pytest.mark.parametrize(
     ("limit_ns", "gain", "end"),
     [
-        (None, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 %."),
-        (20 * MS, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 %."),
-        (2 * MS, 0.02, "but it delays other work by at most 2.00 ms, so hiding all of it ... 2.0 %."),
-        (30 * MS, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 %."),
+        (None, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 % of a typical step."),
+        (20 * MS, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 % of a typical step."),
+        (2 * MS, 0.02, "but it delays other work by at most 2.00 ms, so hiding all of it ... 2.0 % of a typical step."),
+        (30 * MS, 0.2, "(20 %) is exposed, so hiding all of it would gain at most 20 % of a typical step."),
         (0, 0.0, "but nothing waits for it in a typical step: hiding all of it would gain nothing there."),
     ],
 )
