@@ -25,7 +25,7 @@ from ddp_prof import __version__
 from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
-from ddp_prof.analyze.quality import why_unknown_work
+from ddp_prof.analyze.quality import ONLY_WARMUP, WARMUP_COMMUNICATES
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.timeline.model import Source, captured_times, drift_text, line_up
 from ddp_prof.range_names import PHASES
@@ -93,7 +93,12 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
             ranks = [rank for rank in source.ranks if rank.process == process]
             title, pid = _process_title(process, ranks), next(pids)
             yield _names("process", pid, 0, title if len(sources) == 1 else f"{source.title}: {title}")
-            yield from _counters(ranks, pid, zero_ns)
+            known = [
+                rank
+                for rank, overlap in zip(source.ranks, source.overlaps, strict=True)
+                if rank.process == process and overlap.reason in (None, ONLY_WARMUP, WARMUP_COMMUNICATES)
+            ]
+            yield from _counters(known, pid, zero_ns, is_alone=len(ranks) == 1)
             for track_title, slices, names in _Process(trace, process, ranks).tracks():
                 tid = next(tids)
                 yield _names("thread", pid, tid, track_title)
@@ -111,16 +116,15 @@ def _names(kind: str, pid: int, tid: int, title: str) -> list[str]:
     ]
 
 
-def _counters(rank_events: Sequence[RankEvents], pid: int, zero_ns: int) -> Iterator[list[str]]:
+def _counters(ranks: Sequence[RankEvents], pid: int, zero_ns: int, *, is_alone: bool) -> Iterator[list[str]]:
     """Yield two counters that are 0 or 1; their integrals are the rank's overlapped and exposed time.
 
-    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden. Nor have
-    ranks of which it is not known what they computed and communicated.
+    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden.
     """
-    for events in (rank.including_warmup for rank in rank_events):
-        if not len(events.union_of(Category.COMMUNICATION)) or why_unknown_work(events):
+    for events in (rank.including_warmup for rank in ranks):
+        if not len(events.union_of(Category.COMMUNICATION)):
             continue
-        title = "communication" if len(rank_events) == 1 else f"communication, GPU {events.device}"
+        title = "communication" if is_alone else f"communication, GPU {events.device}"
         parts = events.time_by_part(EVER)
         sets = (parts["overlapped"], parts["exposed"])
         times = np.unique(
