@@ -285,8 +285,9 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
 def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
     """A warning if the ranks of one run, or its files, disagree on the number of ranks in the job."""
     known = sorted({size for size in sizes if size})
-    told = f"the traces disagree on the number of ranks in the job ({', '.join(map(str, known))})"
-    return (f"{told}: they may be of different jobs",) if len(known) > 1 else ()
+    numbers = ", ".join(map(str, known))
+    warning = f"the traces disagree on the number of ranks in the job ({numbers}): they may be of different jobs"
+    return (warning,) if len(known) > 1 else ()
 
 
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Diagnostics:

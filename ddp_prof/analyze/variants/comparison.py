@@ -96,7 +96,8 @@ class VariantSummary:
             return None
         if self.blocking_ns is not None and not self.host_waits:
             return self.blocking_ns / whole_ns
-        return min(exposed_ns, exposed_ns if self.blocking_at_most_ns is None else self.blocking_at_most_ns) / whole_ns
+        limits_ns = (exposed_ns, self.blocking_at_most_ns)
+        return min(limit_ns for limit_ns in limits_ns if limit_ns is not None) / whole_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
