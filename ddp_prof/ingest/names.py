@@ -74,16 +74,21 @@ COMMUNICATION_KERNELS = {
     "NCCL, one rank": r"oneRankReduce",
     "RCCL": r"rcclGenericKernel",
     "MSCCL": r"mscclKernel",
+    "MCCL": r"(?<![A-Za-z])mcclKernel_",
     # At the start of a word: AsyncClear and FuncClamp contain the four letters, too.
     "other NCCL descendants": r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)",
     "PyTorch symmetric memory": r"multimem_\w{0,200}(?:reduce|gather)",
     "PyTorch symmetric memory, barriers": r"c10d::symmetric_memory::\w{0,200}(?:barrier|signal)",
     "PyTorch symmetric memory, NVSHMEM": r"c10d::nvshmem_extension::",
     "PyTorch symmetric memory, TensorRT-LLM": r"(?:one|two)_?shot_?all_?reduce",
-    "vLLM, aiter": r"cross_device_(?:reduce|all_gather|store)",
+    "vLLM, aiter": r"cross_device_(?:reduce|all_gather|store)|aiter::(?:allgather|reduce_scatter|ar_ll128)_",
     "QuickReduce": r"quickreduce::",
-    "FlashInfer, TensorRT-LLM": r"allreduce_fusion|moeA2A(?:Dispatch|Combine)|moeAllToAllKernel",
-    "SGLang": r"all_reduce_(?:one|two)_shot_(?:push_)?kernel",
+    "FlashInfer, TensorRT-LLM": (
+        r"allreduce_fusion|moeA2A(?:Dispatch|Combine)|(?:helix|moe)AllToAllKernel|mixed_comm::|rmsNormLamport"
+        r"|minimax_reduce_\w{0,200}lamport"
+    ),
+    "SGLang": r"all_reduce_(?:one|two)_shot_(?:push_)?kernel|parallel_qknorm_across_head",
+    "Mooncake": r"mooncake::",
     "XLA": r"(?:AllReduce|RaggedAllToAll(?:Device)?|MultiGpuBarrier)KernelImpl",
     "NVSHMEM": r"nvshmemi_|_on_stream_kernel",
     "MSCCL++": r"mscclpp",

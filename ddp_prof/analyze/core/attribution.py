@@ -60,6 +60,7 @@ _SIGNS = (
     ("onecclreducebase", None),  # oneCCL uses this name for an all-reduce, too
     ("allreduce", ALL_REDUCE),
     ("onerankreduce", ALL_REDUCE),
+    ("minimaxreduce", ALL_REDUCE),
     ("allgather", "all_gather"),
     ("reducescatter", "reduce_scatter"),
     ("crossdevicereduce", ALL_REDUCE),
@@ -74,6 +75,8 @@ _SIGNS = (
     ("barrier", "barrier"),
     ("epdevicesync", "barrier"),
     *((library, "all_to_all") for library in ("deepep", "hybridep", "nixlep", "uccl", "epdispatch", "epcombine")),
+    ("mooncakedispatch", "all_to_all"),
+    ("mooncakecombine", "all_to_all"),
     ("aadispatch", "all_to_all"),  # moeA2ADispatchKernel, a2a_dispatch_send_kernel
     ("aacombine", "all_to_all"),
     ("reduce", "reduce"),

@@ -138,6 +138,8 @@ def test_a_frame_has_a_row_a_collective() -> None:
         ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel(...)", "all_to_all"),
         ("void a2a_combine_recv_kernel<16u, 8u, ...>(...)", "all_to_all"),
         ("void nixl_ep::ep_kernels::dispatch<true, false, 7168>(...)", "all_to_all"),
+        ("void mooncake::combine<4, 8, 7168, 8>(mooncake::CombineKernelArgs)", "all_to_all"),
+        ("void flashinfer::minimax_ar::minimax_reduce_rms_kernel_lamport<__half, 4>(...)", "all_reduce"),
         ("void deep_ep::bucket::nvlink_all_reduce<8, 16, 1024, 1l, false, 0>(...)", "all_reduce"),
         ("void (anonymous namespace)::all_reduce_one_shot_push_kernel<__nv_bfloat16, 8u, true>(...)", "all_reduce"),
         ("void stream_executor::gpu::MultiGpuBarrierKernelImpl<...>(...)", "barrier"),
