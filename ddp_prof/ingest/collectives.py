@@ -143,10 +143,12 @@ def _by_thread(ranges: Spans, calls: Calls) -> Iterator[tuple[Ints, Ints]]:
 
 
 ELEMENT_BYTES = {
-    "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "bfloat16": 2,
-    "short": 2, "uint64": 8, "uint32": 4, "uint16": 2, "char": 1, "byte": 1, "bool": 1,
+    "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "short": 2,
+    "char": 1, "byte": 1, "bool": 1,
 }  # fmt: skip
-"""Size of an element by torch's name of its type, in lower case. All Float8 types have one byte."""
+"""Size of an element by the C++ name of its type in torch, in lower case."""
+_BITS = re.compile(r"\d{1,3}$")
+"""Ends the other names, as in ``BFloat16``, ``UInt64`` and ``float32``. All Float8 types have one byte."""
 
 _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
 """NCCL's calls whose recorded size is the whole message; for all others it is the share of one rank."""
@@ -185,7 +187,8 @@ def _int64_or_unknown(number: int) -> int:
 def message_bytes(elements: Iterable[object], element_type: object) -> int:
     """Return the bytes of the larger buffer, ``UNKNOWN`` if the number of elements or their type is unknown."""
     kind = str(element_type).lower()
-    size = 1 if kind.startswith("float8") else ELEMENT_BYTES.get(kind)
+    bits = _BITS.search(kind)
+    size = 1 if kind.startswith("float8") else int(bits[0]) // 8 if bits else ELEMENT_BYTES.get(kind)
     counts = [element for element in elements if isinstance(element, int)]
     return max(counts) * size if counts and size else UNKNOWN
 

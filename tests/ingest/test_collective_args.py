@@ -44,6 +44,12 @@ def test_numbers_that_no_column_holds_are_not_known(tmp_path: Path) -> None:
     [
         ((3, 2), "Float", 12),
         ((None, 2), "Float8_e4m3fn", 2),
+        ((None, 2), "Float8_e5m2", 2),
+        ((3, 3), "float32", 12),
+        ((3, 3), "bfloat16", 6),
+        ((3, 3), "uint8", 3),
+        ((3, 3), "complex64", 24),
+        ((3, 3), "Float4_e2m1fn_x2", UNKNOWN),
         ((None,), "Float", UNKNOWN),
         ((3,), "UInt16", 6),
         ((1,), "Quaternion", UNKNOWN),
