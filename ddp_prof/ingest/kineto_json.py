@@ -62,6 +62,7 @@ _OVERHEAD_OF_CUDA = (
 )
 """What the profiler records as overhead although it takes as long without a profiler."""
 _NUMBER = re.compile(r"\d{1,18}")
+_OF_TORCH = re.compile(r"(?:void )?(?:at|c10d)::")
 _ENGINE = "autograd::engine::evaluate_function"
 _COLLECTIVE_CALL = "c10d::"
 _COMMUNICATING = (_COLLECTIVE_CALL, "_c10d_functional")
@@ -221,6 +222,9 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
     if kind is Kind.KERNEL:
         name_id = _intern_names(events, names)
         category = kernel_categories(names.as_tuple(), comm_patterns)[name_id]
+        category[(category == Category.COMPUTE) & np.array([*map(_is_collective, events)], np.bool_)] = (
+            Category.COMMUNICATION
+        )
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_KERNEL)
     else:
         name_id = _intern_names(events, names, unnamed=kind.name.lower())
@@ -238,6 +242,11 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
         correlation=_argument(events, "correlation"),
         bytes=_argument(events, "bytes"),
     )
+
+
+def _is_collective(kernel: Event) -> bool:
+    """Whether a kernel has a collective's arguments, as torch's own kernels have, too, that it launches in the call."""
+    return (kernel.args or NO_ARGUMENTS).collective is not None and not _OF_TORCH.match(str(kernel.name))
 
 
 def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:

@@ -1,7 +1,8 @@
 """The names of a trace, and the category of a kernel by its name.
 
-A kernel communicates if its name matches a pattern of :data:`COMMUNICATION_KERNELS`; else it computes. A kernel without
-a name is UNKNOWN. The names of copies, memory sets, graph launches, streams and threads do not matter.
+A kernel communicates if its name matches a pattern of :data:`COMMUNICATION_KERNELS`; else it computes, unless
+torch.profiler recorded a collective's arguments with it. A kernel without a name is UNKNOWN. The names of copies,
+memory sets, graph launches, streams and threads do not matter.
 """
 
 from __future__ import annotations

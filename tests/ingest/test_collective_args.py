@@ -11,7 +11,7 @@ import pytest
 
 from ddp_prof.ingest.collectives import message_bytes
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, Category
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
 from tests.measuring import collectives_of, results_of
@@ -30,6 +30,21 @@ def test_kineto_notes_operation_size_and_communicator(tmp_path: Path) -> None:
     (only,) = collectives_of(trace)
     assert (only.op, only.bytes, only.group, only.ranks) == ("all_gather", 800, "3", 4)
     assert only.busbw_bytes_per_s == pytest.approx(0.75 * 800 / 1e-6)
+
+
+def test_a_kernel_with_a_collective_s_arguments_communicates_whatever_its_name(tmp_path: Path) -> None:
+    """Torch's own kernels that run within a collective's call are no collectives, for example that for NaN."""
+    noted = {"Collective name": "allreduce", "In msg nelems": 4, "Out msg nelems": 4, "dtype": "Float"}
+    checks = "void c10d::checkForNaN<float>(float*, unsigned long)"
+    copies = "void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float> >(int, ...)"
+    names = ("vendor_ring", checks, copies, "")
+    kernels = [event("kernel", name, str(at), "1", device=0, stream=9, **noted) for at, name in enumerate(names)]
+    trace = load_trace(write(tmp_path / "x.json", kernels))
+    assert trace.activities.category.tolist() == [
+        Category.COMMUNICATION, Category.COMPUTE, Category.COMPUTE, Category.UNKNOWN,
+    ]  # fmt: skip
+    (only,) = collectives_of(trace)
+    assert (only.op, only.bytes) == ("all_reduce", 16)
 
 
 def test_numbers_that_no_column_holds_are_not_known(tmp_path: Path) -> None:
