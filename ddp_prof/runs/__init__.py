@@ -22,6 +22,9 @@ _NAMED_RANK = re.compile(
 _BARE_NUMBER = re.compile(r"(?<=[._-])(\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
 """``report.3.sqlite``, ``trace_3.json.gz``: a rank only where the numbers of all files are 0, 1, 2 and so on."""
 
+_WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
+"""The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
+
 
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
     """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``."""
@@ -125,10 +128,25 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         if rank is not None and world and world > 1 and not others:
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
-        joined |= _join_runs(group_of_runs, "the traces say which rank of a job each is")
+        why, captures = "the traces say which rank of a job each is", _divide_captures(group_of_runs)
+        if len(captures) > 1:
+            why += ", and their names when they were written"
+        for capture in captures:
+            joined |= _join_runs(capture, why)
     for whole in set(joined.values()):
         whole.notes = (*whole.notes, *left_out)
     return list(dict.fromkeys(joined.get(run, run) for run in runs))
+
+
+def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
+    """Divide files of which each rank has as many: the first capture of each rank, the second, and so on."""
+    by_rank: dict[int, list[Run]] = {}
+    times = {run: int(found[1]) for run in runs if (found := _WRITTEN.search(run.files[0].name))}
+    for run in sorted(times, key=lambda run: times[run]):
+        by_rank.setdefault(run.identities()[0][0] or 0, []).append(run)
+    if len(times) < len(runs) or len({*map(len, by_rank.values())}) > 1:
+        return [[*runs]]
+    return [[*capture] for capture in zip(*(by_rank[rank] for rank in sorted(by_rank)), strict=True)]
 
 
 def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.runs import group_rank_files, load_runs
+from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -54,3 +55,26 @@ def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
     for run in runs:
         (note,) = [note for note in run.overlap().warnings if "--one-run" in note]
         assert note.startswith("2 files are read as runs of their own, though their names differ in a rank number only")
+
+
+def write_trace(folder: Path, rank: int, name: str) -> None:
+    kernel = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "5", "1", device=0, stream=9)
+    write(folder / name, [kernel], distributedInfo={"rank": rank, "world_size": 2})
+
+
+def test_each_capture_of_torch_s_handler_is_one_run_of_all_ranks(tmp_path: Path) -> None:
+    """``tensorboard_trace_handler`` writes a file per rank and cycle of the schedule: each was a run of its own."""
+    for rank, process in ((1, 100), (0, 101)):
+        for cycle in (17, 18):
+            write_trace(tmp_path, rank, f"node1_{process}.{cycle}{rank}{'0' * 16}.pt.trace.json.gz")
+    for cycle, run in zip((17, 18), load_runs(tmp_path), strict=True):
+        assert [f".{cycle}" in file.name for file in run.files] == [True, True]
+        assert [rank.rank for rank in run.overlap().ranks] == [0, 1]
+        (note,) = [note for note in run.overlap().warnings if "--separate" in note]
+        assert "because the traces say which rank of a job each is, and their names when they were written" in note
+
+
+def test_captures_that_lack_a_rank_are_not_put_together(tmp_path: Path) -> None:
+    for rank, cycle in ((0, 1), (1, 1), (0, 2)):
+        write_trace(tmp_path, rank, f"node1_{rank}.{cycle}{'0' * 18}.pt.trace.json.gz")
+    assert [len(run.files) for run in load_runs(tmp_path)] == [1, 1, 1]
