@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
 from shlex import quote
@@ -25,6 +25,7 @@ _HEAD_BYTES = 1 << 20
 _GZIP = b"\x1f\x8b"
 _TABLE_FOLDER = b"\0folder of tables"
 """Stands for the first bytes of a folder that holds an export of Nsight Systems, one file per table."""
+_REPORTS = (".nsys-rep", ".qdrep")
 _KINETO_KEYS = (b'"traceEvents"', b'"schemaVersion"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -77,7 +78,7 @@ READERS = (
     ),
     Reader(
         "nsys-report",
-        (".nsys-rep", ".qdrep"),
+        _REPORTS,
         recognises=lambda head: b"Profiler Report" in head[:4096],
         load="ddp_prof.ingest.nsys_conversion:load_nsys_report",
     ),
@@ -138,25 +139,27 @@ def find_traces(path: Path) -> list[Path]:
     """
     if not path.is_dir() or _is_table_folder(path):
         return [path]
-    suffixes = [suffix for reader in READERS for suffix in reader.suffixes]
-    files = sorted(
-        file
-        for file in path.iterdir()
-        if file.name.endswith(tuple(suffixes)) and (file.is_file() or _is_table_folder(file))
-    )
+    files = _files_of_traces(path.iterdir())
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
-    traces = []
-    for file in files:
-        reader = next(reader for reader in READERS if file.name.endswith(reader.suffixes))
-        if reader.source == "nsys-report":
-            is_listed = file.stem not in exports
-        else:
-            is_listed = not reader.is_common_suffix or reader.recognises(_head(file))
-        if is_listed:
-            traces.append(file)
+    traces = [file for file in files if not (file.suffix in _REPORTS and file.stem in exports)]
     if not traces:
-        raise TraceError(path, "a folder without traces", f"it should hold files named *{', *'.join(suffixes)}")
+        suffixes = ", *".join(suffix for reader in READERS for suffix in reader.suffixes)
+        hint = f"it should hold files named *{suffixes}"
+        if within := _files_of_traces(path.glob("*/*")):
+            hint = f"give those in it, such as {within[0].parent}"
+        raise TraceError(path, "a folder without traces", hint)
     return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
+
+
+def _files_of_traces(paths: Iterable[Path]) -> list[Path]:
+    """Return the files that a reader may read, by name; the content is asked where other kinds have the same names."""
+    found = []
+    for path in sorted(paths):
+        reader = next((reader for reader in READERS if path.name.endswith(reader.suffixes)), None)
+        is_kind = reader and (path.is_file() or _is_table_folder(path))
+        if reader and is_kind and (not reader.is_common_suffix or reader.recognises(_head(path))):
+            found.append(path)
+    return found
 
 
 def refuse_to_export(path: Path) -> None:

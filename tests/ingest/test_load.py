@@ -69,6 +69,17 @@ def test_a_folder_without_traces_says_what_it_should_hold(tmp_path: Path) -> Non
         find_traces(tmp_path)
 
 
+def test_of_a_folder_of_folders_one_is_named(tmp_path: Path) -> None:
+    """As those that torchtitan writes: profile_traces/iteration_10/rank0_trace.json."""
+    for step in (20, 10):
+        (tmp_path / f"iteration_{step}").mkdir()
+        (tmp_path / f"iteration_{step}" / "rank0_trace.json").write_text('{"traceEvents": []}')
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "config.json").write_text("{}")
+    with pytest.raises(TraceError, match=r"a folder without traces: give those in it, such as \S+/iteration_10$"):
+        find_traces(tmp_path)
+
+
 def test_a_folder_is_no_trace(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="not a regular file"):
         load_trace(tmp_path)
