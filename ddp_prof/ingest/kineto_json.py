@@ -45,8 +45,12 @@ from ddp_prof.trace import (
 
 PROCESS = 0
 
-_KERNEL, _COPY, _MEMORY_SET = "kernel", ("gpu_memcpy", "memcpy"), ("gpu_memset", "memset")
+_KERNEL = "kernel"
+_COPY, _MEMORY_SET = (
+    tuple(f"{vendor}{what}" for vendor in ("", "gpu_", "mlu_", "gcu_")) for what in ("memcpy", "memset")
+)
 _OF_DEVICE = (_KERNEL, *_COPY, *_MEMORY_SET)
+_NOT_READ = ("hpu_op", "mtia_ccp_events")  # events of devices, among other ones
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in old releases of torch
 _OLD_RANGES = ("ProfilerStep", "gloo:", "nccl:")
@@ -161,6 +165,9 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
     if by_category and not has_device_events and ("" in by_category or not any(map(_OF_HOST.fullmatch, by_category))):
         reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
+    if not has_device_events and (category := next(filter(by_category.get, _NOT_READ), None)):
+        reason = f"its device's events are of the category {category}, which is not read"
+        raise TraceError(path, reason, "record on a device whose kernels have the category kernel, such as CUDA's")
     return by_category
 
 

@@ -15,6 +15,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.trace import Kind
 
 BASE = 1_790_857_026_000_000_000
 
@@ -296,6 +297,27 @@ def test_launches_of_other_accelerators_are_known(tmp_path: Path) -> None:
         event("kernel", "oneccl_reduce_base<float, 2, 16, 1, 1, 2>", "20", "10", device=0, correlation=5),
     ]
     assert load_trace(write(tmp_path / "x.json", events)).launching_calls.tolist() == [0]
+
+
+@pytest.mark.parametrize("categories", [("mlu_memcpy", "mlu_memset"), ("GCU_MEMCPY", "GCU_MEMSET")])
+def test_copies_of_other_accelerators_are_known(categories: tuple[str, ...], tmp_path: Path) -> None:
+    """Those of Cambricon and Enflame."""
+    events = [event(category, "of a device", "5", "2", device=0) for category in categories]
+    assert load_trace(write(tmp_path / "x.json", events)).activities.kind.tolist() == [Kind.COPY, Kind.MEMORY_SET]
+
+
+@pytest.mark.parametrize("category", ["hpu_op", "mtia_ccp_events"])
+def test_a_device_whose_events_are_not_read_is_refused_and_not_said_to_have_lost_them(
+    category: str, tmp_path: Path
+) -> None:
+    events = [
+        event("privateuse1_runtime", "launch", "4", "1", correlation=1),
+        event(category, "gemm", "5", "2", device=0, correlation=1),
+    ]
+    with pytest.raises(TraceError, match=f"its device's events are of the category {category}, which is not read"):
+        load_trace(write(tmp_path / "x.json", events))
+    kernel = event("kernel", "gemm", "5", "2", device=0, correlation=1)
+    assert len(load_trace(write(tmp_path / "x.json", [*events, kernel])).activities) == 1
 
 
 def test_a_file_put_together_from_two_processes_says_so(tmp_path: Path) -> None:
