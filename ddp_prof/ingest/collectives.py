@@ -54,7 +54,7 @@ def name_operations(trace: Trace) -> Trace:
     activity = np.flatnonzero(rows)
     calls = select(trace.calls, trace.launching_calls[activity])
     op_id = np.full(len(activity), UNKNOWN, np.int64)
-    torch_ids = [index for index, name in enumerate(trace.names) if name.startswith(("nccl:", "xccl:"))]
+    torch_ids = [index for index, name in enumerate(trace.names) if name.startswith(("nccl:", "xccl:", "mccl:"))]
     torch_ranges = np.flatnonzero(np.isin(trace.spans.name_id, torch_ids))
     # A group of NCCL's calls has the operation that they share; a mix of sends and receives counts as receives.
     members_of, group_ops = find_nccl_calls(trace), []

@@ -91,7 +91,12 @@ def test_a_kernels_name_yields_to_the_range_round_its_launch(
 
 
 @pytest.mark.parametrize(
-    ("backend", "kernel"), [("nccl", "ncclKernel_SendRecv_RING(x)"), ("xccl", "oneccl_reduce_base<float, 2, 16>")]
+    ("backend", "kernel"),
+    [
+        ("nccl", "ncclKernel_SendRecv_RING(x)"),
+        ("xccl", "oneccl_reduce_base<float, 2, 16>"),
+        ("mccl", "mcclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(mcclWorkElem)"),
+    ],
 )
 def test_torchs_annotation_names_the_operation_in_kineto(backend: str, kernel: str, tmp_path: Path) -> None:
     events = [
