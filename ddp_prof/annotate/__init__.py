@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddp_prof.annotate.callbacks import lightning_callback, trainer_callback
 from ddp_prof.annotate.ranges import (
     NestedRange,
     OpenRange,
@@ -84,17 +85,3 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
     from ddp_prof.annotate.hooks import Instrumented
 
     return Instrumented(model, optimizers)
-
-
-def lightning_callback() -> Any:
-    """Return a callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks."""
-    from ddp_prof.annotate.callbacks import make_lightning_callback
-
-    return make_lightning_callback()
-
-
-def trainer_callback() -> Any:
-    """Return a callback for Hugging Face's ``Trainer(callbacks=[...])``: marks steps and what ``instrument`` marks."""
-    from ddp_prof.annotate.callbacks import make_trainer_callback
-
-    return make_trainer_callback()

@@ -6,16 +6,17 @@ from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
-from ddp_prof.annotate.hooks import Instrumented
 from ddp_prof.annotate.ranges import step
 
 
-def make_lightning_callback() -> Any:
-    """Return a callback for ``lightning`` or the older ``pytorch_lightning``, whichever is installed.
+def lightning_callback() -> Any:
+    """Return a callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks.
 
-    A step is one iteration of the loop: ``on_train_batch_start`` would begin it too late, after the loading of the
-    batch and a broadcast to all ranks.
+    It is for ``lightning`` or the older ``pytorch_lightning``, whichever is installed. A step is one iteration of the
+    loop: ``on_train_batch_start`` would begin it too late, after the loading of the batch and a broadcast to all ranks.
     """
+    from ddp_prof.annotate.hooks import Instrumented
+
     try:
         from lightning.pytorch import Callback
     except ImportError:
@@ -46,12 +47,14 @@ def make_lightning_callback() -> Any:
     return Marks()
 
 
-def make_trainer_callback() -> Any:
-    """Return a callback for ``transformers``.
+def trainer_callback() -> Any:
+    """Return a callback for Hugging Face's ``Trainer(callbacks=[...])``: marks steps and what ``instrument`` marks.
 
     The Trainer does not pass the DDP wrapper to a callback, so every DDP that is created later is marked.
     """
     from transformers import TrainerCallback
+
+    from ddp_prof.annotate.hooks import Instrumented
 
     marked, open_step = Instrumented(None, []), ExitStack()
 
