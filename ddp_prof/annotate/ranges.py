@@ -147,7 +147,7 @@ class TorchSink:
 
 
 class Recorded(NamedTuple):
-    """A closed range: UTC nanoseconds, half-open; ``is_start_end`` as in ``trace.Spans``."""
+    """A closed range: nanoseconds of ``time.perf_counter_ns``, half-open; ``is_start_end`` as in ``trace.Spans``."""
 
     text: str
     start_ns: int
@@ -163,7 +163,7 @@ class Recorder:
         self.ranges: list[Recorded] = []
 
     def push(self, text: str) -> object:
-        return text, time.time_ns(), threading.get_native_id()
+        return text, time.perf_counter_ns(), threading.get_native_id()
 
     start = push
 
@@ -175,7 +175,7 @@ class Recorder:
 
     def _keep(self, token: tuple[str, int, int], *, is_start_end: bool) -> None:
         text, start_ns, thread = token
-        self.ranges.append(Recorded(text, start_ns, time.time_ns(), thread, is_start_end))
+        self.ranges.append(Recorded(text, start_ns, time.perf_counter_ns(), thread, is_start_end))
 
 
 class NestedRange:

@@ -10,7 +10,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta, timezone
@@ -21,7 +20,7 @@ import torch
 import torch.distributed as dist
 
 import ddp_prof
-from ddp_prof import range_names
+from ddp_prof import annotate, range_names
 from ddp_prof.annotate.unattended import make_profile
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
@@ -213,42 +212,34 @@ def peak_resident_bytes() -> int:
     return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-class MessageLog:
-    """An ``annotate.Sink`` that times each collective from its launch to its end and ignores other ranges.
+class MessageLog(annotate.Recorder):
+    """Keeps ranges in memory and tells the time of each collective, from its launch to its end.
 
     ``wait_for_device`` is called before the start and before the end of each time, so that it contains the whole
     collective and nothing else; for a variant that does not block in each call it must do nothing.
     """
 
     def __init__(self, wait_for_device: Callable[[], None]) -> None:
-        self.durations_ns: dict[int, list[int]] = {}  # the key is the size in bytes
+        super().__init__()
         self._wait_for_device = wait_for_device
 
-    def push(self, text: str) -> object:
-        pass
-
-    def pop(self, token: object) -> None:
-        pass
-
     def start(self, text: str) -> object:
-        parsed = range_names.parse_range(text)
-        if parsed.name not in range_names.COLLECTIVES:
-            return None
         self._wait_for_device()
-        return parsed.number("bytes"), time.perf_counter_ns()
+        return super().start(text)
 
-    def end(self, token: object) -> None:
-        if token is None:
-            return
+    def end(self, token: Any) -> None:
         self._wait_for_device()
-        end_ns = time.perf_counter_ns()
-        assert isinstance(token, tuple)
-        size, start_ns = token
-        self.durations_ns.setdefault(size, []).append(end_ns - start_ns)
+        super().end(token)
 
     def summarize(self) -> tuple[MessageTimes, ...]:
         """Return one row per size, the smallest first."""
+        durations_ns: dict[int, list[int]] = {}
+        for closed in self.ranges:
+            parsed = range_names.parse_range(closed.text)
+            if parsed.name in range_names.COLLECTIVES:
+                size = parsed.number("bytes") or 0
+                durations_ns.setdefault(size, []).append(closed.end_ns - closed.start_ns)
         return tuple(
             MessageTimes(size, len(times), round(statistics.median(times)), min(times))
-            for size, times in sorted(self.durations_ns.items())
+            for size, times in sorted(durations_ns.items())
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddp_prof import annotate
-from ddp_prof.annotate import Recorder
+from ddp_prof.annotate import Recorded, Recorder
 from ddp_prof.manifest import MessageTimes
 from ddp_prof.train.record import MessageLog
 
@@ -44,7 +44,7 @@ def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest
         nonlocal now_ns
         now_ns += waits_ns.pop(0)
 
-    monkeypatch.setattr("ddp_prof.train.record.time.perf_counter_ns", lambda: now_ns)
+    monkeypatch.setattr("ddp_prof.annotate.ranges.time.perf_counter_ns", lambda: now_ns)
     log = MessageLog(wait_for_device)
     token = log.start("all_reduce|bucket=0|bytes=8|params=1")
     log.end(token)
@@ -54,5 +54,8 @@ def test_what_the_device_did_before_is_not_part_of_a_message(monkeypatch: pytest
 def test_a_row_a_size() -> None:
     log = MessageLog(lambda: None)
     assert log.summarize() == ()
-    log.durations_ns = {8: [30, 10, 20], 4: [5]}
+    log.ranges = [
+        Recorded(f"all_reduce|bucket=0|bytes={size}|params=1", 7, 7 + duration_ns, 1, True)
+        for size, duration_ns in ((8, 30), (8, 10), (4, 5), (8, 20))
+    ]
     assert log.summarize() == (MessageTimes(4, 1, 5, 5), MessageTimes(8, 3, 20, 10))
