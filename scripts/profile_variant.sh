@@ -24,7 +24,8 @@
 #   BACKEND       auto, nccl or gloo                                 (default: auto: nccl where each rank has a GPU)
 #   RANKS_PER_GPU let so many ranks take turns on each GPU           (default: unset, one GPU per rank)
 #   TORCHRUN      arguments with which torchrun starts the ranks (--nnodes 2 --node-rank 1 ...); NGPU ranks on this node
-#   NODE_RANK     with TORCHRUN: number of this node, part of the files' name  (default: unset, the only node)
+#   NODE_RANK     with TORCHRUN of several nodes: number of this one, part of the files' name
+#                                                                    (default: its --node-rank, or srun's task)
 #   TRACES_DIR    where the files go                                 (default: traces/local in the checkout)
 #   PROFILER      nsys, kineto (torch.profiler), none (only NAME.run.json), or auto: nsys if possible (default: auto)
 #   NSYS          the nsys to use            (default: from PATH or the usual places, else fetched by install_nsys.sh)

@@ -114,7 +114,7 @@ def plan_job(
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
     name = _program_name(program)
     launched = _programs(program)
-    part = _file_suffix(program, environ, len(launched[0][0]))
+    part = file_suffix(program, environ, len(launched[0][0]))
     path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
     marks = [f"PYTHONPATH={path}", f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
     recorder: list[str] = []
@@ -255,8 +255,11 @@ def _split_at_program(launcher: str, words: Sequence[str]) -> tuple[Sequence[str
     )
 
 
-def _file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int) -> str:
-    """Return the suffix of the files that this process records: ``.rank3``, ``.node1``, or nothing."""
+def file_suffix(program: Sequence[str], environ: Mapping[str, str], at: int = 0) -> str:
+    """Return the suffix of the files that this process records: ``.rank3``, ``.node1``, or nothing.
+
+    ``at`` is where in ``program`` its launcher ends; 0 if it begins with none of :data:`LAUNCHERS`.
+    """
     inner = Path(program[at]).name
     starts_ranks = inner == "torchrun" or "torch.distributed.run" in program or inner == "accelerate"
     kind = "node" if starts_ranks else "rank"

@@ -24,7 +24,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from ddp_prof.capture.job import Job, export_reports, find_losses, read_place
+from ddp_prof.capture.job import Job, export_reports, file_suffix, find_losses, read_place
 from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
 from ddp_prof.capture.recorder import (
     CAPTURE_RANGE,
@@ -92,10 +92,7 @@ class Plan:
     @property
     def part(self) -> str:
         """Suffix of the files if other processes or machines capture the other ranks: ``.rank3``, ``.node1``."""
-        if self.place:
-            return f".rank{self.place['RANK']}"
-        node = self.environ.get("NODE_RANK", "") if self.torchrun else ""
-        return f".node{node}" if node else ""
+        return file_suffix([self.python, *self.torchrun], self.environ)
 
     @property
     def name(self) -> str:
@@ -128,7 +125,7 @@ class Plan:
             )
         elif profiler:
             program += ["--kineto", str(folder / f"{self.base}.json.gz")]
-        # With several nodes it is torchrun that decides which ranks run on this one.
+        # With several nodes, torchrun decides which ranks run on this one.
         ranks = [int(self.place["RANK"])] if self.place else [] if self.part else range(self.ranks)
         return Job(tuple(program), folder, self.base, self.part, nsys, self.on_gpus, ranks)
 
@@ -147,7 +144,8 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     parser.add_argument("--bucket-size-mb")
     options = _parsed(parser.parse_args, argv[:at])
 
-    place = read_place(environ)
+    # Of torchrun, the ranks are not known before it has started them.
+    place = {} if environ.get("TORCHRUN") else read_place(environ)
     if place and "SLURM_JOB_ID" in environ:
         port = FIRST_PORT + (_whole(environ, "SLURM_JOB_ID", 0) or 0) % 1000
         environ = {"MASTER_PORT": str(port), **environ}

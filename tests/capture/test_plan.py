@@ -6,6 +6,7 @@ import pytest
 
 from ddp_prof.capture import variant
 from ddp_prof.capture.variant import Plan, UsageError, clean_environment, digest_plan, read_plan
+from ddp_prof.errors import WorkloadError
 
 NO_NUMBERS = ["root[$(touch x)]", "2x", "-1", "1e3", "2.5", "0x10", "08", " 2", "2\n", "٣", "1_0", "9" * 30]
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2"}
@@ -165,6 +166,26 @@ def test_a_rank_of_any_launcher_is_told_its_place_in_torchruns_words(
     given = {name: value for name, value in clean_environment(found).items() if name not in ("PATH", "LANG")}
     assert given == {"RANK": "3", "WORLD_SIZE": "16", **place}
     assert "--world-size" not in found.workload
+
+
+@pytest.mark.parametrize(
+    ("node", "beside"),
+    [
+        ("1", {"TORCHRUN": "--nnodes 2 --node-rank 1"}),
+        ("1", {"TORCHRUN": "--nnodes 2:4 --rdzv-id 7", "NODE_RANK": "1"}),
+        ("3", {"TORCHRUN": "--nnodes 16", **SLURM}),
+    ],
+)
+def test_each_node_of_torchrun_writes_files_of_its_own(gpus: list[str], node: str, beside: dict[str, str]) -> None:
+    assert gpus == []
+    found = read_plan(["overlap"], {"NGPU": "8", **beside})
+    assert (found.name, found.ranks, found.torchrun[-1]) == (f"overlap.node{node}", 8, "8")
+
+
+def test_torchrun_on_an_unknown_node_is_refused(gpus: list[str]) -> None:
+    assert gpus == []
+    with pytest.raises(WorkloadError, match="set NODE_RANK=0 on the first"):
+        assert read_plan(["overlap"], {"TORCHRUN": "--nnodes 2"}).name
 
 
 def test_a_batch_script_of_slurm_is_no_rank(gpus: list[str]) -> None:
