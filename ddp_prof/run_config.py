@@ -11,16 +11,6 @@ from typing import Any
 
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label
 
-SCRIPT_VARIABLES = {
-    "model_size": "MODEL_SIZE",
-    "batch_size": "BATCH_SIZE",
-    "seq_len": "SEQ_LEN",
-    "steps": "STEPS",
-    "warmup": "WARMUP",
-    "world_size": "NGPU",
-    "device": "DEVICE",
-}
-"""Fields that ``scripts/profile_variant.sh`` reads from its environment, and the names of the variables."""
 MANIFEST_FIELDS = ("variant", "bucket_size_mb", "model_size", "batch_size", "seq_len", "steps", "warmup", "seed")
 """Fields that a ``run.json`` has under the same names."""
 FAULTS = ("nothing", "host-sync", "one-bucket", "reversed", "slow-rank", "starved")
@@ -88,14 +78,9 @@ class RunConfig:
         return [word for field in fields(RunConfig) if field.name not in leave_out for word in self._option(field.name)]
 
     def script_argv(self) -> list[str]:
-        """Return the arguments of ``scripts/profile_variant.sh``, to be used with :meth:`script_environment`."""
-        by_environment = {"variant", "bucket_size_mb", *SCRIPT_VARIABLES}
-        return [self.variant, *self._option("bucket_size_mb"), "--", *self.argv(leave_out=by_environment)]
-
-    def script_environment(self) -> dict[str, str]:
-        """Return the environment variables of ``scripts/profile_variant.sh`` that describe the run."""
-        known = {variable: getattr(self, name) for name, variable in SCRIPT_VARIABLES.items()}
-        return {variable: str(value) for variable, value in known.items() if value is not None}
+        """Return the arguments of ``scripts/profile_variant.sh``, which takes NGPU and DEVICE from its environment."""
+        others = self.argv(leave_out={"variant", "bucket_size_mb", "world_size", "device"})
+        return [self.variant, *self._option("bucket_size_mb"), "--", *others]
 
     def manifest_options(self) -> dict[str, Any]:
         """Return the ``options`` of the ``run.json``."""

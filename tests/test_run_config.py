@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_prof.capture.variant import read_plan
 from ddp_prof.manifest import Manifest
-from ddp_prof.run_config import MANIFEST_FIELDS, SCRIPT_VARIABLES, RunConfig
+from ddp_prof.run_config import MANIFEST_FIELDS, RunConfig
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.variants import VARIANTS
 
@@ -81,15 +82,10 @@ def test_ddp_as_it_is_has_a_name_of_its_own() -> None:
 
 
 def test_the_capture_script_is_told_the_same_run() -> None:
-    environment, argv = CONFIG.script_environment(), CONFIG.script_argv()
-    assert environment["BATCH_SIZE"] == "6"
-    assert environment["NGPU"] == "2"
-    assert argv[:4] == ["bucketed", "--bucket-size-mb", "2.5", "--"]
-    passed_on = parse_arguments(
-        ["--variant", argv[0], *argv[1:3], *argv[4:]]
-        + [f"--{name.replace('_', '-')}={environment[variable]}" for name, variable in SCRIPT_VARIABLES.items()]
-    )
-    assert passed_on.argv() == CONFIG.argv()
+    unrelated = {"MODEL_SIZE": "xl", "BATCH_SIZE": "64", "SEQ_LEN": "7", "STEPS": "3", "WARMUP": "4"}
+    plan = read_plan(CONFIG.script_argv(), {"NGPU": "2", "DEVICE": "cpu", **unrelated})
+    assert plan.name == "bucketed_2.5mb"
+    assert parse_arguments(plan.workload).argv() == replace(CONFIG, device="cpu").argv()
 
 
 def test_the_manifest_has_what_was_asked_for_under_its_own_names() -> None:

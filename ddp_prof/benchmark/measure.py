@@ -126,9 +126,10 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(config, synchronized_steps=0)  # no capture shows them
     settings = {"TRACES_DIR": str(folder.absolute()), "VENV": sys.prefix, "FORCE": str(int(force)), "VERBOSE": "0"}
+    settings |= {"DEVICE": config.device, "NGPU": str(config.world_size or 2)}
     try:
         with redirect_stderr(io.StringIO()):  # a sweep says one line per capture
-            said = capture_variant(config.script_argv(), {**os.environ, **config.script_environment(), **settings})
+            said = capture_variant(config.script_argv(), {**os.environ, **settings})
     except (DdpProfError, OSError) as error:
         raise WorkloadError(str(error)) from error
     name = said.partition(":")[0]  # "bucketed_10mb: captured by nsys 2022.4.2.1 in 6 s"
