@@ -107,7 +107,9 @@ def _check_seats(backend: str, kind: str, ranks_per_gpu: int | None, gpus: int, 
     if backend == "nccl" and not dist.is_nccl_available():
         raise WorkloadError("this torch was built without NCCL: use --backend gloo, or install a CUDA build of torch")
     if kind == "cuda" and not gpus:
-        raise WorkloadError("torch finds no GPU here: leave out --device and --backend, or use --device cpu")
+        raise WorkloadError(
+            "torch finds no GPU here: install a CUDA build of torch, or use --device cpu (DEVICE=cpu), --backend gloo"
+        )
     if backend == "nccl" and kind == "cpu":
         raise WorkloadError("NCCL reduces on GPUs only: use --backend gloo with --device cpu")
     if backend == "nccl" and seats < ranks:

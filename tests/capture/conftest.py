@@ -22,7 +22,6 @@ from tests.test_manifest import MANIFEST
 
 # Writes down how it was called and its environment, and writes what it should; $FOLDER/workload comes in between.
 PYTHON = f"""
-[ "$1" != -c ] || exit 0
 [ "$2" != ddp_prof.capture ] || exec {sys.executable} "$@"
 env >"$FOLDER/workload.env"
 echo "workload $*" >>"$FOLDER/calls"

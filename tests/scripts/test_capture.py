@@ -68,6 +68,12 @@ def test_the_run_is_described(traces: Path) -> None:
     assert len(run["key"]) == 64
 
 
+def test_a_torch_that_cannot_use_the_gpu_is_told(tmp_path: Path) -> None:
+    done = capture(tmp_path / "traces", "overlap", PROFILER="none", DEVICE="cuda", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 1
+    assert "torch finds no GPU here: install a CUDA build of torch, or use --device cpu (DEVICE=cpu)" in done.stderr
+
+
 def test_the_capture_tells_nothing_of_the_users_environment(traces: Path) -> None:
     for name in ("overlap.sqlite", "overlap.nsys-rep"):
         content = (traces / name).read_bytes()
