@@ -213,11 +213,9 @@ class OpenRange:
             sink.end(token)
 
 
-_nvtx_sink, _torch_sink = NvtxSink(), TorchSink()
-_sinks: tuple[Sink, ...] = (_nvtx_sink, _torch_sink)
-_enabled = os.environ.get(RANGES_VARIABLE, "1") != "0"
-_active: tuple[Sink, ...] = _sinks if _enabled else ()
-
+_sinks: tuple[Sink, ...] = NvtxSink(), TorchSink()
+_active = _sinks if os.environ.get(RANGES_VARIABLE, "1") != "0" else ()
+"""The sinks that get ranges: all, or none while ranges are switched off."""
 
 steps_are_marked = False
 """Whether the program has called :func:`step`."""
@@ -232,34 +230,20 @@ def is_enabled() -> bool:
 
 def enable(on: bool = True) -> None:
     """Switch all ranges on or off; open ranges are closed as usual."""
-    _set(_sinks, on)
-
-
-@contextmanager
-def add_sink(sink: Sink) -> Iterator[None]:
-    """Send ranges to ``sink`` too."""
-    _set((*_sinks, sink), _enabled)
-    try:
-        yield
-    finally:
-        _set(tuple(other for other in _sinks if other is not sink), _enabled)
+    global _active
+    _active = _sinks if on else ()
 
 
 @contextmanager
 def only_sink(sink: Sink) -> Iterator[None]:
     """Send ranges to ``sink`` only, not even to a profiler, also if ranges are switched off."""
-    before = _sinks, _enabled
-    _set((sink,), True)
+    global _sinks, _active
+    before = _sinks, _active
+    _sinks = _active = (sink,)
     try:
         yield
     finally:
-        _set(*before)
-
-
-def _set(sinks: tuple[Sink, ...], enabled: bool) -> None:
-    global _sinks, _enabled, _active
-    _sinks, _enabled = sinks, enabled
-    _active = sinks if enabled else ()
+        _sinks, _active = before
 
 
 def process(*, rank: int, world: int, variant: str, backend: str, device: str, ranks_per_gpu: int = 1) -> NestedRange:
@@ -285,13 +269,6 @@ def step(index: int, warmup: bool = False) -> NestedRange:
     return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))
 
 
-def phase(name: str) -> NestedRange:
-    """Return the range around one phase of a step, one of ``range_names.PHASES``."""
-    if name not in range_names.PHASES:
-        raise ValueError(f"{name!r} is not a phase of a step: choose from {', '.join(range_names.PHASES)}")
-    return NestedRange(name)
-
-
 def forward() -> NestedRange:
     """Return the range around the forward pass, loss included."""
     return NestedRange(range_names.FORWARD)
@@ -307,10 +284,9 @@ def synchronize() -> NestedRange:
     return NestedRange(range_names.SYNCHRONIZE)
 
 
-def optimizer(bucket: int | None = None) -> NestedRange:
-    """Return the range around ``optimizer.step()``; that of a single bucket may lie in another phase."""
-    fields = {} if bucket is None else {"bucket": bucket}
-    return NestedRange(range_names.format_range(range_names.OPTIMIZER, **fields))
+def optimizer() -> NestedRange:
+    """Return the range around ``optimizer.step()``."""
+    return NestedRange(range_names.OPTIMIZER)
 
 
 def buckets(sizes: Sequence[int], others: int = 0) -> NestedRange:

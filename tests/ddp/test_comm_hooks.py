@@ -48,7 +48,7 @@ def train(model: nn.Module, wrapped: nn.Module, rank: int) -> list[Any]:
         recorder = Recorder()
         model.zero_grad()
         x = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(10 * step + rank))
-        with annotate.add_sink(recorder):
+        with annotate.only_sink(recorder):
             wrapped(x).square().mean().backward()
         if isinstance(wrapped, TorchDDP):
             wrapped.finish_gradient_synchronization()

@@ -25,7 +25,7 @@ def phases(rank: int) -> dict[str, Any]:
     launched, blocked = {}, {}
     for phase in ("forward", "backward"):
         recorder = Recorder()
-        with annotate.add_sink(recorder):
+        with annotate.only_sink(recorder):
             if phase == "forward":
                 loss = variant(torch.randn(4, 6), torch.zeros(4)).sum()
             else:

@@ -50,7 +50,7 @@ class Scale(nn.Module):
 
 def record_step(variant: Any, *, sync: bool = True) -> list[Recorded]:
     recorder = Recorder()
-    with annotate.add_sink(recorder):
+    with annotate.only_sink(recorder):
         loss = variant(torch.randn(4, WIDTH)).sum()
         with annotate.backward():
             loss.backward()
@@ -101,7 +101,7 @@ def gradients(rank: int) -> dict[str, Any]:
 def completion(rank: int) -> dict[str, int]:
     """An all-reduce that is waited for much later: its range, and when the wait began."""
     recorder = Recorder()
-    with annotate.add_sink(recorder):
+    with annotate.only_sink(recorder):
         flight = launch_all_reduce(torch.ones(10), None, bucket=0, params=1)
         time.sleep(1)
         wait_ns = time.perf_counter_ns()
@@ -117,7 +117,7 @@ def irregular(rank: int) -> dict[str, Any]:
     for micro_batches in (("sync", "local"), ("sync", "sync"), ("sync",)):
         weight.grad = None
         recorder = Recorder()
-        with annotate.add_sink(recorder):
+        with annotate.only_sink(recorder):
             for index, how in enumerate(micro_batches):
                 with nullcontext() if how == "sync" else variant.no_sync():
                     variant(torch.full((3,), 10.0 ** (2 * index) * (rank + 1))).sum().backward()
@@ -151,7 +151,7 @@ def gathers(rank: int) -> list[Recorded]:
     optimizer = torch.optim.AdamW(variant.optimizer_parameters())
     record_step(variant)
     recorder = Recorder()
-    with annotate.add_sink(recorder):
+    with annotate.only_sink(recorder):
         with annotate.optimizer():
             optimizer.step()
         for layer in model:

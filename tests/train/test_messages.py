@@ -12,7 +12,7 @@ from ddp_prof.train.record import MessageLog
 
 def test_only_all_reduces_are_noted_and_nobody_else_hears_of_them() -> None:
     log, profiler = MessageLog(lambda: None), Recorder()
-    with annotate.add_sink(profiler):
+    with annotate.only_sink(profiler):
         with annotate.only_sink(log), annotate.step(0), annotate.forward():
             span = annotate.start_all_reduce(0, 4096, 1)
             annotate.start_synchronize().end()
