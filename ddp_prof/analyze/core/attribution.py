@@ -226,11 +226,11 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
     DDP launches its buckets in order, and threads of gloo take them up in that order. ``size_spans`` are the spans
     whose names list the sizes of the buckets. A pass is left as it is if the ranges before it list different sizes.
     """
-    bucket, size = ranges.bucket.copy(), ranges.bytes.copy()
+    bucket, size, launch_ns = ranges.bucket.copy(), ranges.bytes.copy(), ranges.launch_or_start_ns
     reduces = np.flatnonzero(ranges.operation == OPERATIONS.index(ALL_REDUCE))
-    reduces = reduces[np.argsort(ranges.start_ns[reduces], kind="stable")]
+    reduces = reduces[np.lexsort((ranges.start_ns[reduces], launch_ns[reduces]))]
     passes = phases.union_of(BACKWARD_PHASE)
-    first, end = (np.searchsorted(ranges.start_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
+    first, end = (np.searchsorted(launch_ns[reduces], at) for at in (passes.start_ns, passes.end_ns))
     following = np.searchsorted(passes.start_ns, trace.spans.start_ns[size_spans])
     for number in range(len(passes)):
         latest = following[following <= number].max(initial=UNKNOWN)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.attribution import find_collective_ranges
 from ddp_prof.analyze.core.steps import find_phases
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import UNKNOWN, CollectiveCalls
 from tests.drawing import PID, draw_trace
 
 ONE, OTHER = "buckets|bytes=10,20|others=0", "buckets|bytes=30,40|others=0"
@@ -41,6 +44,22 @@ def test_buckets_are_numbered_in_the_order_of_launch(
     trace = draw_trace(ranges={**told, "backward": backward, "gloo:all_reduce": reduces})
     found = find_collective_ranges(trace, PID, find_phases(trace, PID))
     assert found.bucket.tolist() == expected
+
+
+def test_an_all_reduce_launched_before_backward_is_no_bucket() -> None:
+    """``join()`` launches two in forward, which a busy machine takes up in backward."""
+    launches_ns = np.array([0, 3, 5])
+    trace = draw_trace(ranges={ONE: "#.........", "backward": "..######..", "gloo:all_reduce": "...#.#.#.."})
+    name_id = np.full(3, len(trace.names))
+    is_gloo = trace.spans.name_id == trace.names.index("gloo:all_reduce")
+    trace = replace(
+        trace,
+        spans=replace(trace.spans, lane=np.where(is_gloo, 7, trace.spans.lane)),
+        names=(*trace.names, "c10d::allreduce_"),
+        collective_calls=CollectiveCalls(launches_ns, name_id),
+    )
+    found = find_collective_ranges(trace, PID, find_phases(trace, PID))
+    assert found.bucket.tolist() == [N, 0, 1]
 
 
 def test_sizes_are_those_of_the_model_that_was_told_last() -> None:
