@@ -145,7 +145,8 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         bucket=culprit[0],
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,
-        follows_own_bucket=any(_match_key(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
+        follows_own_bucket=culprit[0] is not None
+        and any(_match_key(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
         is_last=all(collective.index == last[collective.step_identity] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,

@@ -180,6 +180,17 @@ def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:
     assert not alone.follows_own_bucket
 
 
+def test_collectives_without_buckets_do_not_follow_one_of_their_own() -> None:
+    """A loop over ``all_reduce(parameter.grad)`` was told that a smaller last bucket would help; it has no buckets."""
+    reduces = [("gloo:all_reduce", "........###........."), ("gloo:all_reduce", "............######..")]
+    phases = [("process|rank=0|world=2", "#" * 20), ("step|index=0", "#" * 20), ("backward", "..#####.............")]
+    cause = find_root_cause(results_of(draw_trace(ranges=[*phases, *reduces], ranks={PID: 0})))
+    assert cause is not None
+    assert (cause.why, cause.bucket, cause.index) == ("blocking_call", None, 1)
+    assert not cause.follows_own_bucket
+    assert "If gradient hooks launched them" in root_cause_headline(cause).text
+
+
 def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
     """Both carry bucket 0: the headline told the middle of both starts, after backward's end, as the reduction's."""
     trace = draw_trace(
