@@ -208,7 +208,8 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
         losses.append(f"rank {_format_ranks(missing)} is not in the capture: it was killed, or ran elsewhere")
     most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
     if incomplete := {rank for rank in ranks if steps[rank] < most}:
-        losses.append(f"not all steps arrived of rank {_format_ranks(incomplete)}")
+        uneven = ", or it made fewer than others" if job.ranks is None else ""  # our variants' ranks make the same
+        losses.append(f"not all steps arrived of rank {_format_ranks(incomplete)}{uneven}")
     without_kernels = {rank for rank in ranks if not kernels[rank]}
     if job.on_gpus and (not has_kernels or without_kernels):
         whose = f" of rank {_format_ranks(without_kernels)}" if has_kernels else ""

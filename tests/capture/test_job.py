@@ -485,7 +485,7 @@ LOST = "rank 2, 3 is not in the capture: it was killed, or ran elsewhere"
         ({0: 2, 1: 2}, set(), []),
         ({0: 2}, None, ["rank 1 is not in the capture: it was killed, or ran elsewhere"]),  # of the two it speaks of
         ({0: 2, 1: 1, 2: 2}, {0, 1, 2}, ["not all steps arrived of rank 1"]),
-        ({0: 2, 1: 1, 2: 2}, None, ["not all steps arrived of rank 1"]),
+        ({0: 2, 1: 1, 2: 2}, None, ["not all steps arrived of rank 1, or it made fewer than others"]),
     ],
 )
 def test_ranks_and_steps_that_did_not_arrive_are_missed(
