@@ -22,6 +22,7 @@ _DELAY_TOLERANCE = 0.5
 _LAUNCH_LESS = (
     "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere."
 )
+_LOAD_AHEAD = "Load and move data in other processes, ahead of the step that needs it."
 
 
 def host_sync(run: RunEvidence) -> Finding | Abstained | None:
@@ -116,27 +117,33 @@ def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     """The host launches too slowly, so the device waits for it.
 
-    Found if the host and its launches are at least a quarter of the critical path of the median step. If that path is
-    not known: if the device is idle for a quarter of the median step before its next work is launched. On a CPU: if
-    time outside of phases and communication is at least a quarter of the median step.
+    Found if the host and its launches on the critical path, and the time from the end of that path to the end of the
+    step, are at least a quarter of the median step. If the path is not known: if the device is idle for a quarter of
+    the median step before its next work is launched. On a CPU: if time outside of phases and communication is at least
+    a quarter of the median step.
     """
     if run.is_cpu:
         return _launch_bound_on_host(run)
     if run.critical.reason:
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
-    late = [(path, path.parts_ns["host"] + path.parts_ns["launch"]) for path in run.critical.steps]
-    shares = [ns / path.window_ns for path, ns in late]
-    if not shares or sorted(shares)[len(shares) // 2] < _HOST_SHARE:
+    lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
+    late = []
+    for path in run.critical.steps:
+        step_ns = max(path.window_ns, lengths_ns.get((path.rank, path.step_key)) or 0)
+        late.append((path, path.parts_ns["host"] + path.parts_ns["launch"] + step_ns - path.window_ns, step_ns))
+    shares = sorted(ns / step_ns for _, ns, step_ns in late)
+    if not shares or shares[len(shares) // 2] < _HOST_SHARE:
         return None
-    cost = median_or_zero([ns for _, ns in late])
+    cost = median_or_zero([ns for _, ns, _ in late])
+    between = median_or_zero([step_ns - path.window_ns for path, _, step_ns in late])
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     return Finding(
         "launch-bound host",
-        f"{sorted(shares)[len(shares) // 2]:.0%} of the critical path of {whole}, {cost / 1e6:.2f} ms, is the "
-        "host: what came next on the path could not begin before it was launched.",
-        _LAUNCH_LESS,
-        tuple(dict.fromkeys(path.rank for path, _ in late)),
-        tuple(path.step for path, ns in late if path.step is not None and ns >= _HOST_SHARE * path.window_ns),
+        f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is the host: what came next on the critical "
+        "path, or in the next step, could not begin before it was launched.",
+        _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS,
+        tuple(dict.fromkeys(path.rank for path, _, _ in late)),
+        tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
         cost,
     )
 
@@ -182,7 +189,7 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
         "launch-bound host",
         f"{max(share for _, _, share in found):.0%} of a typical step, {cost / 1e6:.2f} ms, lies outside of forward, "
         "backward, synchronize, optimizer and communication: the host prepares work meanwhile.",
-        "Load and move data in other processes, ahead of the step that needs it.",
+        _LOAD_AHEAD,
         tuple(name for name, _, _ in found),
         (),
         cost,

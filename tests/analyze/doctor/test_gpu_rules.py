@@ -167,6 +167,23 @@ def test_a_host_that_launches_late() -> None:
     assert finding.cost_ns >= 5 * MS
 
 
+def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
+    """Between the last work of a step and the first one of the next, which the window of no step contains."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            device.now += 8 * MS
+            device.launch(1_000, 7, 4 * MS, is_collective=False)
+            device.launch(1_000, 20, MS, is_collective=True)
+            device.record(1_000, 20, 1)
+            device.wait(1_000, 7, 1)
+            device.launch(1_000, 7, MS, is_collective=False)
+            device.synchronize(1_000)
+    (finding,) = [one for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
+    assert finding.evidence.startswith("62% of a typical step, 8.00 ms, is the host")
+    assert finding.advice.startswith("Load and move data in other processes")
+
+
 def test_one_collective_per_parameter() -> None:
     assert named(training(buckets=40, bucket_ns=10_000).trace()) == ["one collective per parameter"]
 
