@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,6 +36,7 @@ from ddp_prof.analyze.quality import (
     measure_attribution,
     merge_attributions,
     merge_file_warnings,
+    merge_reasons,
     warn_world_sizes,
     why_unknown,
 )
@@ -326,36 +327,47 @@ def measure_overlap(
     )
 
 
-def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
-    """Measure how much of one rank's communication compute hides, in total and for each step.
+class RankPart(NamedTuple):
+    """One rank in a span of time: what is measured there, and what decides which figures of the rank are known.
 
-    With a span, only the time within it counts, and only events and steps that start within it. Steps lose their
-    figures because of :func:`missing launches <lost_ns>` only if the whole capture is measured.
+    ``is_blind`` and ``hides_work`` are the results of :func:`has_no_usable_events` and :func:`hides_work`. ``lost_ns``
+    is how long communication without a recorded launch ran during steps.
     """
+
+    overlap: RankOverlap
+    is_blind: bool
+    hides_work: bool
+    lost_ns: int
+
+
+def measure_rank(rank: RankEvents) -> RankOverlap:
+    """Measure how much of one rank's communication compute hides, in total and for each step."""
+    return merge_rank_parts([measure_rank_part(rank, EVER)])
+
+
+def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
+    """Measure a rank within a span: the time within it counts, and events and steps that start within it."""
+    events = rank.events
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
-    counts = span.holds(rank.events.start_ns)
+    counts = span.holds(events.start_ns)
     overlapped = (communication & compute).length_ns
-    is_backward = rank.is_backward
-    backward = union(rank.events.start_ns[is_backward], rank.events.end_ns[is_backward])
-    # A part of a capture may have no events. If a whole capture has none, nothing was recorded.
-    blind = has_no_usable_events(rank) and (span is EVER or len(rank.events) > 0)
+    backward = union(events.start_ns[rank.is_backward], events.end_ns[rank.is_backward])
+    is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
+    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
-    steps = _measure_steps(rank, backward, span, blind=blind)
-    if span is EVER and lost_ns(rank) > MOST_LOST * communication.length_ns:
-        steps = tuple(map(without_figures, steps))
-    return RankOverlap(
+    overlap = RankOverlap(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
         kernels=int(rank.is_kernel[counts].sum()),
         collectives=int(rank.is_collective[counts].sum()),
-        compute_ns=None if blind else (span & compute).length_ns,
-        comm_ns=None if blind else communication.length_ns,
-        overlapped_ns=None if blind else overlapped,
-        exposed_ns=None if blind else communication.length_ns - overlapped,
-        backward_overlapped_ns=(communication & backward).length_ns if len(backward) and not blind else None,
+        compute_ns=(span & compute).length_ns,
+        comm_ns=communication.length_ns,
+        overlapped_ns=overlapped,
+        exposed_ns=communication.length_ns - overlapped,
+        backward_overlapped_ns=(communication & backward).length_ns if len(backward) else None,
         reason=reason,
-        steps=steps,
+        steps=_measure_steps(rank, backward, span),
         file=rank.trace.path.name,
         node=rank.trace.node,
         blocking_ns=None if reason else rank.blocking.total_ns,
@@ -363,6 +375,37 @@ def measure_rank(rank: RankEvents, span: Intervals = EVER) -> RankOverlap:
         gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
         clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
     )
+    return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), (lost & span).length_ns)
+
+
+def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
+    """Merge the parts of one rank's capture, ordered by time, and leave out the figures that are not known."""
+    ranks = [part.overlap for part in parts]
+    total: dict[str, Any] = {name: sum(getattr(rank, name) for rank in ranks) for name in (*_COUNTS, *_TIMES)}
+    backward_ns = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
+    steps = [step for rank in ranks for step in rank.steps]
+    # A part of a capture may have no events. If a whole capture has none, nothing was recorded.
+    is_blind = all(part.is_blind for part in parts)
+    if is_blind or sum(part.lost_ns for part in parts) > MOST_LOST * total["comm_ns"]:
+        steps = list(map(without_figures, steps))
+    if is_blind:
+        total |= dict.fromkeys(_TIMES)
+        steps = [step for step in steps if step.host_ns is not None]
+        steps = [replace(step, length=StepLength(step.length.start_ns, step.length.ns)) for step in steps]
+    elif any(part.hides_work for part in parts):
+        # While a kernel without a name or a graph recorded as a whole runs, it is not known what the device does.
+        hidden: dict[str, Any] = {"compute_only_ns": None, "idle_ns": None}
+        steps = [replace(step, **hidden, length=replace(step.length, **hidden)) for step in steps]
+    return replace(
+        ranks[0],
+        **total,
+        backward_overlapped_ns=sum(backward_ns) if backward_ns and not is_blind else None,
+        reason=merge_reasons([rank.reason for rank in ranks]),
+        steps=tuple(steps),
+    )
+
+
+_COUNTS, _TIMES = ("kernels", "collectives"), ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns")
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
@@ -402,10 +445,8 @@ def _raise_keys(rank: RankOverlap, by: int) -> RankOverlap:
     return replace(rank, steps=tuple(replace(step, step_key=None if key is None else key + by) for step, key in steps))
 
 
-def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, blind: bool) -> tuple[StepOverlap, ...]:
-    """The steps that start in a span; only their lengths if ``blind``, when the rank's events are not known."""
-    if blind and not rank.has_steps:
-        return ()
+def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
+    """The steps that start in a span."""
     events, steps, parts = rank.events, len(rank.steps), rank.breakdown
     launched = events.step != UNKNOWN
     communicating = launched & (events.category == Category.COMMUNICATION)
@@ -418,9 +459,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
     tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
     coverage = rank.blocking.coverage
     may_block = rank.may_block if coverage.reason or coverage.host_waits else None
-    # While a kernel without a name or a graph recorded as a whole runs, it is not known what the device does.
     nothing = [None] * steps
-    is_hidden = hides_work(rank)
     columns = {
         "step": none_for_unknown(rank.steps.number),
         "step_key": none_for_unknown(rank.step_keys),
@@ -429,8 +468,6 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
         "kernels": np.bincount(events.step[launched & rank.is_kernel], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
         **{name: getattr(parts, name).tolist() for name in _AS_THEY_ARE},
-        "compute_only_ns": nothing if is_hidden else parts.compute_only_ns.tolist(),
-        "idle_ns": nothing if is_hidden else parts.idle_ns.tolist(),
         "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
         "blocking_at_most_ns": (
             nothing if may_block is None else sum_by_group(may_block.covered_ns(start, end), step, steps).tolist()
@@ -440,24 +477,17 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals, *, bl
             np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
         ),
     }
-    if blind:
-        columns |= dict.fromkeys(_FIGURES, nothing)
     ends_ns = last_by_step(events.end_ns[communicating], events.step[communicating], steps)
-    columns |= {"length": _lengths(rank, blind=blind), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
+    columns |= {"length": _lengths(rank), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 
 
-_AS_THEY_ARE = ("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns")
-_FIGURES = (
-    *_AS_THEY_ARE,
-    "compute_only_ns",
-    "idle_ns",
-    "backward_overlapped_ns",
-    "tail_ns",
-    "blocking_ns",
-    "blocking_at_most_ns",
+_AS_THEY_ARE = (
+    *("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns"),
+    *("compute_only_ns", "idle_ns"),
 )
+_FIGURES = (*_AS_THEY_ARE, "backward_overlapped_ns", "tail_ns", "blocking_ns", "blocking_at_most_ns")
 
 
 def without_figures(step: StepOverlap) -> StepOverlap:
@@ -466,24 +496,16 @@ def without_figures(step: StepOverlap) -> StepOverlap:
     return replace(step, **nothing)
 
 
-def lost_ns(rank: RankEvents, span: Intervals = EVER) -> int:
-    """How long communication without a recorded launch ran during steps."""
-    events = rank.events
-    rows = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
-    steps = union(rank.steps.start_ns, rank.steps.end_ns)
-    return (union(events.start_ns[rows], events.end_ns[rows]) & steps & span).length_ns
-
-
-def _lengths(rank: RankEvents, *, blind: bool) -> list[StepLength]:
+def _lengths(rank: RankEvents) -> list[StepLength]:
     if not rank.has_steps:
         return [StepLength()] * len(rank.steps)
     times = rank.step_times
-    columns = {"start_ns": times.start_ns, "ns": times.length_ns}
-    if not blind:
-        columns |= {name: getattr(times, name) for name in ("overlapped_ns", "exposed_ns", "exposed_memory_ns")}
-    if not blind and not hides_work(rank):
-        columns["compute_only_ns"] = times.compute_ns - times.overlapped_ns
-        columns["idle_ns"] = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
+    columns = {
+        **{name: getattr(times, name) for name in ("start_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns")},
+        "ns": times.length_ns,
+        "compute_only_ns": times.compute_ns - times.overlapped_ns,
+        "idle_ns": times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns,
+    }
     lengths = make_rows(StepLength, {name: column.tolist() for name, column in columns.items()})
     return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
 

@@ -9,12 +9,11 @@ import logging
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property, partial, reduce
-from operator import add, or_
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import printable
 from ddp_prof.ingest import ReadOptions
@@ -24,8 +23,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
-    from ddp_prof.analyze.parts import PartOverlap
-    from ddp_prof.analyze.quality import Diagnostics
+    from ddp_prof.analyze.parts import PartResult
     from ddp_prof.ingest.split_export import Part
     from ddp_prof.trace import Ints, Trace
 
@@ -172,33 +170,12 @@ SPLITTABLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
 
-_Ahead = dict[tuple[int, int | None], bool]
-
-
-class PartResult(NamedTuple):
-    """What is measured of one part.
-
-    Attributes:
-        assumed: Facts of the whole capture that were assumed of it; ``found`` are those that the part itself shows.
-        ahead: Of each process and device whether its host was taken to run ahead.
-        lead: Likewise, how much work the part's own steps gave to the device, and how much of that it did outside of
-            their host ranges.
-    """
-
-    assumed: CaptureFacts
-    found: CaptureFacts
-    ahead: _Ahead
-    lead: dict[tuple[int, int | None], tuple[int, int]]
-    diagnostics: Diagnostics
-    overlap: PartOverlap
-    collectives: RunAnalysis
-
-
 def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     """The results of :data:`SPLITTABLE` of a large export, or with ``part_rows`` of one of any size; else ``None``.
 
     That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
     """
+    from ddp_prof.analyze.parts import merge_facts, merge_parts
     from ddp_prof.ingest.split_export import PART_ROWS, SplitExport, count_rows
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
@@ -210,13 +187,14 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
         split = SplitExport(export, Path(folder), options, structure, steps, part_rows)
         measured = [_measure_part(part, options) for _, part in split.parts()]
         while True:  # until no part was measured with assumptions that others contradict; once as a rule
-            known, ahead = reduce(or_, (one.found for one in measured)), _find_hosts_ahead(measured)
-            again = [number for number, one in enumerate(measured) if (one.assumed, one.ahead) != (known, ahead)]
+            known = merge_facts(measured)
+            again = [number for number, one in enumerate(measured) if one.assumed != known]
             if not again:
                 break
             for number, part in split.parts(again):
-                measured[number] = _measure_part(part, options, known, ahead)
-    return _merge_results(measured)
+                measured[number] = _measure_part(part, options, known)
+    overlap, collectives = merge_parts(measured)
+    return {"overlap": overlap, "collectives": collectives}
 
 
 def _warn_reading_whole(file: Path, options: LoadOptions, why: str) -> None:
@@ -268,68 +246,20 @@ def _find_steps(step_range: str | None, trace: Trace) -> tuple[Ints, Ints]:
     return starts, np.concatenate([nothing, *(np.append(steps.end_ns[1:], steps.end_ns[-1:]) for steps in found)])
 
 
-def _measure_part(
-    part: Part, options: LoadOptions, known: CaptureFacts | None = None, ahead: _Ahead | None = None
-) -> PartResult:
-    from ddp_prof.analyze.core.rank_events import collect_capture_facts, find_rank_events
+def _measure_part(part: Part, options: LoadOptions, known: CaptureFacts | None = None) -> PartResult:
+    """Measure a part; refuse kernels without names, ranks without steps or devices."""
+    from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.analyze.intervals import union_of_one
-    from ddp_prof.analyze.parts import analyze_part, measure_part_overlap
-    from ddp_prof.analyze.quality import gather_diagnostics
-
-    trace = part.trace
-    seen = collect_capture_facts(trace)
-    ranks = find_rank_events(trace, options.patterns, known or seen)
-    _refuse_unsplittable(trace, ranks)
-    found = replace(seen, gradient_threads={(rank.process, rank.device): rank.gradient_threads for rank in ranks})
-    span = union_of_one(part.start_ns, part.end_ns)
-    runs_ahead = ahead or {(rank.process, rank.device): rank.runs_ahead for rank in ranks}
-    ranks = tuple(replace(rank, assumed_ahead=runs_ahead[rank.process, rank.device]) for rank in ranks)
-    lead = {}
-    for rank in ranks:
-        own = span.holds(rank.steps.start_ns)
-        work_ns, outside_ns = rank.lead_ns
-        lead[rank.process, rank.device] = int(work_ns[own].sum()), int(outside_ns[own].sum())
-    return PartResult(
-        known or found,
-        found,
-        runs_ahead,
-        lead,
-        gather_diagnostics(trace, ranks, span),
-        measure_part_overlap(trace, ranks, span),
-        analyze_part(trace, ranks, span, to_draw=options.to_draw),
-    )
-
-
-def _refuse_unsplittable(trace: Trace, ranks: Sequence[RankEvents]) -> None:
-    """Refuse captures that cannot be measured in parts: kernels without names, ranks without steps or devices."""
+    from ddp_prof.analyze.parts import measure_part
     from ddp_prof.ingest.split_export import CannotSplitError
     from ddp_prof.trace import UNKNOWN
 
-    if trace.unresolved_names.kernels:
+    ranks = find_rank_events(part.trace, options.patterns, known)
+    if part.trace.unresolved_names.kernels:
         raise CannotSplitError("it has kernels without a name")
     if any(not rank.has_steps or rank.is_warmup or rank.device is None for rank in ranks):
         raise CannotSplitError("a rank of it has no steps")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
         raise CannotSplitError("its hosts communicate for GPUs")
-
-
-def _find_hosts_ahead(measured: Sequence[PartResult]) -> _Ahead:
-    from ddp_prof.analyze.core.step_breakdown import is_ahead
-
-    # A device may have no work in a part.
-    keys = dict.fromkeys(key for one in measured for key in one.lead)
-    leads = {key: [one.lead[key] for one in measured if key in one.lead] for key in keys}
-    return {key: is_ahead(*map(sum, zip(*parts, strict=True))) for key, parts in leads.items()}
-
-
-def _merge_results(measured: Sequence[PartResult]) -> dict[str, Any]:
-    from ddp_prof.analyze.parts import merge_part_analyses, merge_part_overlaps
-
-    diagnostics = reduce(add, (one.diagnostics for one in measured))
-    warnings = diagnostics.warnings()
-    ranks = measured[0].overlap.result.ranks
-    streams = [diagnostics.busiest_stream(rank.process, rank.device) for rank in ranks]
-    overlap = merge_part_overlaps([one.overlap for one in measured], warnings)
-    collectives = merge_part_analyses([one.collectives for one in measured], streams, warnings)
-    caveats = diagnostics.all_caveats
-    return {"overlap": replace(overlap, caveats=caveats), "collectives": replace(collectives, caveats=caveats)}
+    span = union_of_one(part.start_ns, part.end_ns)
+    return measure_part(part.trace, ranks, span, known, to_draw=options.to_draw)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -392,38 +392,22 @@ class CaptureFacts:
     """Facts about a whole capture, needed to read a part of it.
 
     Attributes:
-        devices: The devices of each process.
-        launchers: The threads of each process that launch communication.
-        computing: The threads of each process that launch compute.
-        gradient_threads: The threads that launch compute of backward, by process and device.
+        launches: Process, device, category and launching thread (or ``UNKNOWN``) of all activities.
+        gradients: Process, device and thread of all launches of backward's compute.
+        ahead: Process and device of all hosts that run ahead; ``None`` if this is to be found.
     """
 
-    devices: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    launchers: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    computing: Mapping[int, frozenset[int]] = field(default_factory=dict)
-    gradient_threads: Mapping[tuple[int, int | None], frozenset[int]] = field(default_factory=dict)
-
-    def __or__(self, other: CaptureFacts) -> CaptureFacts:
-        found = []
-        for item in fields(self):
-            own, others = getattr(self, item.name), getattr(other, item.name)
-            found.append({key: own.get(key, frozenset()) | others.get(key, frozenset()) for key in (*own, *others)})
-        return CaptureFacts(*found)
+    launches: frozenset[tuple[int, ...]]
+    gradients: frozenset[tuple[int, int | None, int]] = frozenset()
+    ahead: frozenset[tuple[int, int | None]] | None = None
 
 
-def collect_capture_facts(trace: Trace) -> CaptureFacts:
-    """Collect from one part the facts that concern the whole capture."""
-    activities, devices = trace.activities, {}
-    launchers: dict[int, frozenset[int]] = {}
-    computing: dict[int, frozenset[int]] = {}
-    is_launched = trace.launching_calls != UNKNOWN
-    for process in distinct(activities.process):
-        mine = activities.process == process
-        devices[process] = frozenset(distinct(activities.device[mine]))
-        for found, category in ((launchers, Category.COMMUNICATION), (computing, Category.COMPUTE)):
-            call = trace.launching_calls[mine & is_launched & (activities.category == category)]
-            found[process] = frozenset(distinct(take_or_unknown(trace.calls.lane, call)))
-    return CaptureFacts(devices, launchers, computing)
+def find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
+    """See ``CaptureFacts.launches``."""
+    activities, thread = trace.activities, take_or_unknown(trace.calls.lane, trace.launching_calls)
+    columns = (activities.process, activities.device, activities.category, thread)
+    first, _ = distinct_rows(*columns)
+    return frozenset(zip(*(column[first].tolist() for column in columns), strict=True))
 
 
 def find_rank_events(
@@ -437,8 +421,8 @@ def find_rank_events(
     Raises:
         TraceError: No range matches one of the user's patterns.
     """
-    known = known or collect_capture_facts(trace)
-    on_devices = set(known.devices)
+    known = known or CaptureFacts(find_launches(trace))
+    on_devices = {process for process, *_ in known.launches}
     found: list[RankEvents] = []
     dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
     for process in sorted({*trace.processes, *on_devices}):
@@ -503,11 +487,16 @@ class _Builder:
             self.steps = select(self.steps, np.arange(len(self.steps) - 1))
 
     def device_ranks(self) -> list[RankEvents]:
-        launchers = self.known.launchers[self.process] & self.known.computing[self.process]
+        launches = [launch for process, *launch in self.known.launches if process == self.process]
+        communicating, computing = (
+            {thread for _, category, thread in launches if category == one}
+            for one in (Category.COMMUNICATION, Category.COMPUTE)
+        )
+        launchers = communicating & computing
         events, backward = device_events(self.trace, self.process, self.steps, self.phases, launchers)
         device_of = self.trace.activities.device[events.activity]
         result = []
-        for device in sorted(self.known.devices[self.process]):
+        for device in sorted({device for device, *_ in launches}):
             own = select(events, device_of == device)
             if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared_backends():
                 # gloo with CUDA tensors: the host communicates
@@ -552,7 +541,7 @@ class _Builder:
         return {range_.text("backend") or "" for range_ in parse_ranges(names, PROCESS).values()}
 
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
-        steps, has_steps = self.steps, bool(len(self.steps))
+        steps, has_steps, known = self.steps, bool(len(self.steps)), self.known
         if not has_steps and len(events):
             start_ns, end_ns = events.start_ns.min(keepdims=True), events.end_ns.max(keepdims=True)
             steps = Steps(np.array([UNKNOWN]), start_ns, end_ns, np.zeros(1, np.bool_))
@@ -572,7 +561,10 @@ class _Builder:
             backward=backward,
             step_notes=self.step_notes,
             dependencies=self.dependencies,
-            other_gradient_threads=self.known.gradient_threads.get((self.process, device), frozenset()),
+            other_gradient_threads=frozenset(
+                thread for *owner, thread in known.gradients if owner == [self.process, device]
+            ),
+            assumed_ahead=None if known.ahead is None else (self.process, device) in known.ahead,
         )
 
 
