@@ -230,7 +230,7 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
     'ddp-prof overlap'.
     """
-    runs = load.runs(traces, "overlap", "device use")
+    runs = load.runs(traces, "overlap", "kernels", "device use")
     shows_all = output.form == "table" and not (name or output.columns)
     show(output, _kernels_views(runs, _KERNEL_TABLES if shows_all else (name or "kernels",), top))
 
@@ -310,7 +310,7 @@ QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableVie
     "critical": (("collectives", "critical"), _critical_views),
     "doctor": (DOCTOR, _doctor_views),
     "skew": (("collectives",), _skew_views),
-    "kernels": (("overlap", "device use"), _kernels_views),
+    "kernels": (("overlap", "kernels", "device use"), _kernels_views),
     "compare": (
         ("overlap", "collectives", "kernels"),
         lambda runs: [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))],

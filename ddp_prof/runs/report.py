@@ -132,9 +132,9 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
             found = analyze_trace(trace, ranks, to_draw=options.to_draw, warnings=part.warnings)
             return found if measure == "collectives" else _identities(found)
         case "kernels":
-            from ddp_prof.analyze.kernels.contention import sample_kernels
+            from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 
-            return [sample_kernels(rank) for rank in ranks]
+            return [find_kernel_runs(rank) for rank in ranks]
         case "device use":
             from ddp_prof.analyze.kernels.device_use import measure_rank_use
 

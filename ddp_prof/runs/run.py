@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.critical.critical_path import RunCritical
     from ddp_prof.analyze.doctor import Diagnosis
     from ddp_prof.analyze.inventory import TraceInventory
-    from ddp_prof.analyze.kernels.contention import KernelSamples
     from ddp_prof.analyze.kernels.device_use import DeviceUse
+    from ddp_prof.analyze.kernels.kernel_times import KernelRuns
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.before_after import PartChange
@@ -193,15 +193,17 @@ class Run:
         """Which rank arrives last at the collectives, how often, by how much, and what that costs."""
         return self.explanation().skew
 
-    def kernels(self) -> list[KernelSamples]:
-        """Samples of the compute kernels of the steps, to measure contention; of many files, those of the first few."""
+    def kernels(self) -> list[KernelRuns]:
+        """The executions of kernels; of many files, those of the first few."""
         return self._measure_sampled("kernels")
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""
-        from ddp_prof.analyze.kernels.device_use import measure_device_use
+        from ddp_prof.analyze.kernels.device_use import DeviceUse
+        from ddp_prof.analyze.kernels.kernel_times import measure_kernels
 
-        return measure_device_use(self._measure_sampled("device use"))
+        self.prepare("kernels", "device use")
+        return DeviceUse(tuple(self._measure_sampled("device use")), measure_kernels(self.kernels()))
 
     def waterfall(self) -> Waterfall:
         """The mean step of this run by parts; of several runs see :func:`compare_steps`."""

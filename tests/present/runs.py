@@ -9,7 +9,8 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.device_use import measure_device_use, measure_rank_use
+from ddp_prof.analyze.kernels.device_use import DeviceUse, measure_rank_use
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_kernels
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.analyze.variants.comparison import compare_variants
@@ -56,5 +57,7 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     result = result_of(trace, label)
     (summary,) = compare_variants([result])
     steps = {key: view_step(explanation.run, key) for key in sorted(explanation.collectives.exposed_by_step)}
-    use = kernels_views(result, measure_device_use([measure_rank_use(rank) for rank in find_rank_events(trace)]))
+    ranks = find_rank_events(trace)
+    kernels = measure_kernels(list(map(find_kernel_runs, ranks)))
+    use = kernels_views(result, DeviceUse(tuple(map(measure_rank_use, ranks)), kernels))
     return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, use)

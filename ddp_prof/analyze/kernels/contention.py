@@ -13,7 +13,7 @@ that is slow for another reason is a little more likely to overlap communication
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,13 @@ from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
+from ddp_prof.analyze.kernels.kernel_times import (
+    COMMUNICATION,
+    UNNAMED,
+    KernelRuns,
+    is_mostly_overlapped,
+    merge_keys,
+)
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.table import count_before
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows
@@ -33,28 +39,6 @@ LEAST_KERNELS = 5
 
 SAME = 0.02
 """Two kinds of steps count as equal if the ratio of their times differs from 1 by no more than this."""
-
-
-@dataclass(frozen=True)
-class KernelSamples:
-    """Executions of kernels that compute in the steps of one rank.
-
-    Attributes:
-        names: Name of each kernel, with its launch shape if that is in the trace.
-        kernel: Index into ``names``.
-        position: How many executions of this kernel the step had launched before.
-        beside_ns: The part of the duration in which communication ran.
-        step: Index of the step.
-        steps: Number of measured steps.
-    """
-
-    names: tuple[str, ...]
-    kernel: Ints
-    position: Ints
-    duration_ns: Ints
-    beside_ns: Ints
-    step: Ints
-    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,44 +66,22 @@ class Contention:
     half_width_ns: int | None = None
 
 
-def _rows_of_compute(rank: RankEvents) -> Ints:
-    events = rank.events
-    is_compute = rank.is_kernel & (events.category == Category.COMPUTE)
-    return np.flatnonzero(is_compute & (events.step != UNKNOWN) & rank.has_steps)
-
-
-def sample_kernels(rank: RankEvents) -> KernelSamples:
-    """The executions of kernels that compute in a rank's steps, in the order of launch."""
-    events, rows = rank.events, _rows_of_compute(rank)
-    rows = rows[np.lexsort((events.launch_ns[rows], events.step[rows]))]
-    start, end, step = events.start_ns[rows], events.end_ns[rows], events.step[rows]
-    found, kernel = identify_kernels(rank.trace, events.activity[rows])
-    return KernelSamples(
-        names=tuple(f"{name} {shape}".rstrip() for name, shape in found),
-        kernel=kernel,
-        position=count_before(distinct_rows(step, kernel)[1]),  # rows are in the order of launch
-        duration_ns=end - start,
-        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start, end),
-        step=step,
-        steps=len(rank.steps),
-    )
-
-
-def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[KernelSamples] = ()) -> Contention:
+def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
     """Compare kernels of a run beside communication with the same kernels alone.
 
     ``reference`` are ranks of other runs of the same model; only their executions without communication are used.
     """
-    if not any(len(sample.kernel) for sample in samples):
+    both = list(map(_compute_in_steps, (*ranks, *reference)))
+    of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
+    if not of_ranks:
         return Contention(reason="no GPU kernels in steps: contention cannot be measured")
-    both = (*samples, *reference)
-    _, kernel = merge_keys((sample.names, sample.kernel) for sample in both)
-    position = np.concatenate([sample.position for sample in both])
-    _, key = distinct_rows(kernel, position)
-    duration = np.concatenate([sample.duration_ns for sample in both])
-    beside = np.concatenate([sample.beside_ns for sample in both])
-    step = np.concatenate([sample.step for sample in both])
-    own = np.arange(len(key)) < sum(len(sample.kernel) for sample in samples)
+    _, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
+    duration, beside, step = (
+        np.concatenate([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
+    )
+    rank = np.repeat(np.arange(len(both)), [len(runs.kernel) for runs in both])
+    _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
+    own = np.arange(len(key)) < of_ranks
     is_beside: Mask = own & is_mostly_overlapped(duration, beside)
     if not is_beside.any():
         return Contention(reason="no kernel ran beside communication for more than half of its time")
@@ -129,13 +91,13 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     if len(kernels) < LEAST_KERNELS:
         counted = f"only {len(kernels)} kernels ran both beside communication and alone"
         return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
-    if doubt := _other_difference(samples, key, duration, beside, is_beside):
+    if doubt := _other_difference(distinct_rows(rank, step)[1], key, duration, beside, is_beside):
         return Contention(reason=doubt)
     taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
     if not expected_ns:
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
-    steps = sum(sample.steps for sample in samples)
+    steps = sum(runs.steps for runs in ranks)
     return Contention(
         kernels=len(kernels),
         runs=int(compared.sum()),
@@ -148,19 +110,20 @@ def measure_contention(samples: Sequence[KernelSamples], reference: Sequence[Ker
     )
 
 
-def _other_difference(
-    samples: Sequence[KernelSamples], key: Ints, duration: Ints, beside: Ints, is_beside: Mask
-) -> str | None:
+def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
+    computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
+    rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
+    columns = {name: getattr(runs, name)[rows] for name in ("kernel", "duration_ns", "beside_ns", "step")}
+    return replace(runs, **columns)
+
+
+def _other_difference(step: Ints, key: Ints, duration: Ints, beside: Ints, is_beside: Mask) -> str | None:
     """Why the slowdown has another cause: in steps that overlap communication, kernels are slower even when alone.
 
     Kernels alone in these steps are compared with the same kernels alone in other steps, of this run or the reference.
-    If there are no other steps, ``None``.
+    If there are no other steps, ``None``. ``step`` is a number for each step of each rank.
     """
-    shifts = np.cumsum([0, *(sample.steps for sample in samples)])
-    own_step = np.concatenate([sample.step + shift for sample, shift in zip(samples, shifts, strict=False)])
-    communicating = np.unique(own_step[is_beside[: len(own_step)]])
-    in_communicating = np.zeros(len(key), np.bool_)
-    in_communicating[: len(own_step)] = np.isin(own_step, communicating)
+    in_communicating = np.isin(step, np.unique(step[is_beside]))
     alone_ns, has_alone = _medians_by_key(key, duration, (beside == 0) & ~in_communicating)
     control = in_communicating & (beside == 0) & has_alone[key]
     if len(np.unique(key[control])) < LEAST_KERNELS:
@@ -228,7 +191,9 @@ class SlowdownLimit:
 
 
 def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
-    events, rows = rank.events, _rows_of_compute(rank)
+    events = rank.events
+    computes = rank.is_kernel & (events.category == Category.COMPUTE)
+    rows = np.flatnonzero(computes & (events.step != UNKNOWN) & rank.has_steps)
     step, start, end = events.step[rows], events.start_ns[rows], events.end_ns[rows]
     duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
     is_beside = is_mostly_overlapped(duration_ns, beside_ns)

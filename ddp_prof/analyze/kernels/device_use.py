@@ -22,7 +22,6 @@ On a CPU nothing is launched: all idle time is divided by the host's phase.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,13 +29,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.analyze.kernels.kernel_times import (
-    KernelRuns,
-    KernelTime,
-    find_kernel_runs,
-    kind_of_compute,
-    measure_kernels,
-)
+from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.quality import has_no_usable_events, hides_work, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
@@ -170,7 +163,6 @@ class RankUse:
     overlapped_ns: int | None
     hidden: tuple[HiddenTime, ...]
     idle: IdleTime
-    runs: KernelRuns
 
 
 @dataclass(frozen=True)
@@ -194,9 +186,4 @@ def measure_rank_use(rank: RankEvents) -> RankUse:
         overlapped_ns=None if has_no_usable_events(rank) else sum(part.overlapped_ns for part in hidden),
         hidden=hidden,
         idle=measure_idle(rank),
-        runs=find_kernel_runs(rank),
     )
-
-
-def measure_device_use(ranks: Sequence[RankUse]) -> DeviceUse:
-    return DeviceUse(tuple(ranks), measure_kernels([rank.runs for rank in ranks]))

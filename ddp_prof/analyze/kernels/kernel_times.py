@@ -14,13 +14,13 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace, distinct_rows, select
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows, select
 
 
 class KernelKind(NamedTuple):
@@ -64,16 +64,6 @@ def kind_of_compute(name: str) -> str:
 AnyKey = TypeVar("AnyKey", bound="Hashable")
 
 
-def identify_kernels(trace: Trace, activity: Ints, *more: Ints) -> tuple[list[tuple[Any, ...]], Ints]:
-    """The distinct kernels (name, launch shape, values of ``more``), and the index of each activity's kernel."""
-    shape_id = np.full(len(activity), UNKNOWN) if trace.shape_id is None else trace.shape_id[activity]
-    columns = (trace.activities.name_id[activity], shape_id, *more)
-    first, kernel = distinct_rows(*columns)
-    texts = (*trace.names, "")  # the additional last element is for UNKNOWN, which is -1
-    rows = zip(*(column[first].tolist() for column in columns), strict=True)
-    return [(texts[name], texts[shape], *others) for name, shape, *others in rows], kernel
-
-
 def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[AnyKey], Ints]:
     """Distinct keys of all parts, and for each row of the concatenated parts the index of its key."""
     parts = list(parts)
@@ -96,18 +86,22 @@ Key = tuple[str, str, str | None, str]
 
 @dataclass(frozen=True)
 class KernelRuns:
-    """All executions of kernels by one rank.
+    """All executions of kernels by one rank, in each step in the order of launch.
 
     Attributes:
         keys: Name, launch shape, phase and kind of each kernel.
         kernel: Index into ``keys`` for each execution.
         beside_ns: The part of each duration in which communication ran; for collectives, all of it.
+        step: Index of the step; ``UNKNOWN`` outside of all steps, and in a capture without steps.
+        steps: Number of measured steps.
     """
 
     keys: tuple[Key, ...]
     kernel: Ints
     duration_ns: Ints
     beside_ns: Ints
+    step: Ints
+    steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,17 +133,25 @@ class KernelTime:
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, including those outside of steps, without warm-up."""
-    events = select(rank.events, rank.is_kernel)
-    found, kernel = identify_kernels(rank.trace, events.activity, events.phase, events.category)
+    rows = np.flatnonzero(rank.is_kernel)
+    events = select(rank.events, rows[np.lexsort((rank.events.launch_ns[rows], rank.events.step[rows]))])
+    trace = rank.trace
+    shape_id = np.full(len(events), UNKNOWN) if trace.shape_id is None else trace.shape_id[events.activity]
+    columns = (trace.activities.name_id[events.activity], shape_id, events.phase, events.category)
+    first, kernel = distinct_rows(*columns)
+    texts = (*trace.names, "")  # the additional last element is for UNKNOWN, which is -1
     kinds, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
-    for name, shape, phase, category in found:
+    for name_id, shape, phase, category in zip(*(column[first].tolist() for column in columns), strict=True):
+        name = texts[name_id]
         kind = kinds[Category(category)] if category in kinds else kind_of_compute(name)
-        keys.append((name, shape, None if phase == UNKNOWN else PHASES[phase], kind))
+        keys.append((name, texts[shape], None if phase == UNKNOWN else PHASES[phase], kind))
     return KernelRuns(
         keys=tuple(keys),
         kernel=kernel,
         duration_ns=events.end_ns - events.start_ns,
         beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns, events.end_ns),
+        step=events.step if rank.has_steps else np.full(len(events), UNKNOWN),
+        steps=len(rank.steps),
     )
 
 

@@ -28,7 +28,8 @@ from ddp_prof.analyze.collectives.exposed_time import assign_instants, backward_
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention
+from ddp_prof.analyze.kernels.contention import Contention, measure_contention
+from ddp_prof.analyze.kernels.kernel_times import KernelRuns
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
 from ddp_prof.manifest import Caveat
@@ -116,7 +117,7 @@ class Waterfall(FrameResult):
         return make_frame(Change, self.changes)
 
 
-Analyzed = tuple["RunAnalysis", "Sequence[KernelSamples]"]
+Analyzed = tuple["RunAnalysis", "Sequence[KernelRuns]"]
 """A run, with the kernels of its ranks."""
 
 

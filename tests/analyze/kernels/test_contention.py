@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.contention import Contention, KernelSamples, measure_contention, sample_kernels
+from ddp_prof.analyze.kernels.contention import Contention, measure_contention
+from ddp_prof.analyze.kernels.kernel_times import KernelRuns, find_kernel_runs
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.drawing import draw_trace
@@ -43,12 +44,12 @@ def capture(overlapping: bool, other_shape_first: bool = False) -> Capture:
 
 def samples(
     folder: Path, overlapping: bool, other_shape_first: bool = False, with_launches: bool = False
-) -> list[KernelSamples]:
+) -> list[KernelRuns]:
     made = capture(overlapping, other_shape_first)
     trace = load_trace(
         write_capture(folder / f"{overlapping}{with_launches}.sqlite", made), ReadOptions(with_launches=with_launches)
     )
-    return [sample_kernels(rank) for rank in find_rank_events(trace)]
+    return [find_kernel_runs(rank) for rank in find_rank_events(trace)]
 
 
 def test_too_few_kernels_are_refused_though_they_are_matched_by_position(tmp_path: Path) -> None:
@@ -72,8 +73,8 @@ def test_kernels_that_take_no_time_alone_tell_no_slowdown() -> None:
     """As where times are whole microseconds: the command ended with a traceback."""
     kernel, step = np.tile(np.arange(KERNELS), STEPS), np.repeat(np.arange(STEPS), KERNELS)
     beside = np.where(step % 2, 1, 0)
-    names = tuple(f"add{number}" for number in range(KERNELS))
-    found = measure_contention([KernelSamples(names, kernel, 0 * kernel, beside, beside, step, STEPS)])
+    keys = tuple((f"add{number}", "", None, "elementwise") for number in range(KERNELS))
+    found = measure_contention([KernelRuns(keys, kernel, beside, beside, step, STEPS)])
     assert found == Contention(reason="the kernels that ran both beside communication and alone took no time alone")
 
 
@@ -95,7 +96,7 @@ def test_without_overlap_there_is_nothing_to_pay(tmp_path: Path) -> None:
 def test_a_kernel_that_is_beside_communication_for_a_while_is_not_said_to_be_without_any() -> None:
     trace = draw_trace(ranges={"step 0": "#" * 9}, launches={"main": "aN"}, streams={7: "..aaaa", 9: ".....NN"})
     (rank,) = find_rank_events(trace)
-    reason = measure_contention([sample_kernels(rank)]).reason
+    reason = measure_contention([find_kernel_runs(rank)]).reason
     assert reason == "no kernel ran beside communication for more than half of its time"
 
 
@@ -105,7 +106,7 @@ def test_without_kernels_nothing_is_said() -> None:
 
 def test_a_real_capture_gives_a_figure_or_a_reason(shared_traces: Path) -> None:
     trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
-    found = measure_contention([sample_kernels(rank) for rank in find_rank_events(trace)])
+    found = measure_contention([find_kernel_runs(rank) for rank in find_rank_events(trace)])
     assert isinstance(found, Contention)
     assert (found.slowdown is None) == (found.reason is not None)
 
@@ -120,9 +121,8 @@ def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
 
     def measured(slower_for: np.ndarray, slower_ns: int = 1500) -> Contention:
         duration = np.where(slower_for, slower_ns, 1000)
-        names = tuple(f"k{number}" for number in range(kernels))
-        sample = KernelSamples(names, kernel, np.zeros_like(kernel), duration, beside, step, steps)
-        return measure_contention([sample])
+        keys = tuple((f"k{number}", "", None, "other") for number in range(kernels))
+        return measure_contention([KernelRuns(keys, kernel, duration, beside, step, steps)])
 
     anyway = measured(communicates)
     assert anyway.slowdown is None

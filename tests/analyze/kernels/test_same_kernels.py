@@ -8,7 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.analyze.kernels.kernel_times import identify_kernels, is_mostly_overlapped, merge_keys
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, is_mostly_overlapped, merge_keys
 from ddp_prof.trace import UNKNOWN
 from tests.drawing import draw_trace
 
@@ -21,15 +22,16 @@ def test_rows_of_all_parts_keep_their_keys(parts: list[list[str]]) -> None:
     assert len(set(keys)) == len(keys)
 
 
-def test_kernels_of_one_name_are_told_apart_by_shape_and_by_what_is_added() -> None:
+def test_kernels_of_one_name_are_told_apart_by_shape() -> None:
     trace = draw_trace(streams={7: "aabbaabbaa"})
-    assert len(trace.activities) == 5
-    (name,) = {trace.names[name_id] for name_id in trace.activities.name_id[::2].tolist()}
-    rows, phase = np.array([0, 2, 4]), np.array([1, 1, 0])
-    assert identify_kernels(trace, rows)[0] == [(name, "")]
+    first, second = (trace.names[name_id] for name_id in trace.activities.name_id[:2].tolist())
     shaped = replace(trace, names=(*trace.names, "grid"), shape_id=np.array([UNKNOWN] * 4 + [len(trace.names)]))
-    found, which = identify_kernels(shaped, rows, phase)
-    assert [found[kernel] for kernel in which.tolist()] == [(name, "", 1), (name, "", 1), (name, "grid", 0)]
+    for told, shape in ((trace, ""), (shaped, "grid")):
+        (rank,) = find_rank_events(told)
+        runs = find_kernel_runs(rank)
+        found = [runs.keys[kernel][:2] for kernel in runs.kernel.tolist()]
+        assert found == [(first, ""), (second, ""), (first, ""), (second, ""), (first, shape)]
+        assert len(set(runs.keys)) == len(runs.keys) == 2 + bool(shape)
 
 
 def test_half_of_an_execution_is_not_most_of_it() -> None:

@@ -12,8 +12,8 @@ from ddp_prof.analyze.kernels.contention import (
     limit_contention_ns,
     limit_slowdown,
     measure_contention,
-    sample_kernels,
 )
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs
@@ -55,7 +55,7 @@ def limit_of(path: Path) -> SlowdownLimit:
 def test_the_limit_is_not_below_the_figure(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", capture())
     (rank,) = find_rank_events(load_trace(path, ReadOptions(with_launches=True)))
-    figure = measure_contention([sample_kernels(rank)]).contention_ns
+    figure = measure_contention([find_kernel_runs(rank)]).contention_ns
     assert figure == 6 * 300
     limit = limit_of(path)
     assert limit_contention_ns([limit]) == figure + 1
@@ -105,7 +105,7 @@ def test_the_doctor_says_the_same_without_comparing_kernels(
 def test_a_real_capture_is_limited(shared_traces: Path) -> None:
     path = shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
     (rank,) = find_rank_events(load_trace(path, ReadOptions(with_launches=True)))
-    figure = measure_contention([sample_kernels(rank)]).contention_ns
+    figure = measure_contention([find_kernel_runs(rank)]).contention_ns
     limit = limit_contention_ns([limit_of(path)])
     assert figure is not None
     assert limit is not None
