@@ -394,11 +394,6 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
     communicates = any(rank.device is None and rank.union_of(Category.COMMUNICATION).length_ns for rank in ranks)
     if communicates and (messages := _count_messages(trace)):
         yield f"sends and receives of gloo left out: {messages:,}; {_WAITED_FOR}"
-    if (unresolved := trace.unresolved_names).kernels:
-        yield (
-            f"{unresolved.kernels:,} of {unresolved.of_kernels:,} kernels have no name: "
-            "whether they compute or communicate is not known"
-        )
 
 
 def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
