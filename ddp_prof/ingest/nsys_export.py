@@ -41,7 +41,6 @@ CALL_COLUMNS = ("start", "globalTid", "correlationId")
 _CALL_DETAILS = ("end", "nameId")
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
-_SESSION = "TARGET_INFO_SESSION_START_TIME"
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
@@ -86,16 +85,19 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     overheads = [file.read_integers(table, ("start", "end")) for table in OVERHEADS]
     overhead_ns, overhead_end_ns = (np.concatenate([one[name] for one in overheads]) for name in ("start", "end"))
     versions = [_read_value(file, name, "EXPORT_PRODUCT_VERSION") for name in ("META_DATA_EXPORT", "EXPORT_META_DATA")]
-    earliest = None
-    if file.has_columns(_SESSION, "utcEpochNs"):
-        query = f"SELECT min(utcEpochNs) FROM {file.bounded_table(_SESSION)} WHERE {are_integers('utcEpochNs')}"
-        ((earliest,),) = file.rows(query)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
-    mpi_ranks = _mpi_ranks(file)
+    mpi_ranks = {
+        _unpack_ids(tid)[0]: rank
+        for tid, rank in file.few_rows("MPI_RANKS", ("globalTid", "rank"))  # recorded with --trace=mpi
+        if 0 <= rank < MOST_RANKS
+    }
+    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
+    thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), f"{priority}, nameId")
+    session_starts = file.few_rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",), order="utcEpochNs")
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
@@ -115,10 +117,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
             *enrich.warn_missing_ends(int(has_no_end.sum())),
             *([_NO_MPI] if mpi_ranks else []),
         ),
-        threads=_thread_names(file, strings),
+        threads={_unpack_ids(tid): strings.get(name, "") for tid, name in thread_names},
         ranks=mpi_ranks,
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
-        epoch_ns=0 if is_utc else earliest,
+        epoch_ns=0 if is_utc else session_starts[0][0] if session_starts else None,
         node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         gpus=gpus,
         gpu_ids=gpu_ids,
@@ -269,38 +271,14 @@ def _nccl_payloads(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[i
     }
 
 
-def _thread_names(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[int, int], str]:
-    if not file.has_columns("ThreadNames", "nameId", "globalTid"):
-        return {}
-    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
-    rows = file.rows(
-        f"SELECT globalTid, nameId FROM {file.bounded_table('ThreadNames')} WHERE {are_integers('globalTid')} "
-        f"ORDER BY {priority}, nameId"
-    )
-    return {_unpack_ids(tid): strings.get(name, "") for tid, name in rows}
-
-
-def _mpi_ranks(file: SqliteFile) -> dict[int, int]:
-    """Return the MPI rank of each process, which nsys records with ``--trace=mpi``."""
-    if not file.has_columns("MPI_RANKS", "globalTid", "rank"):
-        return {}
-    rows = file.rows(
-        f"SELECT globalTid, rank FROM {file.bounded_table('MPI_RANKS')} WHERE {are_integers('globalTid', 'rank')} "
-        f"AND rank BETWEEN 0 AND {MOST_RANKS - 1}"
-    )
-    return {_unpack_ids(tid)[0]: rank for tid, rank in rows}
-
-
 def _unpack_ids(global_id: int) -> tuple[int, int]:
     return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 
 def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
     """Return the value of a name in a table of names and values; ``None`` if there is none, or several."""
-    if not file.has_columns(table, "name", "value"):
-        return None
-    found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")
-    return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
+    found = {value for key, value in file.few_rows(table, (), ("name", "value")) if key == name}
+    return next((value for value in found if isinstance(value, str)), None) if len(found) == 1 else None
 
 
 def _gpus(file: SqliteFile, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
@@ -308,23 +286,13 @@ def _gpus(file: SqliteFile, activities: Activities) -> tuple[dict[tuple[int, int
 
     The numbers differ if a process sees only some of the GPUs.
     """
-    names: dict[int, str] = {}
-    if file.has_columns("TARGET_INFO_GPU", "id", "name"):
-        names = dict(
-            file.rows(
-                f"SELECT id, substr(CAST(name AS TEXT), 1, {_MOST_LETTERS}) "
-                f"FROM {file.bounded_table('TARGET_INFO_GPU')} WHERE {are_integers('id')} AND name IS NOT NULL"
-            )
-        )
+    rows = file.few_rows("TARGET_INFO_GPU", ("id",), ("name",))
+    names = {gpu: str(name)[:_MOST_LETTERS] for gpu, name in rows if name is not None}
     used = list(product(distinct(activities.process), distinct(activities.device)))
-    if file.has_columns("TARGET_INFO_CUDA_DEVICE", "pid", "cudaId", "gpuId"):
-        seen = file.rows(
-            f"SELECT pid, cudaId, gpuId FROM {file.bounded_table('TARGET_INFO_CUDA_DEVICE')} "
-            f"WHERE {are_integers('pid', 'cudaId', 'gpuId')}"
-        )
-        ids = {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
-    else:
-        ids = dict.fromkeys(used, *names) if len(names) == 1 else {}
+    seen = file.few_rows("TARGET_INFO_CUDA_DEVICE", ("pid", "cudaId", "gpuId"))
+    ids = {(pid & 0xFFFFFF, device): gpu for pid, device, gpu in seen}
+    if not seen and len(names) == 1:
+        ids = dict.fromkeys(used, *names)
     if ids:
         return ids, {key: names[gpu] for key, gpu in ids.items() if gpu in names}
     kinds = set(names.values())

@@ -167,6 +167,16 @@ class SqliteFile:
         with self.connect(self.uri) as database:
             return self._fetch(database, query)
 
+    def few_rows(
+        self, table: str, integers: Sequence[str], others: Sequence[str] = (), order: str = "NULL"
+    ) -> list[tuple[Any, ...]]:
+        """Return columns of a table with few rows: all rows with integers in some; none if the table lacks a column."""
+        if not self.has_columns(table, *integers, *others):
+            return []
+        columns = ", ".join((*integers, *others))
+        condition = f"WHERE {are_integers(*integers)}" if integers else ""
+        return self.rows(f"SELECT {columns} FROM {self.bounded_table(table)} {condition} ORDER BY {order}")
+
     def _fetch(self, database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
         found, held = [], 0
         for row in database.execute(query):
