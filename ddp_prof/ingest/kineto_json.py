@@ -100,6 +100,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
     host_operations = [] if len(activities) else operations
+    called = [event for event in host_operations if str(event.name).startswith(_COLLECTIVE_CALL)]
+    is_utc = base_ns == 0 and enrich.are_utc((call_ns, activities.start_ns, spans.start_ns))
     processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
     devices = len(distinct(activities.device))
     # ``distributedInfo`` describes only one of several ranks.
@@ -134,13 +136,13 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
         operators=_operators(host_operations),
-        collective_calls=_collective_calls(host_operations, names),
+        collective_calls=CollectiveCalls(_times(called)[0], _intern_names(called, names)),
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
         world_size=world if world and _is_count(world, MOST_RANKS) else None,
         names=names.as_tuple(),
-        epoch_ns=_epoch_ns(base_ns, call_ns, activities.start_ns, spans.start_ns),
+        epoch_ns=base_ns if 0 < base_ns < _MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),
         warnings=warnings,
         gpus=dict(_read_gpu_names(document.deviceProperties)),
@@ -175,11 +177,6 @@ def _partition(events: Sequence[Event], is_first: Callable[[str], bool]) -> tupl
     """Return the events with names of the first kind, and the others."""
     first = [event for event in events if is_first(str(event.name))]
     return first, [event for event in events if not is_first(str(event.name))]
-
-
-def _epoch_ns(base_ns: int, *starts_ns: Ints) -> int | None:
-    """Return the UTC of time 0: the recorded base; without one, 0 if the times are themselves UTC."""
-    return base_ns if 0 < base_ns < _MOST else 0 if base_ns == 0 and enrich.are_utc(starts_ns) else None
 
 
 def _read_gpu_names(devices: Any) -> Iterator[tuple[tuple[int, int], str]]:
@@ -271,11 +268,6 @@ def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
     arguments_of = [event.args or NO_ARGUMENTS for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in arguments_of]
     return list(np.array(rows, np.int64).reshape(len(rows), 6).T)
-
-
-def _collective_calls(events: Sequence[Event], names: NameTable) -> CollectiveCalls:
-    calls = [event for event in events if str(event.name).startswith(_COLLECTIVE_CALL)]
-    return CollectiveCalls(_times(calls)[0], _intern_names(calls, names))
 
 
 def _operators(events: Sequence[Event]) -> Operators:

@@ -64,7 +64,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     synchronizations = file.start(read_synchronizations, file)
     of_launches = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS) if options.with_launches else enrich.SHAPE_COLUMNS
     has_launches = options.with_launches or options.with_shapes
-    launches = file.start(_kernel_columns, file, of_launches) if has_launches else None
+    launches = file.start(file.read_integers, KERNELS, ("start", *of_launches)) if has_launches else None
     strings = read_strings(file)
     names = NameTable()
     ranges, texts = range_rows.result()
@@ -133,7 +133,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     if 1 in ranges["hasPayload"]:
         trace = add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = name_operations(trace)
-    return enrich.add_launch_shapes(trace, launches.result()) if launches else trace
+    if not launches:
+        return trace
+    start, *of_kernels = launches.result().values()
+    return enrich.add_launch_shapes(trace, [column[start != UNKNOWN] for column in of_kernels])
 
 
 def _require_export(file: SqliteFile) -> None:
@@ -199,12 +202,6 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
         correlation=columns["correlationId"],
         bytes=columns["bytes"],
     )
-
-
-def _kernel_columns(file: SqliteFile, columns: Sequence[str]) -> list[Ints]:
-    """Return columns of the kernels that have a start."""
-    start, *found = file.read_integers(KERNELS, ("start", *columns)).values()
-    return [column[start != UNKNOWN] for column in found]
 
 
 def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:

@@ -53,12 +53,8 @@ def _find_shift(first: RankSteps, rank: RankSteps) -> int:
     """Index of the first rank's step that is the other rank's first step; 0 if no shift is clearly better."""
     if rank.clock == first.clock:
         return 0
-    scatter = {
-        shift: _end_scatter(first.ends_ns, rank.ends_ns, shift)
-        if _are_equal(first.numbers, rank.numbers, shift)
-        else float("inf")
-        for shift in range(-len(rank.numbers) // 2, len(first.numbers) // 2 + 1)
-    }
+    shifts = range(-len(rank.numbers) // 2, len(first.numbers) // 2 + 1)
+    scatter = {shift: _end_scatter(first, rank, shift) for shift in shifts}
     best = min(scatter, key=scatter.__getitem__)
     return best if scatter[best] < scatter[0] else 0
 
@@ -68,24 +64,23 @@ def _are_unique(numbers: Ints) -> bool:
     return 0 < len(known) == len(np.unique(known))
 
 
-def _are_equal(first: Ints, other: Ints, shift: int) -> bool:
-    first, other = first[max(0, shift) :], other[max(0, -shift) :]
-    common = min(len(first), len(other))
-    return np.array_equal(first[:common], other[:common])
+def _end_scatter(first: RankSteps, rank: RankSteps, shift: int) -> float:
+    """Median absolute deviation of the differences between two ranks' ends.
 
-
-def _end_scatter(first: Ints, other: Ints, shift: int) -> float:
-    """Median absolute deviation of the differences between two ranks' ends; infinite if they share too few steps.
+    It is infinite if the ranks share too few steps, or if these have other numbers.
 
     Among many wrong shifts, one may look right by chance. Therefore a larger shift needs more common steps, and the
     result of every shift but 0 is multiplied by a factor, which is larger for fewer common steps.
     """
-    first, other = first[max(0, shift) :], other[max(0, -shift) :]
-    common = min(len(first), len(other))
-    both = (first[:common] != NO_TIME) & (other[:common] != NO_TIME)
+    from_first, from_other = max(0, shift), max(0, -shift)
+    common = min(len(first.numbers) - from_first, len(rank.numbers) - from_other)
+    of_first, of_other = slice(from_first, from_first + common), slice(from_other, from_other + common)
+    ends_ns, other_ns = first.ends_ns[of_first], rank.ends_ns[of_other]
+    both = (ends_ns != NO_TIME) & (other_ns != NO_TIME)
     steps = np.count_nonzero(both)
-    if steps < LEAST_COMMON_STEPS or steps <= 2 * abs(shift):
+    has_other_numbers = np.any(first.numbers[of_first] != rank.numbers[of_other])
+    if has_other_numbers or steps < LEAST_COMMON_STEPS or steps <= 2 * abs(shift):
         return float("inf")
-    difference = (first[:common] - other[:common])[both]
+    difference = (ends_ns - other_ns)[both]
     scatter = float(np.median(np.abs(difference - np.median(difference))))
     return scatter * max(CLEARLY, CHANCE ** (-1 / (steps // 2))) if shift else scatter

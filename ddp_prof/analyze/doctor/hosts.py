@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RankFacts, RunEvidence, median_or_zero
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
@@ -148,13 +149,19 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _starved_devices(run: RunEvidence) -> Finding | None:
+def _late_hosts(run: RunEvidence, late_of: Callable[[RankFacts], Sequence[int]]) -> list[tuple[str, int, float]]:
+    """Name, time and share of the median step of the ranks whose host is late for at least a quarter of that step."""
     found = []
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        window = median_or_zero([step.window_ns or 0 for step in overlap.steps])
-        starved = median_or_zero(facts.starved_ns)
-        if window and starved >= _HOST_SHARE * window:
-            found.append((rank.name, starved, starved / window))
+        lengths = overlap.lengths_ns if run.is_cpu else [step.window_ns or 0 for step in overlap.steps]
+        step, late = median_or_zero(lengths), median_or_zero(late_of(facts))
+        if step and late >= _HOST_SHARE * step:
+            found.append((rank.name, late, late / step))
+    return found
+
+
+def _starved_devices(run: RunEvidence) -> Finding | None:
+    found = _late_hosts(run, lambda facts: facts.starved_ns)
     if not found:
         return None
     _, cost, share = max(found, key=lambda one: one[1])
@@ -176,12 +183,7 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("launch-bound host", reason or silent)
     if not any(facts.outside_ns for facts in run.facts):
         return Abstained("launch-bound host", "no range tells when forward ran in a step")
-    found = []
-    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        step = median_or_zero(overlap.lengths_ns)
-        outside = median_or_zero(list(facts.outside_ns))
-        if step and outside >= _HOST_SHARE * step:
-            found.append((rank.name, outside, outside / step))
+    found = _late_hosts(run, lambda facts: facts.outside_ns)
     if not found:
         return None
     cost = median_or_zero([ns for _, ns, _ in found])

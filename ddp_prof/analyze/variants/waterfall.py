@@ -150,8 +150,13 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 
     Contention is also measured against the runs in ``reference`` that have the same workload.
     """
+
+    def position(analyzed: Analyzed) -> int:
+        run, _ = analyzed
+        return variant_position(run.label if run.manifest is None else run.manifest.variant)
+
     found = []
-    for run, kernels in sorted(runs, key=_position):
+    for run, kernels in sorted(runs, key=position):
         if _has_unknown_work(run):
             continue
         others = [of_other for other, of_other in (*runs, *reference) if run.has_same_workload(other)]
@@ -164,11 +169,6 @@ def measure_budgets(runs: Sequence[Analyzed], reference: Sequence[Analyzed] = ()
 def _has_unknown_work(run: RunAnalysis) -> bool:
     """Whether the events of a rank with steps are not all known."""
     return any(len(rank.times) and rank.unknown_work for rank in run.ranks)
-
-
-def _position(analyzed: Analyzed) -> int:
-    run, _ = analyzed
-    return variant_position(run.label if run.manifest is None else run.manifest.variant)
 
 
 def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: bool) -> Budget | None:
