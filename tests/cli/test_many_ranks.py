@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -40,6 +42,7 @@ def test_it_draws_the_ranks_with_most_exposed_time_and_says_so(folder: Path, mon
     assert len(drawn) == 8
     assert "job.rank1.sqlite" not in drawn
     why = next(folder.glob("pages/*-why.html"))
-    assert "10 ranks, 20 steps" in why.read_text()
+    skew = json.loads(re.findall(r'id="skew-data">(.*?)</script>', why.read_text(), re.DOTALL)[0])
+    assert skew["layout"]["yaxis"]["ticktext"] == [f"<b>rank {rank}</b>  " for rank in range(WORLD)]
     timeline = why.with_name(why.name.replace("-why", ""))
     assert "8 of 10 traces, those with the most exposed communication" in timeline.read_text()

@@ -20,7 +20,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step, draw_step_times, draw_waterfall
-from ddp_prof.present.charts.ranks import LEAST_RANKS, draw_heat_map, draw_skew
+from ddp_prof.present.charts.ranks import draw_skew
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import Headline, gain_headline, step_lengths
@@ -175,10 +175,9 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     columns = _columns_of_steps([row for of_step in rows.values() for _, row in of_step])
     steps = {key: found.run.step_names[key] for key in drawn} if found.run.has_steps else {}
     figures |= {f"step-{key}": drawn[key] for key in steps}
-    if len(run.result.ranks) >= LEAST_RANKS:
-        figures["skew"] = draw_heat_map(run.result, found.skew)
-    elif found.skew.reason is None:
-        figures["skew"] = draw_skew(found.run, found.skew)
+    if found.skew.reason is None:
+        nodes = {rank.name: rank.node for rank in run.result.ranks}
+        figures["skew"] = draw_skew(found.run, found.skew, nodes)
     gain = gain_headline(run.summary)
     heading = f"{run.result.label}: {gain}"
     write_page(

@@ -133,7 +133,7 @@ def test_the_late_rank_is_named(files: list[Path]) -> None:
     json.dumps(view.document, allow_nan=False)
     figure = draw_skew(run, skew)
     assert max(figure.data[0].z[1]) == pytest.approx(LATE_MS, rel=0.01)
-    assert max(figure.data[0].z[0]) == 0
+    assert max(figure.data[0].z[0]) <= figure.data[0].zmin == 0
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_without_steps_each_rank_costs_the_others_what_they_wait_for_it() -> Non
     assert [(rank.lag_ns, rank.worst_lag_ns) for rank in skew.ranks] == [(1, 3), (-1, 2)]
     assert [row["costs_others_ms"] for row in skew_view(run, skew).rows] == [4e-6, 2e-6]
     heat, bars = draw_skew(run, skew).data
-    assert (heat.z, bars.y) == (([3e-6], [2e-6]), (6e-6,))
+    assert (heat.z.tolist(), bars.y.tolist()) == ([[3e-6], [2e-6]], [6e-6])
 
 
 def test_without_steps_nobody_is_called_late_who_is_not() -> None:

@@ -5,23 +5,19 @@ from dataclasses import replace
 
 import pytest
 
-from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present.charts.comparison import (
     draw_comparison,
     draw_overlap_by_step,
     draw_step_times,
 )
-from ddp_prof.present.charts.ranks import draw_heat_map
 from tests.charts import validated
 from tests.drawing import draw_trace
-from tests.measuring import analysis_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
 
 draw_comparison = validated(draw_comparison)
 draw_overlap_by_step = validated(draw_overlap_by_step)
 draw_step_times = validated(draw_step_times)
-draw_heat_map = validated(draw_heat_map)
 
 HALF, BARE = (result_of(cpu_run(steps=3, shift=shift), label) for shift, label in ((2, "bucketed"), (4, "naive")))
 SILENT = result_of(draw_trace(streams={7: "aa"}), "one GPU")
@@ -54,8 +50,6 @@ def test_steps_that_come_again_are_told_apart() -> None:
     (summary,) = compare_variants([epochs])
     hovers = " ".join(text for each in draw_comparison([epochs], [summary]).data for text in each.hovertext or ())
     assert re.findall(r"step \d[^,]*", hovers) == names
-    heat = draw_heat_map(epochs, measure_skew(analysis_of(trace)))
-    assert list(heat.data[0].x) == ["0 (1 of 2)", "1", "0 (2 of 2)"]
 
 
 def test_a_dot_a_rank_and_a_line_through_their_mean() -> None:
