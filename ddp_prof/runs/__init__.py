@@ -21,24 +21,35 @@ _NAMED_RANK = re.compile(
 )
 _BARE_NUMBER = re.compile(r"(?<=[._-])(\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
 """``report.3.sqlite``, ``trace_3.json.gz``: a rank only where the numbers of all files are 0, 1, 2 and so on."""
-
+_NODE = re.compile(r"(?<![A-Za-z])node[._-]?\d+|(?<=_on_)[A-Za-z][\w-]*", re.I)
 _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 """The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
 
 
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
-    """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``."""
-    alike: dict[tuple[bool, Path, str], dict[int, Path]] = {}
+    """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
+
+    They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``.
+    """
+    alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], dict[int, Path]]] = {}
     for file in files:
-        named = list(_NAMED_RANK.finditer(file.name))
-        if hit := named[-1] if named else _BARE_NUMBER.search(file.name):
-            key = bool(named), file.parent, f"{file.name[: hit.start()]}*{file.name[hit.end() :]}"
-            alike.setdefault(key, {})[int(hit.group(1))] = file
+        for name in (_NODE.sub("*", file.name), file.name):
+            named = list(_NAMED_RANK.finditer(name))
+            if hit := named[-1] if named else _BARE_NUMBER.search(name):
+                key = bool(named), file.parent, f"{name[: hit.start()]}*{name[hit.end() :]}"
+                alike.setdefault(key, {}).setdefault(_node_of(file), {})[int(hit.group(1))] = file
+                break
     groups = []
-    for (is_named, *_), ranks in alike.items():
-        if len(ranks) > 1 and (is_named or set(ranks) == set(range(len(ranks)))):
-            groups.append([ranks[rank] for rank in sorted(ranks)])
+    for (is_named, *_), nodes in alike.items():
+        job = {rank: file for of_node in nodes.values() for rank, file in of_node.items()}
+        parts = [job] if len(job) == sum(map(len, nodes.values())) else nodes.values()
+        alone = (ranks for ranks in parts if len(ranks) > 1 and (is_named or {*ranks} == {*range(len(ranks))}))
+        groups += [[ranks[rank] for rank in sorted(ranks)] for ranks in alone]
     return groups
+
+
+def _node_of(file: Path) -> tuple[str, ...]:
+    return tuple(_NODE.findall(file.name))
 
 
 def load_runs(
@@ -121,7 +132,8 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     alone = {run.files[0]: run for run in runs if _may_be_rank(run)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
-        joined |= _join_runs([alone.pop(file) for file in group], "their names differ in a rank number only")
+        what = "a rank number" if len({*map(_node_of, group)}) == 1 else "rank and node"
+        joined |= _join_runs([alone.pop(file) for file in group], f"their names differ in {what} only")
     by_world: dict[int, list[Run]] = {}
     for run in alone.values():
         (rank, world, _), *others = run.identities() or [(None, None, ())]

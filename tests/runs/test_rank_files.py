@@ -20,6 +20,9 @@ from tests.nsys_factory import write_capture
         ["a_r0of8.nsys-rep", "a_r3of8.nsys-rep"],
         ["report.0.sqlite", "report.1.sqlite", "report.2.sqlite"],
         ["slurm_procid0.sqlite", "slurm_procid1.sqlite"],
+        ["profile_7_node_0_rank_0_on_ip-10-1-0-4.nsys-rep", "profile_7_node_1_rank_8_on_ip-10-1-0-5.nsys-rep"],
+        ["node0.rank0.sqlite", "node1.rank1.sqlite"],
+        ["node_0.sqlite", "node_1.sqlite"],
         ["trace_0.json.gz", "trace_1.json.gz"],
     ],
 )
@@ -40,6 +43,21 @@ def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
 )
 def test_other_numbers_are_no_ranks(names: list[str]) -> None:
     assert group_rank_files([Path(name) for name in names]) == []
+
+
+def test_a_rank_number_that_each_node_has_tells_the_ranks_of_one_node() -> None:
+    """Which of the job's ranks those of the second node are is not known."""
+    first, second = ([Path(f"node{node}_rank{rank}.sqlite") for rank in (0, 1)] for node in (0, 1))
+    assert group_rank_files([*first, *second]) == [first, second]
+
+
+def test_ranks_of_several_nodes_are_one_run_and_say_so(tmp_path: Path) -> None:
+    files = [
+        write_capture(tmp_path / f"x_node_{rank}_rank_{rank}_on_gpu0{rank}.sqlite", known_truth()) for rank in (0, 1)
+    ]
+    (run,) = load_runs(files)
+    (note,) = [note for note in run.overlap().warnings if "--separate" in note]
+    assert note.startswith("2 files are read as ranks of one run, because their names differ in rank and node only")
 
 
 def test_a_folder_is_part_of_the_name() -> None:
