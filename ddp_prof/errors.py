@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import ClassVar
 
 _LONGEST_REASON = 400
 
 
 class DdpProfError(Exception):
-    """Base of all errors that a user can act on. The command line shows it in one line and exits with 1."""
+    """Base of all errors that a user can act on. Programs show it in one line and exit with ``exit_code``."""
+
+    exit_code: ClassVar[int] = 1
 
 
 class TraceError(DdpProfError):
@@ -38,12 +41,20 @@ class CommunicationError(DdpProfError):
     """A collective failed, usually because a peer ended; the message names the rank, the collective and the cause."""
 
 
+class UsageError(DdpProfError):
+    """An invalid setting or argument."""
+
+    exit_code = 2
+
+
 class WorkloadError(DdpProfError):
     """The workload cannot run with these settings: fewer GPUs than ranks, a missing backend."""
 
 
 class OutOfMemoryError(WorkloadError):
     """A rank needs more memory than its device, the machine or a limit gives it."""
+
+    exit_code = 4  # 3 is that of a gate that is not met
 
 
 class NotMetError(DdpProfError):

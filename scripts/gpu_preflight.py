@@ -188,9 +188,9 @@ def try_recorder(recorder: Recorder, log: Path) -> str:
     _write(log, f"{recorder.name}: exit code {code}", output)
     if code == 0:
         return ""
-    ours = [line for line in output.splitlines() if line.startswith("profile_variant: naive: ")]
+    ours = [line for line in output.splitlines() if line.startswith("profile_variant: error: naive: ")]
     last = (ours or output.splitlines() or ["it printed nothing"])[-1]
-    return last.removeprefix("profile_variant: naive: ")[:300]
+    return last.removeprefix("profile_variant: error: naive: ")[:300]
 
 
 class FailedAttempts:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from ddp_prof.capture.processes import run_tethered
 from ddp_prof.capture.recorder import choose_nsys
-from ddp_prof.capture.variant import UsageError, capture, describe_failure
-from ddp_prof.errors import DdpProfError
-from ddp_prof.train.launch import Stopped, stop_on_signals
+from ddp_prof.capture.variant import capture
+from ddp_prof.errors import DdpProfError, UsageError, printable
+from ddp_prof.train.launch import run_program
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -57,11 +57,11 @@ def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -
         print(f"[{number}/{len(captures)}] {arguments[0]}{size} ... ", end="", flush=True)
         try:
             name, _, result = capture(arguments, environ).partition(": ")
-        except (DdpProfError, OSError) as error:
+        except DdpProfError as error:
             print("failed", flush=True)
             if isinstance(error, UsageError):
                 raise
-            say(describe_failure(error))
+            say(printable(str(error)))
             continue
         names.append(name)
         print(result.rpartition(" in ")[2], flush=True)
@@ -126,16 +126,8 @@ def profile_all(environ: dict[str, str]) -> int:
 
 def main() -> int:
     os.chdir(ROOT)
-    try:
-        with stop_on_signals():
-            return profile_all(dict(os.environ))
-    except UsageError as error:
-        say(str(error))
-        return 2
-    except Stopped as stop:
-        print(flush=True)
-        say("stopped; what was captured before is kept, and the next run goes on")
-        return 128 + stop.number
+    on_stop = "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"
+    return run_program("profile_all", lambda: profile_all(dict(os.environ)), on_stop=on_stop)
 
 
 if __name__ == "__main__":

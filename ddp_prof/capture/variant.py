@@ -35,7 +35,7 @@ from ddp_prof.capture.recorder import (
     profile_command,
     visible_gpus,
 )
-from ddp_prof.errors import DdpProfError, WorkloadError, printable
+from ddp_prof.errors import UsageError, WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.launch import most_ranks
@@ -56,10 +56,6 @@ It happens rarely, on busy machines, with nsys 2022.4; a second start succeeds.
 """
 NSYS_STARTS = 3
 Parsed = TypeVar("Parsed")
-
-
-class UsageError(DdpProfError):
-    """An invalid setting or argument."""
 
 
 @dataclass(frozen=True)
@@ -254,33 +250,30 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def describe_failure(error: Exception) -> str:
-    if isinstance(error, OSError):
-        return printable(f"{error.filename}: {error.strerror}: set TRACES_DIR to a folder of yours, with room")
-    return printable(str(error))
-
-
 def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     """Capture a variant unless its capture is up to date; return one line about the result.
 
-    Raises UsageError for a wrong setting, OSError if the folder cannot be written, Stopped after a signal, and
-    DdpProfError for other failures. After an error the former capture is unchanged and no process is left.
+    Raises UsageError for a wrong setting, Stopped after a signal, and DdpProfError for other failures. After an error
+    the former capture is unchanged and no process is left.
     """
     began = time.monotonic()
     plan = read_plan(argv, environ)
-    plan.traces.mkdir(parents=True, exist_ok=True)
     nsys, profiler = _choose_profiler(environ)
     key = digest_plan(plan, profiler)
-    if _is_done(plan, nsys, profiler, key):
-        return f"{plan.name}: up to date"
-    holding = nullcontext() if plan.part else _hold_output(plan.traces)  # parts are made at the same time
-    with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
-        if _is_done(plan, nsys, profiler, key):  # by the process that held the folder
+    try:
+        plan.traces.mkdir(parents=True, exist_ok=True)
+        if _is_done(plan, nsys, profiler, key):
             return f"{plan.name}: up to date"
-        try:
+        holding = nullcontext() if plan.part else _hold_output(plan.traces)  # parts are made at the same time
+        with holding, scratch_folder() as scratch, _partial_folder(plan) as partial:
+            if _is_done(plan, nsys, profiler, key):  # by the process that held the folder
+                return f"{plan.name}: up to date"
             _record(plan, nsys, profiler, key, scratch, partial)
-        except WorkloadError as error:
-            raise WorkloadError(f"{plan.name}: {error}") from error
+    except WorkloadError as error:
+        raise WorkloadError(f"{plan.name}: {error}") from error
+    except OSError as error:
+        hint = "set TRACES_DIR to a folder of yours, with room"
+        raise WorkloadError(f"{error.filename}: {error.strerror}: {hint}") from error
     return f"{plan.name}: captured by {profiler or 'no profiler'} in {time.monotonic() - began:.0f} s"
 
 

@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import sys
 
-from ddp_prof.errors import DdpProfError, OutOfMemoryError, WorkloadError
-from ddp_prof.train.arguments import OUT_OF_MEMORY_EXIT, Arguments, parse_arguments
-from ddp_prof.train.launch import Stopped, die_with_launcher, launch, leave_failure
+from ddp_prof.errors import DdpProfError, WorkloadError
+from ddp_prof.train.arguments import Arguments, parse_arguments
+from ddp_prof.train.launch import die_with_launcher, launch, leave_failure, run_program
 
 
 def main() -> int:
     arguments = parse_arguments()
-    if arguments.world_size is None or "RANK" in os.environ:
+    world_size = arguments.world_size
+    if world_size is None or "RANK" in os.environ:
         return _run_rank(arguments)
-    try:
+
+    def start_ranks() -> None:
         clear_outputs(arguments)
-        launch(arguments.world_size, ["-m", "ddp_prof.train", *sys.argv[1:]])
-    except DdpProfError as error:
-        return _fail(error)
-    except Stopped as stop:
-        return 128 + stop.number
-    return 0
+        launch(world_size, ["-m", "ddp_prof.train", *sys.argv[1:]])
+
+    return run_program("ddp_prof.train", start_ranks)
 
 
 def clear_outputs(arguments: Arguments) -> None:
@@ -61,12 +60,12 @@ def _run_rank(arguments: Arguments) -> int:
     return 0
 
 
-def _fail(error: Exception, rank: int = 0, *, is_common: bool = False) -> int:
+def _fail(error: DdpProfError, rank: int = 0, *, is_common: bool = False) -> int:
     """Report a failure in one line and return the exit code; one that all ranks have is printed by rank 0 only."""
     if not leave_failure(rank, error) and not (is_common and rank):
         sys.stderr.write(f"ddp_prof.train: error: {error}\n")
         sys.stderr.flush()
-    return OUT_OF_MEMORY_EXIT if isinstance(error, OutOfMemoryError) else 1
+    return error.exit_code
 
 
 if __name__ == "__main__":

@@ -8,14 +8,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
+from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.run_config import FAULTS, RunConfig
 from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import COMM_HOOKS, VARIANT_NAMES, VARIANTS
 
 NO_CAP = math.inf
 """The value of ``--bucket-size-mb none`` while a missing option is ``None``; after parsing, ``None`` means no cap."""
-OUT_OF_MEMORY_EXIT = 4
-"""Exit code of a run that ran out of memory; 3 is that of ``ddp-prof check``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +32,8 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train a transformer language model by one data-parallel variant and mark what it does with NVTX "
         "ranges. Starts its ranks itself (--world-size), or is started by torchrun, or runs alone.",
         epilog="Exit codes: 0 done, 1 the run failed, 2 wrong usage, "
-        f"{OUT_OF_MEMORY_EXIT} out of memory. Where MASTER_PORT is set (and MASTER_ADDR, default 127.0.0.1), the ranks "
-        "that --world-size starts meet there, else by a file. "
+        f"{OutOfMemoryError.exit_code} out of memory. Where MASTER_PORT is set (and MASTER_ADDR, default 127.0.0.1), "
+        "the ranks that --world-size starts meet there, else by a file. "
         "Example: python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 10",
     )
 

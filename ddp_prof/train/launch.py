@@ -26,7 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, Any
 
-from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError
+from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError, printable
 
 Rank = subprocess.Popen[bytes] | BaseProcess
 
@@ -86,13 +86,13 @@ def most_ranks() -> int:
 
 
 def run_program(program: str, action: Callable[[], int | None], *, on_stop: str = "") -> int:
-    """Run a program's main function and return its exit code: 1 after an error, 128 plus the number after a signal."""
+    """Run a program's main function and return its exit code: the error's, or 128 plus the number of a signal."""
     try:
         with stop_on_signals():
             return action() or 0
     except DdpProfError as error:
-        sys.stderr.write(f"{program}: error: {error}\n")
-        return 1
+        sys.stderr.write(f"{program}: error: {printable(str(error))}\n")
+        return error.exit_code
     except Stopped as stop:
         sys.stderr.write(on_stop)
         return 128 + stop.number

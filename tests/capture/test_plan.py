@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ddp_prof.capture import variant
-from ddp_prof.capture.variant import Plan, UsageError, clean_environment, digest_plan, read_plan
-from ddp_prof.errors import WorkloadError
+from ddp_prof.capture.variant import Plan, clean_environment, digest_plan, read_plan
+from ddp_prof.errors import UsageError, WorkloadError
 
 NO_NUMBERS = ["root[$(touch x)]", "2x", "-1", "1e3", "2.5", "0x10", "08", " 2", "2\n", "٣", "1_0", "9" * 30]
 LAUNCHED = {"RANK": "0", "WORLD_SIZE": "2"}

@@ -77,7 +77,9 @@ def test_a_failure_leaves_what_was_there(machine: Machine) -> None:
     machine.workload('echo "noise"; echo "ddp_prof.train: error: out of memory: choose a smaller one" >&2; exit 1')
     code, said, complaint = machine.capture("overlap", STEPS="3")
     assert (code, said) == (1, "")
-    assert complaint.startswith("profile_variant: overlap: the workload failed (exit code 1): out of memory: choose")
+    assert complaint.startswith(
+        "profile_variant: error: overlap: the workload failed (exit code 1): out of memory: choose"
+    )
     assert len(complaint.splitlines()) == 1
     assert {path.name: path.read_bytes() for path in (machine.folder / "traces").iterdir()} == before
 
@@ -130,7 +132,7 @@ def test_what_did_not_arrive_is_missed(machine: Machine) -> None:
     exported(machine.folder / "export.sqlite", {0: 1})
     code, _, complaint = machine.capture("overlap")
     reason = "rank 1 is not in the capture: it was killed, or ran elsewhere"
-    assert (code, complaint) == (1, f"profile_variant: overlap: {reason}: capture again\n")
+    assert (code, complaint) == (1, f"profile_variant: error: overlap: {reason}: capture again\n")
     exported(machine.folder / "export.sqlite", {})
     code, _, complaint = machine.capture("overlap")
     assert "no range arrived: the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4" in complaint
@@ -183,7 +185,7 @@ def test_a_limit_counts_the_run_and_nothing_else(machine: Machine) -> None:
     machine.program("nvidia-smi", "sleep 2; exit 9")  # what comes before takes its time
     code, said, complaint = machine.capture("overlap", LIMIT_S="1")
     assert (code, said) == (1, "")
-    assert complaint == "profile_variant: overlap: the run was not done after 1 s: step 1 of many\n"
+    assert complaint == "profile_variant: error: overlap: the run was not done after 1 s: step 1 of many\n"
     assert machine.traces == []
 
 

@@ -101,6 +101,8 @@ def test_without_nsys_torch_profiler_records(tmp_path: Path) -> None:
 def test_a_failing_workload_leaves_nothing(tmp_path: Path) -> None:
     done = capture(tmp_path, "naive", BATCH_SIZE="3")
     assert done.returncode == 1
-    assert done.stderr.startswith("profile_variant: naive: the workload failed (exit code 1): a batch of 3 cannot be")
+    assert done.stderr.startswith(
+        "profile_variant: error: naive: the workload failed (exit code 1): a batch of 3 cannot be"
+    )
     assert len(done.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []

@@ -47,16 +47,17 @@ case "$TRACES_DIR" in *probe*) what=probe ;; *) what="$DEVICE $*" ;; esac
 echo "$PROFILER ${NSYS:-} $BACKEND$NGPU${RANKS_PER_GPU:+ shared by $RANKS_PER_GPU} $what" >>"$CALLS"
 [ "$BATCH_SIZE" = $((2 * NGPU)) ] || [ $what = probe ] || exit 1
 name="$1${3:+_$3mb}"
+failed="profile_variant: error: naive:"
 case "${NSYS:-}" in
-  *nsight-compute*) echo "profile_variant: naive: it recorded x.qdstrm but has no importer here" >&2; exit 1 ;;
-  *blind*) echo "profile_variant: naive: no kernels arrived: capture again, with CAPTURE_RANGE=none" >&2; exit 1 ;;
+  *nsight-compute*) echo "$failed it recorded x.qdstrm but has no importer here" >&2; exit 1 ;;
+  *blind*) echo "$failed no kernels arrived: capture again, with CAPTURE_RANGE=none" >&2; exit 1 ;;
   *forgetful*)
     if [ "${CAPTURE_RANGE:-}" != none ]; then
-      echo "profile_variant: naive: lost: CAPTURE_RANGE=none" >&2
+      echo "$failed lost: CAPTURE_RANGE=none" >&2
       exit 1
     fi ;;
 esac
-case "${BROKEN:-none}" in "$1$BACKEND" | "$BACKEND") echo "profile_variant: $1: refused" >&2; exit 1 ;; esac
+case "${BROKEN:-none}" in "$1$BACKEND" | "$BACKEND") echo "profile_variant: error: $1: refused" >&2; exit 1 ;; esac
 mkdir -p "$TRACES_DIR"
 cp "${CALLS%/*}/run.json" "$TRACES_DIR/$name.run.json"
 [ "$PROFILER" != none ] || exit 0
@@ -246,7 +247,7 @@ def test_each_nsys_is_tried_and_its_error_kept(machine: Checkout, tmp_path: Path
     ]
     log = (machine.root / "gpu_capture/preflight.log").read_text()
     assert f"== nsys {blind}: exit code 1" in log
-    assert "profile_variant: naive: it recorded x.qdstrm but has no importer here" in log
+    assert "profile_variant: error: naive: it recorded x.qdstrm but has no importer here" in log
     assert all(call.startswith("kineto ") for call in machine.calls if " nccl1 cuda " in call)
     assert (machine.root / "gpu_capture/single/torch.rank0.json.gz").is_file()
 
@@ -280,7 +281,9 @@ def test_all_captures_come_before_all_costs(machine: Checkout) -> None:
 
 def test_where_nothing_records_it_stops(machine: Checkout) -> None:
     machine.program(
-        "profile_variant.sh", 'echo "profile_variant: naive: CUPTI is broken" >&2; exit 1', machine.root / "scripts"
+        "profile_variant.sh",
+        'echo "profile_variant: error: naive: CUPTI is broken" >&2; exit 1',
+        machine.root / "scripts",
     )
     done = machine.run(SCRIPT)
     assert done.returncode == 1

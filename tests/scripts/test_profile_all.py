@@ -133,7 +133,7 @@ def test_a_signal_ends_the_capture_in_one_line(machine: Machine, number: signal.
         time.sleep(0.1)
     _, complaint = process.communicate(timeout=30)
     assert process.returncode == code
-    assert complaint == "profile_all: stopped; what was captured before is kept, and the next run goes on\n"
+    assert complaint == "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"
     assert not is_running(workload)
     assert machine.traces == ["naive.nsys-rep", "naive.run.json", "naive.sqlite"]
     assert drawn(machine) == 0
