@@ -151,7 +151,10 @@ NO_WAITS = "no stream wait was recorded, and nothing else tells what needs the c
 NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives is not in the trace"
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_COPIES = "calls for copies were recorded, but no copy, so what copies waited for, or held up, is not known"
-NO_HOST_WAITS = "the trace does not tell when the host waits (ddp_prof.annotate.instrument(model) marks that)"
+NO_HOST_WAITS = (
+    "the trace does not tell when the host waits (ddp_prof.annotate marks that: instrument(model) of DDP, "
+    "else synchronize() around the wait)"
+)
 
 
 @dataclass(frozen=True)

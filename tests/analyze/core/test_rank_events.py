@@ -281,3 +281,12 @@ class TestGloosOwnEvents:
             backward="##########", synchronize="........##",
         )  # fmt: skip
         assert (rank.overlapped_ns, rank.exposed_ns, rank.blocking_ns) == (4, 3, 1)
+
+    def test_where_the_host_waits_is_told_by_the_range_that_the_reason_names(self) -> None:
+        """Of a loop that reduces gradients itself: ``instrument`` marks no wait there, and was all that was named."""
+        asked, gloo = {"c10d::allreduce_": "....#....."}, [("gloo:all_reduce", ".....###..")]
+        _, unmarked = self.run_of("aabb....cc", asked, gloo, backward="####......")
+        assert unmarked.blocking_ns is None
+        assert "else synchronize()" in str(unmarked.dependencies.reason)
+        _, marked = self.run_of("aabb....cc", asked, gloo, backward="####......", synchronize="....####..")
+        assert (marked.blocking_ns, marked.dependencies.reason) == (3, None)
