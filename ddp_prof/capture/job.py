@@ -181,7 +181,8 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
 
     files = job.traces
     if not files:
-        hint = "did it train anything (DDP, FSDP2 or backward), and end by itself?"
+        ends = "a program that is ended, or calls os._exit, needs --steps, as 1:10"
+        hint = f"did it train anything (DDP, FSDP2 or backward), and end by itself? {ends}"
         raise WorkloadError(f"no rank wrote a trace into {job.folder}: {hint}")
     contents = contents or [take_inventory(load_trace(file)) for file in files]
     processes = [process for content in contents for process in content.processes]

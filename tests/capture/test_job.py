@@ -473,6 +473,32 @@ def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
     assert "no rank wrote a trace" in done.stderr.splitlines()[-1]
 
 
+# Ends all of its threads at once, as programs do that would otherwise hang when NCCL is torn down.
+EXITS_AT_ONCE = """
+import os, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+os._exit(0)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(tmp_path: Path) -> None:
+    script, options = tmp_path / "at_once.py", ["-o", tmp_path / "out", "--profiler", "torch"]
+    script.write_text(EXITS_AT_ONCE)
+    done = run_nsys([DDP_PROF, "capture", *options, "--", sys.executable, script])
+    assert done.returncode == 1
+    assert "a program that is ended, or calls os._exit, needs --steps" in done.stderr
+    done = run_nsys([DDP_PROF, "capture", *options, "--steps", "1:3", "--", sys.executable, script])
+    assert done.returncode == 0, done.stderr
+    (run,) = dp.load_runs(tmp_path / "out")
+    assert [file.processes[0].steps for file in run.inventory()] == [2]
+
+
 NSYS = Nsys("/opt/nsys", "2022.4.2.1")
 LOST = "rank 2, 3 is not in the capture: it was killed, or ran elsewhere"
 
