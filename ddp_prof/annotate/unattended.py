@@ -1,8 +1,8 @@
 """Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
 A step lasts from one ``step()`` of the first optimizer to the next. Step 0 begins at the first sign of training (a DDP
-is created, or a backward pass begins) and is marked as warm-up, because its true start is not known. If the program
-marks its steps by ``annotate.step``, only these are recorded as steps.
+or an FSDP2 unit is created, or a backward pass begins) and is marked as warm-up, because its true start is not known.
+If the program marks its steps by ``annotate.step``, only these are recorded as steps.
 """
 
 from __future__ import annotations
@@ -50,6 +50,10 @@ def start() -> None:
     _wrap_with_call(torch.autograd, "backward", recording.begin)
     _wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", recording.stop_for_own_profiler)
     _wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
+    with suppress(ImportError):  # torch without FSDP2
+        from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+        _wrap_with_call(FSDPParamGroup, "__init__", recording.begin)
     register_optimizer_step_post_hook(recording.count)
     ranges.at_own_step = recording.begin_own_step
 

@@ -138,6 +138,7 @@ def test_ranks_without_ddp_are_known_to_nsys(tmp_path: Path) -> None:
     done = capture_started(tmp_path, SHARDED, method="spawn", profiler="nsys")
     assert done.returncode == 0, done.stderr
     assert "warning" not in done.stderr
+    assert "belongs to no step" not in " ".join(done.stdout.split()), "the first forward pass is warm-up, too"
     (run,) = dp.load_runs(tmp_path / "train.sqlite")
     assert run.overlap().world_size == 2
     assert sorted(rank.rank for rank in run.overlap().ranks) == [0, 1]
