@@ -300,7 +300,7 @@ def _name_collective(cause: RootCause) -> str:
 def _describe_collective(cause: RootCause) -> str:
     is_numbered = not cause.is_last and cause.same_operation_per_step > 1
     highest = cause.collectives_per_step - 1 if cause.bucket is None else cause.last_bucket
-    parts = [f"of 0 to {highest}"] if is_numbered else []
+    parts = [f"of 0 to {highest}"] if is_numbered and highest else []
     parts += [] if cause.bytes is None else [size(cause.bytes)]
     if cause.parameters:
         shown = ", ".join(cause.parameters[:_SHOWN_PARAMETERS])

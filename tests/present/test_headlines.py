@@ -54,6 +54,8 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"collectives_per_step": 1, "same_operation_per_step": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
         ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MiB, embedding, norm) starts"),
+        # Of several models with a bucket each.
+        ({"is_last": False, "bucket": 0, "last_bucket": 0}, "bucket 0 (61 MiB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
