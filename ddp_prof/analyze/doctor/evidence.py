@@ -13,7 +13,7 @@ from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import carry_gradients
-from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.critical.chains import find_work
 from ddp_prof.analyze.critical.critical_path import RunCritical
@@ -77,8 +77,10 @@ class RankFacts:
 
     Attributes:
         syncs: How often a thread that trains waited for the device between the first launch of backward and the last
-            launch of a collective.
+            launch of a collective in it.
         sync_ns: How long these waits were together.
+        bare_ns: The part of the step in which its stream with most compute does not compute: no earlier launch can make
+            the step shorter by more. Empty if the length of no step is known.
         knows_syncs: Whether the trace contains the waits of the host.
         first_share: How much of backward, from 0 to 1, was launched before the first collective after backward's first
             launch. If there are several passes, of the pass that launched it. NaN if not known.
@@ -96,6 +98,7 @@ class RankFacts:
     device: int | None
     syncs: Ints
     sync_ns: Ints
+    bare_ns: tuple[int, ...]
     knows_syncs: bool
     first_share: tuple[float, ...]
     serialized: int
@@ -275,6 +278,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         device=rank.device,
         syncs=syncs,
         sync_ns=sync_ns,
+        bare_ns=tuple(_without_compute_ns(rank)),
         knows_syncs=_knows_syncs(rank),
         first_share=tuple(_first_shares(rank, *backward)),
         serialized=serialized,
@@ -336,6 +340,7 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
     events = rank.events
     communicates = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
+    communicates &= np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
     last = last_by_step(events.launch_ns[communicates], events.step[communicates], len(rank.steps))
     step = rank.steps.index_at(calls.start_ns[rows])
     counts = (step != UNKNOWN) & (begin[step] != NO_TIME)
@@ -343,6 +348,15 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     np.add.at(count, step[counts], 1)
     np.add.at(length_ns, step[counts], (calls.end_ns - calls.start_ns)[rows[counts]])
     return count, length_ns
+
+
+def _without_compute_ns(rank: RankEvents) -> list[int]:
+    """See ``RankFacts.bare_ns``."""
+    events, times = rank.events, select(rank.step_times, rank.step_times.is_known)
+    computes = (events.category == Category.COMPUTE) & (events.lane == rank.compute_stream)
+    busy = union(events.start_ns[computes], events.end_ns[computes])
+    bare: list[int] = (times.length_ns - busy.covered_ns(times.start_ns, times.start_ns + times.length_ns)).tolist()
+    return bare
 
 
 def _count_serialized(rank: RankEvents) -> tuple[int, int]:

@@ -41,19 +41,21 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
         wait = median_or_zero(facts.sync_ns.tolist())
-        if window and wait > _WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
-            found.append((rank.name, int(facts.syncs.sum()), wait))
+        bare = median_or_zero(facts.bare_ns) if facts.bare_ns else wait
+        if window and min(wait, bare) > _WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
+            found.append((rank.name, int(facts.syncs.sum()), wait, bare))
     if not found:
         return None
-    wait = median_or_zero([wait for _, _, wait in found])
+    wait, bare = median_or_zero([one[2] for one in found]), median_or_zero([one[3] for one in found])
     return Finding(
         "host synchronization in backward",
-        f"The host waited for the device {sum(count for _, count, _ in found):,} times between the start of backward "
-        f"and its last collective, {wait / 1e6:.2f} ms in a typical step.",
+        f"The host waited for the device {sum(count for _, count, *_ in found):,} times between the start of backward "
+        f"and its last collective, {wait / 1e6:.2f} ms in a typical step, in which the stream of compute idles for "
+        f"{bare / 1e6:.2f} ms.",
         "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
-        tuple(name for name, _, _ in found),
+        tuple(name for name, *_ in found),
         (),
-        wait,
+        min(wait, bare),
     )
 
 

@@ -156,8 +156,35 @@ def test_copies_out_of_buckets_cost_what_a_step_has_of_them() -> None:
 
 
 def test_a_host_that_waits_in_backward() -> None:
-    run = training(in_backward=lambda device, _bucket: device.synchronize(1_000))
-    assert "host synchronization in backward" in named(run.trace())
+    run = training(in_backward=lambda device, _bucket: device.synchronize(1_000), bucket_ns=3 * MS)
+    (finding,) = [one for one in diagnose(run.trace()).findings if one.rule == "host synchronization in backward"]
+    assert "in a typical step, in which the stream of compute idles for 3.02 ms" in finding.evidence
+    assert finding.cost_ns == 3_015_001
+
+
+def test_a_host_that_waits_for_a_device_that_is_never_idle_costs_nothing() -> None:
+    """It waits for 8 ms of each step, and the device computes on as soon as the wait is over."""
+    assert named(training(in_backward=lambda device, _bucket: device.synchronize(1_000)).trace()) == []
+
+
+def test_a_host_that_waits_after_backward_does_not_wait_in_it() -> None:
+    """For a loss that it prints, before a last collective that does not carry gradients."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("forward"):
+                device.launch(1_000, 7, 2 * MS, is_collective=False)
+            with device.range("backward"):
+                device.launch(1_000, 7, 2 * MS, is_collective=False)
+                device.record(1_000, 7, 2)
+                device.wait(1_000, 20, 2)
+                device.launch(1_000, 20, 3 * MS, is_collective=True)
+                device.record(1_000, 20, 1)
+            device.wait(1_000, 7, 1)
+            device.launch(1_000, 7, 1_000, is_collective=False)
+            device.synchronize(1_000)
+            device.launch(1_000, 20, 1_000, is_collective=True)
+    assert "host synchronization in backward" not in named(device.trace())
 
 
 def test_a_host_that_launches_late() -> None:
@@ -451,7 +478,7 @@ def test_why_dependencies_are_not_known_is_said_by_the_first_rank_that_lacks_the
 
 
 def test_a_host_that_waits_in_backward_is_found_without_them() -> None:
-    run = training(in_backward=lambda device, _bucket: device.synchronize(1_000))
+    run = training(in_backward=lambda device, _bucket: device.synchronize(1_000), bucket_ns=3 * MS)
     trace = without_recorded_waits(run)
     assert "host synchronization in backward" in [one.rule for one in diagnose(trace).findings]
     kinds = np.where(np.isin(trace.synchronizations.kind, HOST_WAITS), SyncKind.HOST_WAIT_EVENT, SyncKind.RECORD)
