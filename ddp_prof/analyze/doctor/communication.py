@@ -242,12 +242,12 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     copied = select(every, every.is_copied)
     if 2 * len(copied) <= needed:
         return None
-    lengths = [step.length.exposed_memory_ns for rank in run.overlap.ranks for step in rank.communicating_steps]
-    cost_ns = run.cost_ns([ns for ns in lengths if ns is not None])
-    alone = "" if cost_ns is None else f"; in a typical step copies run alone for {cost_ns / 1e6:.2f} ms"
+    cost_ns = run.cost_ns([ns for facts in run.facts for ns in facts.copies_ns]) or 0
+    whole = "a typical step" if run.analysis.has_steps else "the capture"
     return Finding(
         "copies out of buckets",
-        f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy{alone}.",
+        f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; copies on "
+        f"the stream of compute take {cost_ns / 1e6:.2f} ms of {whole}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
         cost_ns,

@@ -36,7 +36,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import HOST_WAITS, Category, SyncKind
+from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind
 
 NEXT_NS = 20_000
 """Largest gap between the end of an operation and the start of another one that may have waited for it."""
@@ -80,7 +80,8 @@ class RankFacts:
             launch of a collective in it.
         sync_ns: How long these waits were together.
         bare_ns: The part of the step in which its stream with most compute does not compute: no earlier launch can make
-            the step shorter by more. Empty if the length of no step is known.
+            the step shorter by more.
+        copies_ns: How long copies ran on its stream of compute, in steps with a known length or else in windows.
         knows_syncs: Whether the trace contains the waits of the host.
         first_share: How much of backward, from 0 to 1, was launched before the first collective after backward's first
             launch. If there are several passes, of the pass that launched it. NaN if not known.
@@ -99,6 +100,7 @@ class RankFacts:
     syncs: Ints
     sync_ns: Ints
     bare_ns: tuple[int, ...]
+    copies_ns: tuple[int, ...]
     knows_syncs: bool
     first_share: tuple[float, ...]
     serialized: int
@@ -264,6 +266,8 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     backward = _backward_of_steps(rank)
     syncs, sync_ns = _syncs_in_backward(rank, backward[0])
     serialized, could_begin = _count_serialized(rank)
+    compute_ns, length_ns = _compute_stream_ns(rank, rank.events.category == Category.COMPUTE)
+    is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
     named = np.zeros(len(rank.steps), np.int64)
     if rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind:  # else forward would be outside, too
         covered = union(rank.phases.start_ns, rank.phases.end_ns) | rank.union_of(Category.COMMUNICATION)
@@ -278,7 +282,8 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         device=rank.device,
         syncs=syncs,
         sync_ns=sync_ns,
-        bare_ns=tuple(_without_compute_ns(rank)),
+        bare_ns=tuple((length_ns - compute_ns).tolist()),
+        copies_ns=tuple(_compute_stream_ns(rank, is_copy)[0].tolist()),
         knows_syncs=_knows_syncs(rank),
         first_share=tuple(_first_shares(rank, *backward)),
         serialized=serialized,
@@ -350,13 +355,18 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     return count, length_ns
 
 
-def _without_compute_ns(rank: RankEvents) -> list[int]:
-    """See ``RankFacts.bare_ns``."""
+def _compute_stream_ns(rank: RankEvents, chosen: Mask) -> tuple[Ints, Ints]:
+    """How long the stream of compute was busy with the chosen events in each step, and the lengths of the steps.
+
+    These are the steps whose length is known or, if none is, the windows of all steps.
+    """
     events, times = rank.events, select(rank.step_times, rank.step_times.is_known)
-    computes = (events.category == Category.COMPUTE) & (events.lane == rank.compute_stream)
-    busy = union(events.start_ns[computes], events.end_ns[computes])
-    bare: list[int] = (times.length_ns - busy.covered_ns(times.start_ns, times.start_ns + times.length_ns)).tolist()
-    return bare
+    start_ns, length_ns = times.start_ns, times.length_ns
+    if not len(times):
+        start_ns, length_ns = rank.breakdown.start_ns, rank.breakdown.window_ns
+    rows = chosen & (events.lane == rank.compute_stream)
+    busy = union(events.start_ns[rows], events.end_ns[rows])
+    return busy.covered_ns(start_ns, start_ns + length_ns), length_ns
 
 
 def _count_serialized(rank: RankEvents) -> tuple[int, int]:

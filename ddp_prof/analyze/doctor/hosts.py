@@ -41,7 +41,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
         window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
         wait = median_or_zero(facts.sync_ns.tolist())
-        bare = median_or_zero(facts.bare_ns) if facts.bare_ns else wait
+        bare = median_or_zero(facts.bare_ns)
         if window and min(wait, bare) > _WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
             found.append((rank.name, int(facts.syncs.sum()), wait, bare))
     if not found:

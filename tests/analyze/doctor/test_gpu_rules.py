@@ -19,7 +19,6 @@ from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, RunEvidence, measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import run as runs
 from ddp_prof.table import select
@@ -132,7 +131,7 @@ def test_copies_out_of_buckets() -> None:
 
 
 def test_copies_out_of_buckets_cost_what_a_step_has_of_them() -> None:
-    """Where other copies run on into the next steps, the window of a step holds those of several."""
+    """Also of those beside the all-reduce of a later bucket, but not of others on a stream of their own."""
     device = Device()
     for step in range(STEPS):
         with device.range(f"step {step}"):
@@ -150,9 +149,7 @@ def test_copies_out_of_buckets_cost_what_a_step_has_of_them() -> None:
                 device.launch(1_000, 30, 6 * MS, is_collective=False, name="memcpy")
     trace = device.trace()
     (finding,) = [one for one in diagnose(trace).findings if one.rule == "copies out of buckets"]
-    (run,) = compare_variants([measure_overlap(trace)])
-    assert finding.cost_ns == run.exposed_memory_ns
-    assert finding.cost_ns <= run.step_ns
+    assert finding.cost_ns == 2 * MS
 
 
 def test_a_host_that_waits_in_backward() -> None:
@@ -219,7 +216,7 @@ def test_without_steps_a_capture_is_not_taken_for_one() -> None:
     device = training(consumer="memcpy", buckets=8)
     device.ranges = [one for one in device.ranges if not one[0].startswith("step ")]
     found = diagnose(device.trace())
-    assert [(one.rule, one.cost_ns) for one in found.findings] == [("copies out of buckets", None)]
+    assert [(one.rule, one.cost_ns) for one in found.findings] == [("copies out of buckets", 8 * STEPS * MS // 10)]
     assert "step" not in found.findings[0].evidence
     assert {one.rule for one in found.abstained if "marks no steps" in one.reason} == {
         "one collective per parameter", "gradients ready in another order than buckets",
