@@ -34,6 +34,8 @@ _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 _WORTH_ADVICE = 0.01
 """Least share of the step for which advice is given."""
+_FEW_BYTES = 64 * 1024
+"""Below this size, a collective's length hardly depends on its size."""
 _LARGE_PART = 0.25
 """Least share of the exposed time with which a collective is named."""
 
@@ -270,10 +272,10 @@ def _advice(cause: RootCause) -> str:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
     if cause.why == LATE_INPUT:
         return " What feeds it ended after its launch: an earlier launch would not help."
-    if cause.when == TAIL and cause.carries_gradients:
-        return f" {_tail_advice(cause)}"
     if cause.why == QUEUED:
         return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
+    if cause.when == TAIL and cause.carries_gradients:
+        return f" {_tail_advice(cause)}"
     if cause.when == UNKNOWN_WHEN:
         if not cause.has_launch:
             return " Launches are not in the trace, so that the phase is not known."
@@ -321,6 +323,8 @@ def _lead_text(cause: RootCause) -> str:
 def _tail_advice(cause: RootCause) -> str:
     if len(cause.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
+    if cause.bytes is not None and cause.bytes < _FEW_BYTES:
+        return "Of so few bytes it is latency, which smaller buckets would not shorten."
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
     if cause.is_last and cause.same_operation_per_step > 1:
         return f"A smaller last bucket would shorten it{if_transfer}."

@@ -57,6 +57,8 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         # Of several models with a bucket each.
         ({"is_last": False, "bucket": 0, "last_bucket": 0}, "bucket 0 (61 MiB, embedding, norm) starts"),
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
+        ({"bytes": 12 * 2**10}, "Of so few bytes it is latency, which smaller buckets would not shorten."),
+        ({"why": "queued"}, "It waits for earlier collectives on its stream: fewer bytes or a faster link would help."),
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
