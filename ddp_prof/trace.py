@@ -245,6 +245,8 @@ class Trace(Brief):
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.
             It is joined when the trace is built and kept by ``replace``; to replace the rows of activities or calls,
             pass ``launching_calls=None``, which joins again.
+        has_ambiguous_launch: Which activities have several earlier calls with their number; the last one counts as the
+            launch.
         shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none; ``None`` if shapes
             were not read.
         registers: Registers per thread of each activity; ``None`` if details of launches were not read.
@@ -272,6 +274,7 @@ class Trace(Brief):
     sync_source: str = "none"
     sync_reason: str | None = None
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
+    has_ambiguous_launch: Mask = None  # type: ignore[assignment]  # likewise
     shape_id: Ints | None = None
     registers: Ints | None = None
     call_details: CallDetails | None = None
@@ -285,19 +288,11 @@ class Trace(Brief):
 
     def __post_init__(self) -> None:
         if self.launching_calls is None:
-            object.__setattr__(self, "launching_calls", join_launches(self.activities, self.calls)[0])
+            launching_calls, has_ambiguous_launch = join_launches(self.activities, self.calls)
+            object.__setattr__(self, "launching_calls", launching_calls)
+            object.__setattr__(self, "has_ambiguous_launch", has_ambiguous_launch)
         if len(self.launching_calls) != len(self.activities):
             raise ValueError("launching_calls were joined for other activities")
-
-    @cached_property
-    def has_ambiguous_launch(self) -> Mask:
-        """Which activities have several earlier calls with their number; the last one counts as the launch."""
-        is_one_number_each = all(
-            _are_unique(self.calls.correlation[_rows(self.calls.process == process)])
-            for process in distinct(self.calls.process)
-        )
-        nothing: Mask = np.zeros(len(self.activities), np.bool_)
-        return nothing if is_one_number_each else join_launches(self.activities, self.calls)[1]
 
     @property
     def device(self) -> str:
@@ -345,7 +340,7 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
             continue
         order = None if np.all(keys[1:] >= keys[:-1]) else np.argsort(keys, kind="stable")
         ordered = keys if order is None else keys[order]
-        if _are_unique(ordered):
+        if np.all(ordered[1:] != ordered[:-1]):
             at = np.minimum(np.searchsorted(ordered, wanted), len(keys) - 1)
             found = np.where(ordered[at] == wanted, at if order is None else order[at], UNKNOWN)
         else:
@@ -354,11 +349,6 @@ def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:
         found[wanted == UNKNOWN] = UNKNOWN
         row[asked] = found if isinstance(offered, slice) else np.append(offered, UNKNOWN)[found]
     return row, is_one_of_several & (row != UNKNOWN)
-
-
-def _are_unique(keys: Ints) -> bool:
-    ordered = keys if np.all(keys[1:] >= keys[:-1]) else np.sort(keys)
-    return bool(np.all(ordered[1:] != ordered[:-1]))
 
 
 def _rows(chosen: Mask) -> Ints | slice:

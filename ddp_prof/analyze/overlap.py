@@ -29,8 +29,8 @@ from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.quality import (
     Attribution,
-    diagnose,
-    find_caveats,
+    Diagnostics,
+    gather_diagnostics,
     has_no_usable_events,
     hides_work,
     measure_attribution,
@@ -305,14 +305,15 @@ def keys_of(steps: Sequence[StepOverlap]) -> list[int]:
 
 
 def measure_overlap(
-    trace: Trace, ranks: Sequence[RankEvents] | None = None, warnings: tuple[str, ...] | None = None
+    trace: Trace, ranks: Sequence[RankEvents] | None = None, diagnostics: Diagnostics | None = None
 ) -> TraceOverlap:
     """Measure the overlap of every rank and step in a trace.
 
-    If ``ranks`` are not passed, steps and phases are found by the usual names of ranges. ``warnings`` is the result of
-    :func:`diagnose`, if the caller has it already.
+    If ``ranks`` are not passed, steps and phases are found by the usual names of ranges. ``diagnostics`` is the result
+    of :func:`gather_diagnostics`, if the caller has it already.
     """
     ranks = find_rank_events(trace) if ranks is None else ranks
+    diagnostics = diagnostics or gather_diagnostics(trace, ranks)
     return TraceOverlap(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
@@ -321,9 +322,9 @@ def measure_overlap(
         device=trace.device,
         attribution=measure_attribution(ranks),
         ranks=tuple(measure_rank(rank) for rank in ranks),
-        warnings=diagnose(trace, ranks) if warnings is None else warnings,
+        warnings=diagnostics.warnings(),
         world_size=trace.world_size,
-        caveats=find_caveats(trace),
+        caveats=diagnostics.all_caveats,
     )
 
 

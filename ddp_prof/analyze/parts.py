@@ -65,21 +65,21 @@ def measure_part(
         frozenset((rank.process, rank.device, thread) for rank in ranks for thread in rank.gradient_threads),
         frozenset((rank.process, rank.device) for rank in ranks if rank.runs_ahead),
     )
+    diagnostics = gather_diagnostics(trace, ranks, span)
     return PartResult(
         assumed=known or found,
         found=found,
         lead_ns=lead_ns,
-        diagnostics=gather_diagnostics(trace, ranks, span),
+        diagnostics=diagnostics,
         attribution=measure_attribution(ranks, span),
         ranks=tuple(measure_rank_part(rank, span) for rank in ranks),
-        overlap=measure_overlap(trace, (), ()),
-        collectives=_analyze_part(trace, ranks, span, to_draw=to_draw),
+        overlap=measure_overlap(trace, (), diagnostics),
+        collectives=_limit_to(span, ranks, analyze_trace(trace, ranks, to_draw=to_draw, diagnostics=diagnostics)),
     )
 
 
-def _analyze_part(trace: Trace, ranks: Sequence[RankEvents], span: Intervals, *, to_draw: bool) -> RunAnalysis:
+def _limit_to(span: Intervals, ranks: Sequence[RankEvents], found: RunAnalysis) -> RunAnalysis:
     """The collectives of steps that start in the span, and collectives outside of steps that start in it."""
-    found = analyze_trace(trace, ranks, to_draw=to_draw, warnings=())
     limited = []
     for one, rank in zip(found.ranks, ranks, strict=True):
         own_step: Mask = np.append(span.holds(rank.steps.start_ns), False)

@@ -327,12 +327,6 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
     )
 
 
-def find_caveats(trace: Trace) -> tuple[Caveat, ...]:
-    """Why the run is not representative, by its ``run.json``, its ranges, and processes that share a GPU."""
-    windows = _kernel_windows(trace) if len(trace.processes) > 1 else ()
-    return Diagnostics(caveats=_declared_caveats(trace), windows=windows).all_caveats
-
-
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
     """Caveats in ``run.json`` and in the ranges of our own trainer."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
     from ddp_prof.analyze.core.steps import RangePatterns
     from ddp_prof.analyze.parts import PartResult
+    from ddp_prof.analyze.quality import Diagnostics
     from ddp_prof.ingest.split_export import Part
     from ddp_prof.trace import Ints, Trace
 
@@ -75,10 +76,10 @@ class TraceEvents:
         return iter((self.trace, self.ranks))
 
     @cached_property
-    def warnings(self) -> tuple[str, ...]:
-        from ddp_prof.analyze.quality import diagnose
+    def diagnostics(self) -> Diagnostics:
+        from ddp_prof.analyze.quality import gather_diagnostics
 
-        return diagnose(self.trace, self.ranks)
+        return gather_diagnostics(self.trace, self.ranks)
 
 
 def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
@@ -125,11 +126,11 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
         case "overlap":
             from ddp_prof.analyze.overlap import measure_overlap
 
-            return measure_overlap(trace, ranks, part.warnings)
+            return measure_overlap(trace, ranks, part.diagnostics)
         case "collectives" | "identity":
             from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
-            found = analyze_trace(trace, ranks, to_draw=options.to_draw, warnings=part.warnings)
+            found = analyze_trace(trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics)
             return found if measure == "collectives" else _identities(found)
         case "kernels":
             from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs

@@ -360,7 +360,6 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.overlap import measure_overlap
-    from ddp_prof.analyze.quality import find_caveats
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.timeline.model import RankExposure, Source
@@ -382,7 +381,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
-    result = measure_overlap(trace, ranks, part.warnings)
+    result = measure_overlap(trace, ranks, part.diagnostics)
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
     clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(
@@ -392,7 +391,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         overlaps=result.ranks,
         gain=gain_headline(compare_variants([result])[0]),
         explained=explained,
-        caveats=tuple(caveat.value for caveat in find_caveats(trace)),
+        caveats=tuple(caveat.value for caveat in result.caveats),
         clock=next((clock for clock in clocks if clock.clock == trace.path), None),
     )
 

@@ -27,7 +27,7 @@ from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, t
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_alignment import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
-from ddp_prof.analyze.quality import diagnose, find_caveats, merge_file_warnings, warn_world_sizes
+from ddp_prof.analyze.quality import Diagnostics, gather_diagnostics, merge_file_warnings, warn_world_sizes
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
@@ -304,20 +304,21 @@ class RunAnalysis(Brief):
 
 
 def analyze_trace(
-    trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True, warnings: tuple[str, ...] | None = None
+    trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True, diagnostics: Diagnostics | None = None
 ) -> RunAnalysis:
     """Analyze a single trace. Only compute that is needed for exposed time (``to_draw``: for pictures, too) is kept.
 
-    ``warnings`` is the result of :func:`diagnose`, if the caller has it already.
+    ``diagnostics`` is the result of :func:`gather_diagnostics`, if the caller has it already.
     """
+    diagnostics = diagnostics or gather_diagnostics(trace, ranks)
     return RunAnalysis(
         trace=trace.path,
         label=label_of(trace.path, trace.manifest),
         device=trace.device,
         manifest=trace.manifest,
         ranks=tuple(trim_compute(find_timings(rank), to_draw=to_draw) for rank in ranks),
-        trace_warnings=diagnose(trace, ranks) if warnings is None else warnings,
-        caveats=find_caveats(trace),
+        trace_warnings=diagnostics.warnings(),
+        caveats=diagnostics.all_caveats,
     )
 
 
