@@ -247,10 +247,8 @@ class Trace(Brief):
             pass ``launching_calls=None``, which joins again.
         has_ambiguous_launch: Which activities have several earlier calls with their number; the last one counts as the
             launch.
-        shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none; ``None`` if shapes
-            were not read.
-        registers: Registers per thread of each activity; ``None`` if details of launches were not read.
-        call_details: ``None`` if details of launches were not read.
+        shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none. This, the
+            ``registers`` per thread and ``call_details`` are ``None`` if launches were not read.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` if unknown.
         warnings: Assumptions of the reader and facts that it could not find, a line each.
         gpus: Known names of GPUs by (process, device).

@@ -11,11 +11,9 @@ class ReadOptions:
 
     Attributes:
         comm_patterns: Regular expressions for names of kernels that communicate, besides the known ones.
-        with_launches: Also read what timelines show of launches: shapes and registers of kernels, names and ends of
-            calls.
-        with_shapes: Also read the shapes of kernels. They are always read when single kernels are measured.
+        with_launches: Also read shapes and registers of kernels, names and ends of calls. They are always read when
+            single kernels are measured.
     """
 
     comm_patterns: tuple[str, ...] = ()
     with_launches: bool = False
-    with_shapes: bool = False

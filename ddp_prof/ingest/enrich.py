@@ -125,10 +125,10 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
 
     Args:
         trace: A trace whose first activities are the kernels.
-        columns: The :data:`SHAPE_COLUMNS`, and the registers per thread if they were read; a row per kernel.
-            ``UNKNOWN`` stands for values that the profiler did not record.
+        columns: The :data:`SHAPE_COLUMNS` and the registers per thread, with a row per kernel. ``UNKNOWN`` stands for
+            values that the profiler did not record.
     """
-    sizes, registers = columns[: len(SHAPE_COLUMNS)], columns[len(SHAPE_COLUMNS) :]
+    *sizes, registers = columns
     names = NameTable(trace.names)
     first, which = distinct_rows(*sizes)
     used = np.stack([size[first] for size in sizes], axis=1)
@@ -141,5 +141,5 @@ def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
         trace,
         names=names.as_tuple(),
         shape_id=np.concatenate([np.array(index, np.int64)[which], others]),
-        registers=np.concatenate([*registers, others]) if registers else None,
+        registers=np.concatenate([registers, others]),
     )

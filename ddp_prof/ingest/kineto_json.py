@@ -148,7 +148,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
     trace = name_operations(enrich.name_ranks(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))))
-    if not (options.with_launches or options.with_shapes):
+    if not options.with_launches:
         return trace
     kernels = by_category[_KERNEL]
     return enrich.add_launch_shapes(trace, [*_launch_sizes(kernels), _argument(kernels, "registers")])

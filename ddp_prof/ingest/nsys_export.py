@@ -62,9 +62,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     range_rows = file.start(_range_rows, file)
     call_columns = file.start(_call_columns, file, options.with_launches)
     synchronizations = file.start(read_synchronizations, file)
-    of_launches = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS) if options.with_launches else enrich.SHAPE_COLUMNS
-    has_launches = options.with_launches or options.with_shapes
-    launches = file.start(file.read_integers, KERNELS, ("start", *of_launches)) if has_launches else None
+    of_launches = ("start", *enrich.SHAPE_COLUMNS, enrich.REGISTERS)
+    launches = file.start(file.read_integers, KERNELS, of_launches) if options.with_launches else None
     strings = read_strings(file)
     names = NameTable()
     ranges, texts = range_rows.result()

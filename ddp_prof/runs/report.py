@@ -113,7 +113,7 @@ def measure_report(
                 return {measure: found[measure] for measure in measures}
         except CannotSplitError as error:
             why = f"{error}, so it cannot be cut into parts"
-    options = replace(options, with_shapes=options.with_shapes or bool(OF_EACH_KERNEL & {*measures}))
+    options = replace(options, with_launches=options.with_launches or bool(OF_EACH_KERNEL & {*measures}))
     events = load_events(file, options, why)
     keep(events)
     return measure_events(events, options, measures)
