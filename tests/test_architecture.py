@@ -18,7 +18,7 @@ FOLDERS = sorted({path.parent for path in SOURCES})
 
 GROUND = {"errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "atomic_file"}
 SOLE_USERS = {
-    "torch": {"annotate", "ddp", "train", "benchmark"},
+    "torch": {"annotate", "ddp", "train"},
     "nvtx": {"annotate"},
     "plotly": {"runs", "present"},
     "choreographer": {"present"},
@@ -168,7 +168,7 @@ def test_importing_is_light(module: str) -> None:
     assert found.stdout.strip() == "[]"
 
 
-@pytest.mark.parametrize("program", ["ddp_prof.train", "ddp_prof.benchmark.sweep", "ddp_prof.benchmark.allreduce"])
+@pytest.mark.parametrize("program", ["ddp_prof.train", "ddp_prof.benchmark.sweep"])
 def test_help_of_a_program_is_light(program: str) -> None:
     heavy = ["torch", "plotly", "pandas", "rich", "sqlite_utils"]
     code = f"""

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ddp_prof.analyze.core.attribution import ALL_REDUCE, bus_factor
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.benchmark.charts import draw_figures
@@ -15,7 +16,7 @@ from ddp_prof.benchmark.findings import BucketModel, TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.columns import Row, in_percent, ms, values_of
+from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
 from ddp_prof.present.html.page import write_figure, write_shared_plotly
 from ddp_prof.present.table import SCHEMA, TableView, markdown, markdown_text, write_csv
 from ddp_prof.present.text import milliseconds, percent, size
@@ -36,6 +37,11 @@ PREDICTED = (
     "predicted: communication left when backward ends, by the model: s / (n w) + n o for s bytes of gradients in n "
     "buckets; it assumes that backward takes as long as the transfer, and that all ranks are equal"
 )
+MESSAGES = (
+    "latency: from the launch of an all-reduce to its end on rank 0, where each is waited for, so that it contains the "
+    "delay of a late rank; median over runs of each run's median; low, high: 95 % interval over runs; algbw: bytes / "
+    "latency; busbw: algbw x 2 (n - 1) / n for n ranks; fitted: by overhead and bandwidth"
+)
 SENTENCES = (
     "in brackets: the 95 % interval of the median over pairs of runs; of twenty such sentences, one may be due to "
     "chance, and a size that is chosen for being the fastest is a little favoured"
@@ -53,6 +59,7 @@ def results_views(testbeds: Sequence[TestbedResults]) -> list[TableView]:
     for results in testbeds:
         rows: list[Row] = [{"observation": text} for text in results.sentences]
         views += [settings_view(results), TableView("", rows, [SENTENCES if rows else NOTHING], {})]
+        views += [messages_view(results)] if results.messages else []
     if len(testbeds) > 1:
         views.append(TableView("", [], [KEPT_APART.format(len(testbeds))], {}))
     return views
@@ -83,6 +90,33 @@ def _setting_row(summary: SettingSummary, model: BucketModel | str, *, has_trace
         "speedup": summary.speedup.value if summary.speedup else None,
         "speedup_±": summary.speedup.half_width if summary.speedup else None,
     }
+
+
+def messages_view(results: TestbedResults) -> TableView:
+    """What an all-reduce costs by its size, by the runs whose variant waits for each."""
+    link = None if isinstance(results.model, str) else results.model.link
+    rows: list[Row] = [
+        {
+            "size": size(cost.bytes),
+            **values_of(cost, "bytes", "calls", "runs"),
+            "latency_ms": ms(cost.median_ns),
+            **times_of(cost, "low", "high"),
+            "fitted_ms": ms(link.time_ns(cost.bytes)) if link else None,
+            "algbw_median_GB/s": cost.bytes / cost.median_ns,
+            "busbw_median_GB/s": cost.bytes
+            / cost.median_ns
+            * (bus_factor(ALL_REDUCE, results.testbed.world_size) or 0.0),
+        }
+        for cost in results.messages
+    ]
+    notes = [MESSAGES]
+    if link:
+        half = link.overhead_ns * link.bytes_per_ns  # bytes that take as long as the overhead
+        if results.messages[0].bytes > half:
+            notes.append(f"the overhead of a call is extrapolated: no message below {size(round(half))} was timed")
+        if results.messages[-1].bytes < 4 * half:
+            notes.append(f"the bandwidth is extrapolated: no message above {size(round(4 * half))} was timed")
+    return TableView(f"all-reduces, {results.testbed.world_size} ranks", rows, notes, {})
 
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
@@ -197,6 +231,7 @@ def _testbed_document(results: TestbedResults) -> dict[str, Any]:
         "settings": [_setting_document(summary) for summary in results.summaries],
         "link": model and asdict(model.link),
         "best_bucket_bytes": model and model.best_bytes,
+        "messages": [asdict(cost) for cost in results.messages],
         "observations": [asdict(observation) for observation in results.observations],
         "warnings": testbed_notes(results),
     }
@@ -220,6 +255,9 @@ def results_markdown(testbeds: Sequence[TestbedResults], pictures: Sequence[dict
     for index, results in enumerate(testbeds):
         settings = settings_view(results)
         parts += [f"## {markdown_text(settings.title)}\n", markdown(settings.rows), _list(settings.notes)]
+        if results.messages:
+            messages = messages_view(results)
+            parts += [f"### {messages.title.capitalize()}\n", markdown(messages.rows), _list(messages.notes)]
         parts += [f"![{title}]({name}.png)\n" for name, title in (pictures[index] if pictures else {}).items()]
         found = results.sentences
         parts += ["### What these numbers show\n", _list([*found, SENTENCES] if found else [NOTHING])]

@@ -241,20 +241,16 @@ _COLUMNS = (
     Column("speedup_±", "half of the 95 % interval of the speed-up"),
     _name("observation", "a statistically supported sentence", ALWAYS),
     Column("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
-    # All-reduces alone.
+    # All-reduces by size.
     _name("size", "size of the message", ALWAYS),
     _count("calls", "timed calls", WITH_MUCH_ROOM),
-    Column("latency_ms", "time of a call: median over calls of the shortest over the ranks", ALWAYS),
+    Column("latency_ms", "time of a call: median over runs", ALWAYS),
     Column("low_ms", "lower end of the 95 % interval of the latency"),
     Column("high_ms", "upper end of the 95 % interval of the latency"),
     Column("fitted_ms", "latency by the fitted cost model", WITH_ROOM),
     # Small messages reach some hundred kB/s: two decimals would show zeros.
     Column("algbw_median_GB/s", "bytes over the latency", decimals=4),
-    Column("algbw_low_GB/s", "bytes over the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
-    Column("algbw_high_GB/s", "bytes over the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
     Column("busbw_median_GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
-    Column("busbw_low_GB/s", "busbw at the upper end of the latency", WITH_MUCH_ROOM, decimals=4),
-    Column("busbw_high_GB/s", "busbw at the lower end of the latency", WITH_MUCH_ROOM, decimals=4),
 )
 
 CATALOGUE = {column.key: column for column in _COLUMNS}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,8 @@ from ddp_prof.benchmark.report import (
     OTHER_CODE,
     SPREAD,
     csv_rows,
+    messages_view,
+    results_document,
     results_markdown,
     results_views,
     settings_view,
@@ -115,6 +118,39 @@ class TestRows:
         row = next(row for row in settings_view(testbed_of(exact())).rows if row["variant"] == "bucketed 10 MiB")
         assert row["predicted_ms"] == pytest.approx((GRADIENT_BYTES / 4 / 0.8 + 4 * 200_000) / 1e6, rel=1e-6)
         assert (row["comm_ms"], row["step_ms"]) == pytest.approx((20, 80))
+
+    def test_bandwidths_follow_from_the_latency(self) -> None:
+        sweep = Sweep(noise=0)
+        for context, times in enumerate(((1e5, 4e6), (2e5, 5e6), (3e5, 6e6)), 64):
+            messages = list(zip((1000, 10_000_000), times, strict=True))
+            sweep.add("naive", 100, 50, work=(2, context), world_size=4, messages=messages)
+        small, large = messages_view(testbed_of(sweep)).rows
+        assert (small["latency_ms"], large["latency_ms"]) == (0.2, 5.0)
+        assert large["algbw_median_GB/s"] == pytest.approx(10_000_000 / 5e6)
+        assert large["busbw_median_GB/s"] == pytest.approx(1.5 * 10_000_000 / 5e6), "2 (n - 1) / n of four ranks"
+        assert large["low_ms"] < large["latency_ms"] < large["high_ms"]
+
+    @pytest.mark.parametrize(
+        ("sizes", "note"),
+        [
+            ((1_000, 10_000_000), None),
+            ((1_000_000, 10_000_000), "the overhead of a call is extrapolated"),
+            ((1_000, 100_000), "the bandwidth is extrapolated"),
+        ],
+    )
+    def test_sizes_that_do_not_span_the_range_of_the_fit_are_said(self, sizes: Sequence[int], note: str | None) -> None:
+        sweep = Sweep(noise=0)
+        sweep.add("naive", 100, 50, messages=[(size, line(size)) for size in sizes])
+        found = [each for each in messages_view(testbed_of(sweep)).notes if "extrapolated" in each]
+        assert [each.startswith(str(note)) for each in found] == ([True] if note else [])
+
+    def test_where_messages_were_timed_their_table_is_shown_and_in_the_document(self) -> None:
+        testbed = testbed_of(exact())
+        (view,) = [view for view in results_views([testbed]) if view.title == "all-reduces, 2 ranks"]
+        assert [row["bytes"] for row in view.rows] == sorted(SIZES)
+        assert "### All-reduces, 2 ranks" in results_markdown([testbed])
+        (document,) = results_document(Path("x.db"), [testbed])["testbeds"]
+        assert [message["bytes"] for message in document["messages"]] == sorted(SIZES)
 
     def test_other_definitions_are_another_table_that_says_so(self) -> None:
         sweep = exact()
