@@ -171,7 +171,8 @@ RUNS = [
     for world in WORLDS
     for name in LOOPS
     for key in OPTIONS
-    if not name.startswith(IMPOSSIBLE.get(key, ())) and (world == 2 or name.startswith(("auxiliary", "skipped")))
+    if not name.startswith(IMPOSSIBLE.get(key, ()))
+    and (world == 2 or name.startswith(("auxiliary", "skipped, not all")))
 ]
 
 
