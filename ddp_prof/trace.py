@@ -239,7 +239,7 @@ class Trace(Brief):
         names: The string table that every ``name_id`` refers to.
         threads: Known names of threads by (process, lane).
         operators: When the host computed, for traces without activities of a device; else empty.
-        collective_calls: When the host called collectives, for traces without activities of a device; else empty.
+        collective_calls: When the host called collectives; empty if operators were not recorded.
         sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
         sync_reason: Why they are unknown or incomplete; ``None`` if they are known.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.

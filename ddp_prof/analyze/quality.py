@@ -81,7 +81,7 @@ def why_unknown_work(rank: RankEvents) -> str | None:
 
 def _has_only_messages(rank: RankEvents) -> bool:
     is_silent = not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
-    return rank.device is None and is_silent and _count_messages(rank.trace) > 0
+    return is_silent and _count_messages(rank.trace) > 0
 
 
 def _communicates_with_nobody(rank: RankEvents) -> bool:

@@ -100,7 +100,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
     host_operations = [] if len(activities) else operations
-    called = [event for event in host_operations if str(event.name).startswith(_COLLECTIVE_CALL)]
+    called = [event for event in operations if str(event.name).startswith(_COLLECTIVE_CALL)]
     is_utc = base_ns == 0 and enrich.are_utc((call_ns, activities.start_ns, spans.start_ns))
     processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
     devices = len(distinct(activities.device))

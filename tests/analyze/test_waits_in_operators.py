@@ -102,6 +102,9 @@ def test_sends_and_receives_of_gloo_are_said_to_be_left_out(tmp_path: Path) -> N
     assert str(result.ranks[0].reason).startswith("only sends and receives of gloo communicate in this trace")
     assert (result.ranks[0].comm_ns, result.ranks[0].marked_steps[0].exposed_ns) == (None, None), "not 0"
     assert not any("sends and receives" in warning for warning in result.warnings)
+    kernel = event("kernel", "gemm", "5", "3", device=0)
+    (run,) = dp.load_runs(write(tmp_path / "gpu.json", [*events, kernel]))
+    assert [(rank.reason, rank.comm_ns) for rank in run.overlap().ranks] == [(result.ranks[0].reason, None)]
     events += [
         event("cpu_op", "c10d::allreduce_", "60", "1"),
         event("user_annotation", "gloo:all_reduce", "61", "9", tid=2),
@@ -110,6 +113,38 @@ def test_sends_and_receives_of_gloo_are_said_to_be_left_out(tmp_path: Path) -> N
     result = run.overlap()
     assert (result.ranks[0].reason, result.ranks[0].comm_ns) == (None, 9 * US)
     assert any(warning.startswith("sends and receives of gloo left out: 2;") for warning in result.warnings)
+
+
+def test_gloo_s_collectives_beside_a_gpu_s_work_are_communication(tmp_path: Path) -> None:
+    """It was said that nothing communicates: 0 ms of it, and an idle GPU whose host launches too slowly.
+
+    ::
+
+        GPU    AAAA  BBBBBB
+        gloo     11111  222222
+    """
+    events = [
+        event("user_annotation", "ProfilerStep#1", "0", "100"),
+        event("cpu_op", "c10d::allreduce_", "8", "1", tid=2),
+        event("cpu_op", "c10d::allreduce_", "9", "1", tid=2),
+        event("user_annotation", "gloo:all_reduce", "12", "20", tid=3),
+        event("user_annotation", "gloo:all_reduce", "35", "30", tid=3),
+    ]
+    for number, (start, length) in enumerate(((10, 10), (25, 25)), 1):
+        events += [
+            event("cuda_runtime", "cudaLaunchKernel", "5", "1", tid=2, correlation=number),
+            event("kernel", "gemm", str(start), str(length), device=0, stream=7, correlation=number),
+        ]
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    result = run.overlap()
+    (rank,) = result.ranks
+    assert (rank.comm_ns, rank.overlapped_ns, rank.compute_ns) == (50 * US, 30 * US, 35 * US)
+    assert [one.queueing_ns for one in run.collectives().collectives] == [4 * US, 26 * US]
+    said = "communication is the 'gloo:' events, each from when it is taken up by a thread of gloo, and may wait for"
+    assert any(said in warning for warning in result.warnings)
+    nccl = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "60", "8", device=0, stream=9)
+    (run,) = dp.load_runs(write(tmp_path / "nccl.json", [*events, nccl]))
+    assert run.overlap().ranks[0].comm_ns == 8 * US, "beside NCCL's, gloo's do not count"
 
 
 @pytest.mark.parametrize("around", [[], [event("user_annotation", "step|index=0|warmup=1", "0", "9")]])

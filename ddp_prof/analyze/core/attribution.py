@@ -161,11 +161,15 @@ class CollectiveRanges(Table):
 
 
 def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
-    """The ranges of ours around collectives of a process; on a CPU also gloo's own events outside of these."""
+    """The ranges of ours around collectives of a process, and gloo's own events outside of these.
+
+    Gloo's do not count beside collectives of a device.
+    """
     names, mine, spans = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process, trace.spans
     span = np.flatnonzero(mine & np.isin(spans.name_id, list(names)))
     marked, gloo = union(spans.start_ns[span], spans.end_ns[span]), span[:0]
-    if not np.any(trace.activities.process == process):
+    activities = trace.activities
+    if not np.any((activities.process == process) & (activities.category == Category.COMMUNICATION)):
         operations = {index: operation_of(name) for index, name in enumerate(trace.names) if name.startswith(GLOO)}
         of_gloo = {index: Range(operation, {}) for index, operation in operations.items() if operation is not None}
         gloo = np.flatnonzero(mine & np.isin(spans.name_id, list(of_gloo)))

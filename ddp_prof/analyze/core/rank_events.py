@@ -501,6 +501,8 @@ class _Builder:
             if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared_backends():
                 # gloo with CUDA tensors: the host communicates
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
+                if communication := self._describe_gloo(are_gloo_events(self.trace, self.ranges)):
+                    self.step_notes += (f"communication is {communication}, and may wait for the GPU in it",)
             result.append(self._rank(device, own, backward))
         return result
 
