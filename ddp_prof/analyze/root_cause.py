@@ -40,6 +40,7 @@ class RootCause:
         last_bucket: The largest bucket number with its operation.
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
+        times_per_step: How often one rank communicates its bucket with its operation and size in the step.
         collective_ns: Its part of ``pair_ns``.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
         lead_ns: How long it starts before backward's compute ends, negative if after; ``None`` if not known.
@@ -74,6 +75,7 @@ class RootCause:
     knows_late: bool = True
     has_launch: bool = True
     step_ns: int | None = None
+    times_per_step: int = 1
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         index=own[0].index,
         follows_own_bucket=culprit[0] is not None
         and any(_match_key(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
+        times_per_step=sum(_match_key(collective) == culprit for collective in mine),
         is_last=all(collective.index == last[collective.step_identity] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,

@@ -264,6 +264,11 @@ def _advice(cause: RootCause) -> str:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
         return " 'ddp-prof skew' shows which rank arrives late." if cause.knows_late else ""
+    if cause.times_per_step > 1 and cause.carries_gradients:
+        return (
+            f" The step reduces this bucket {cause.times_per_step} times: if it accumulates gradients, no_sync() in "
+            "all passes but the last leaves the others out."
+        )
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:

@@ -132,6 +132,14 @@ def test_hooks_are_no_advice_for_the_second_message_of_a_bucket() -> None:
     assert "hooks" not in text_of(**change, follows_own_bucket=True)
 
 
+def test_a_bucket_that_is_reduced_in_each_pass_of_a_step_is_said_to_be() -> None:
+    """As of four passes whose gradients are accumulated without no_sync, of which the last one was blamed."""
+    assert text_of(when="outside", times_per_step=4).endswith(
+        " The step reduces this bucket 4 times: if it accumulates gradients, no_sync() in all passes but the last "
+        "leaves the others out."
+    )
+
+
 def test_where_the_typical_step_hides_all_nothing_is_advised() -> None:
     """As where one step of 59 holds all exposed time."""
     assert text_of(exposed_ns=0, pair_ns=0, total_exposed_ns=39_900_000) == (
