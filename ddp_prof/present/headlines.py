@@ -36,6 +36,8 @@ _WORTH_ADVICE = 0.01
 """Least share of the step for which advice is given."""
 _FEW_BYTES = 64 * 1024
 """Below this size, a collective's length hardly depends on its size."""
+_NAMED_RUNS = 3
+"""A sentence on more runs names only two of them."""
 _LARGE_PART = 0.25
 """Least share of the exposed time with which a collective is named."""
 
@@ -387,6 +389,22 @@ def _last_at_collectives(skew: RunSkew) -> str:
     (last,) = latest
     where = f"at {most} of {last.collectives} collectives" if last.collectives > 1 else "at the only collective"
     return f"{last.name} arrives last {where}, {_lateness_text(last, most)}."
+
+
+def hidden_shares_text(shares: Sequence[tuple[str, float | None]]) -> str:
+    """Say how much of its communication each run hides, by label; of many runs, which ones hide least and most."""
+    known = sorted((ratio, label) for label, ratio in shares if ratio is not None)
+    if not known:
+        names = ", ".join(label for label, _ in shares)
+        return ": ".join(filter(None, (names, "how much communication hides is not known")))
+    if len(shares) > _NAMED_RUNS:
+        (least, worst), (most, best) = known[0], known[-1]
+        if percent(least) == percent(most):
+            return f"{percent(most)} of the communication hides behind compute"
+        return f"From {percent(least)} ({worst}) to {percent(most)} ({best}) of the communication hides behind compute"
+    (first, ratio), *others = shares
+    rest = "".join(f", {label} {percent(ratio)}" for label, ratio in others)
+    return f"{first} hides {percent(ratio)}{rest} of {'their' if others else 'its'} communication behind compute"
 
 
 def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:

@@ -91,7 +91,7 @@ def test_on_a_phone_titles_wrap_and_findings_need_no_scrolling(
     )
     assert [text for text, right, width in boxes if right > 390 or width > 390] == []
     titles = [text for text, _, _ in boxes]
-    assert f"From 0 % (naive) to 100 % ({HOSTILE_TITLE}) of the communication hides behind compute" in titles
+    assert f"naive hides 0 %, {HOSTILE_TITLE} 100 % of their communication behind compute" in titles
     assert visit.count(".gtitle") == 0, "the chart does not repeat it"
     assert visit.complaints == []
 

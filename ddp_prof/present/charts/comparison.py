@@ -13,8 +13,8 @@ from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
-from ddp_prof.present.headlines import communicating_steps_text
-from ddp_prof.present.text import percent, shown_name
+from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_text
+from ddp_prof.present.text import percent, plain_name, shown_name, to_plain_text
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""
@@ -33,7 +33,7 @@ def draw_comparison(results: Sequence[TraceOverlap], summaries: Sequence[Variant
     ]  # fmt: skip
     return make_chart(
         [*_step_part_bars(summaries), *_step_dots(results), _totals(summaries)],
-        title=_headline(summaries),
+        title=to_plain_text(hidden_shares_text([(plain_name(run.label), run.overlap_ratio) for run in summaries])),
         subtitle=subtitle(results),
         height=46 * max(1, len(results)), t=150, b=64, l=170, r=90,
         barmode="stack",
@@ -132,19 +132,6 @@ def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterato
                 "y": row, "yshift": 19, "showarrow": False, "text": f"{exposed:.3g}",
                 "font": {"size": theme.FONT_SIZE - 1, "color": theme.LIGHT.colors[theme.EXPOSED]},
             }  # fmt: skip
-
-
-def _headline(summaries: Sequence[VariantSummary]) -> str:
-    known = [(summary.overlap_ratio, summary.label) for summary in summaries if summary.overlap_ratio is not None]
-    if not known:
-        return "How much communication hides is not known"
-    (least, worst), (most, best) = min(known), max(known)
-    if percent(least) == percent(most):
-        return f"{percent(most)} of the communication hides behind compute"
-    return (
-        f"From {percent(least)} ({shown_name(worst)}) to {percent(most)} ({shown_name(best)}) "
-        "of the communication hides behind compute"
-    )
 
 
 def subtitle(results: Sequence[TraceOverlap]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import BLOCKING_CALL, PEER_WAIT, TAIL, UNKNOWN_WHEN, WHENS, WHYS
 from ddp_prof.present import theme
 from ddp_prof.present.charts import EDGE, LEGEND, PAPER, UNSEEN, Chart, chart_title
-from ddp_prof.present.headlines import WHEN, WHY
+from ddp_prof.present.headlines import WHEN, WHY, hidden_shares_text
 from ddp_prof.present.text import MAX_NAME, milliseconds, percent, plain_name, shown_name, to_plain_text
 from ddp_prof.present.timeline.lanes import CODE
 from ddp_prof.present.timeline.model import (
@@ -234,13 +234,7 @@ EXPOSED_PARTS = tuple((_WHEN[when], _WHY[why]) for when in WHENS for why in WHYS
 
 
 def headline(model: Timeline) -> str:
-    titles = [plain_name(panel.title) for panel in model.panels]
-    if all(panel.overlap_ratio is None for panel in model.panels):
-        return f"{', '.join(titles)}: how much communication hides is not known"
-    shares = [percent(panel.overlap_ratio) for panel in model.panels]
-    first, *others = zip(titles, shares, strict=True)
-    rest = "".join(f", {title} {share}" for title, share in others)
-    return f"{first[0]} hides {first[1]}{rest} of {'their' if others else 'its'} communication behind compute"
+    return hidden_shares_text([(plain_name(panel.title), panel.overlap_ratio) for panel in model.panels])
 
 
 def page_headline(model: Timeline) -> str:

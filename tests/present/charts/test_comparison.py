@@ -63,10 +63,14 @@ def test_a_dot_of_a_step_without_a_number_has_its_position() -> None:
     assert [re.search(r"step \w+", text).group() for text in dots.hovertext] == ["step 0", "step 1"]
 
 
-def test_the_headline_names_the_extremes_and_a_cpu() -> None:
+def test_the_headline_names_few_runs_or_the_extremes_and_a_cpu() -> None:
     title = draw_comparison([BARE, HIDDEN]).layout.title
-    assert title.text == "<b>From 0 % (naive) to 100 % (overlap) of the communication hides behind compute</b>"
+    assert title.text == "<b>naive hides 0 %, overlap 100 % of their communication behind compute</b>"
     assert "device: cpu" in title.subtitle.text
+    many = draw_comparison([HALF, BARE, HIDDEN, SILENT]).layout.title
+    assert many.text == "<b>From 0 % (naive) to 100 % (overlap) of the communication hides behind compute</b>"
+    alike = draw_comparison([BARE] * 4).layout.title
+    assert alike.text == "<b>0 % of the communication hides behind compute</b>"
 
 
 def test_bars_are_as_long_as_the_steps_of_the_table() -> None:
@@ -141,11 +145,11 @@ def test_the_axis_says_where_parts_are_those_of_some_steps() -> None:
     assert [title.partition(",")[0] for title in titles] == ["parts of a step that communicates", "parts of a step"]
     figure = draw_comparison([SILENT])
     assert [item.text for item in figure.layout.annotations] == ["<b>n/a</b>"]
-    assert figure.layout.title.text == "<b>How much communication hides is not known</b>"
+    assert figure.layout.title.text == f"<b>{SILENT.label}: how much communication hides is not known</b>"
 
 
 def test_nothing_at_all_is_a_figure_too() -> None:
-    assert draw_comparison([]).layout.title.text == "<b>How much communication hides is not known</b>"
+    assert draw_comparison([]).layout.title.text == "<b>how much communication hides is not known</b>"
 
 
 def test_labels_are_text() -> None:
