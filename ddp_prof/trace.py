@@ -238,6 +238,7 @@ class Trace(Brief):
         producer: The profiler's version, ``None`` if the file does not hold it.
         names: The string table that every ``name_id`` refers to.
         threads: Known names of threads by (process, lane).
+        names_autograd: Whether these include the names of all threads in which autograd ran.
         operators: When the host computed, for traces without activities of a device; else empty.
         collective_calls: When the host called collectives; empty if operators were not recorded.
         sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
@@ -271,6 +272,7 @@ class Trace(Brief):
     collective_calls: CollectiveCalls = field(default_factory=lambda: empty(CollectiveCalls))
     sync_source: str = "none"
     sync_reason: str | None = None
+    names_autograd: bool = False
     launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
     has_ambiguous_launch: Mask = None  # type: ignore[assignment]  # likewise
     shape_id: Ints | None = None

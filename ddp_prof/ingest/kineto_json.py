@@ -132,6 +132,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         ),
         call_details=call_details,
         threads=_thread_names(document.traceEvents, operations, ranges),
+        names_autograd=bool(by_category["cpu_op"]),  # releases that call operators so record autograd's engine, too
         overhead=Overhead(*_times([e for e in by_category["overhead"] if e.name not in _OVERHEAD_OF_CUDA])),
         ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
         synchronizations=synchronizations,

@@ -258,6 +258,18 @@ def test_autograd_s_threads_are_told_by_its_engine(tmp_path: Path) -> None:
     assert launched_by(1, tmp_path) == "none", "of one thread all launches would be backward's"
 
 
+@pytest.mark.parametrize(("category", "method"), [("cpu_op", "none"), ("Operator", "inferred")])
+def test_no_thread_is_autograd_s_where_operators_tell_that_it_did_not_run(
+    category: str, method: str, tmp_path: Path
+) -> None:
+    """SGLang's servers run a model in a second thread, without ranges: 99 % was said to be exposed during backward."""
+    events = [event(category, "aten::mm", "10", "9", tid=2)]
+    for number, (tid, kernel) in enumerate([(1, "sample"), (2, "gemm"), (2, "ncclDevKernel_AllReduce_Sum_f32(x)")]):
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{11 + number}", "1", tid=tid, correlation=number + 1))
+        events.append(event("kernel", kernel, f"{20 + 9 * number}", "9", tid=7, device=0, correlation=number + 1))
+    assert measure_overlap(load_trace(write(tmp_path / "x.json", events))).attribution.method == method
+
+
 @pytest.mark.parametrize(
     "events",
     [

@@ -302,7 +302,8 @@ def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:
         {e.thread for e in events if e.category == category and e.thread is not None}
         for category in (Category.COMMUNICATION, Category.COMPUTE)
     )
-    return (sends & computes) - main
+    found = (sends & computes) - main
+    return found if main & {r.lane for r in ranges if r.start in starts} or computes - found else set()
 
 
 def _host_events(collectives: list[Range], phases: list[tuple[str, Range]]) -> list[Event]:

@@ -13,7 +13,6 @@ torch's operators.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -277,7 +276,7 @@ class Events(Table):
 
 
 def device_events(
-    trace: Trace, process: int, steps: Steps, phases: Phases, launchers: Collection[int]
+    trace: Trace, process: int, steps: Steps, phases: Phases, launchers: frozenset[int], computing: frozenset[int]
 ) -> tuple[Events, str]:
     """All events of a process's devices, and how backward was found: ``ranges``, ``inferred`` or ``none``.
 
@@ -285,7 +284,7 @@ def device_events(
     thread: such an optimizer steps in a gradient hook. An optimizer's range on another thread does not count, because
     it may contain all of backward: ``optimizer.step(closure)`` computes the gradients in the closure.
 
-    ``launchers`` are the threads that launch both collectives and compute.
+    ``launchers`` are the threads that launch collectives, ``computing`` those that launch compute.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]
@@ -293,7 +292,7 @@ def device_events(
     launcher = take_or_unknown(trace.calls.lane, call)
     phase, backward = phases.kind_at(launch_ns), "ranges"
     if BACKWARD_PHASE not in phases.kind:
-        autograd = _autograd_threads(trace, process, steps, launchers)
+        autograd = _autograd_threads(trace, process, steps, launchers, computing)
         by_autograd = np.isin(launcher, autograd)
         in_hook = select(phases, np.isin(phases.lane, autograd)).kind_at(launch_ns) == OPTIMIZER_PHASE
         phase[by_autograd & ~in_hook] = BACKWARD_PHASE
@@ -365,13 +364,16 @@ def last_by_step(time_ns: Ints, step: Ints, steps: int) -> Ints:
     return last[:-1]
 
 
-def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Collection[int]) -> list[int]:
+def _autograd_threads(
+    trace: Trace, process: int, steps: Steps, launchers: frozenset[int], computing: frozenset[int]
+) -> list[int]:
     """Autograd's threads by their names; if none has such a name, the launchers other than the main threads.
 
-    A thread that launches collectives but no compute belongs to a communication library, such as Horovod.
+    A thread that launches collectives but no compute belongs to a communication library, such as Horovod. If neither
+    steps nor names tell the main thread, threads that launch all compute are not autograd's: others launch forward.
     """
     named = [lane for (pid, lane), name in trace.threads.items() if pid == process and name.startswith(AUTOGRAD)]
-    if named:
+    if named or trace.names_autograd:
         return named
     # Main threads open the ranges of steps. Without steps, the main thread is the one that opens most ranges.
     mine = trace.spans.process == process
@@ -381,4 +383,5 @@ def _autograd_threads(trace: Trace, process: int, steps: Steps, launchers: Colle
     lanes, counts = np.unique(trace.spans.lane[mine], return_counts=True)
     busiest = lanes[counts == counts.max(initial=0)]
     main = {UNKNOWN, *(openers if len(openers) else np.append(busiest, process)).tolist()}
-    return [lane for lane in sorted(launchers) if lane not in main]
+    found = (launchers & computing) - main
+    return sorted(found) if len(openers) or computing - found else []

@@ -489,11 +489,10 @@ class _Builder:
     def device_ranks(self) -> list[RankEvents]:
         launches = [launch for process, *launch in self.known.launches if process == self.process]
         communicating, computing = (
-            {thread for _, category, thread in launches if category == one}
+            frozenset(thread for _, category, thread in launches if category == one and thread != UNKNOWN)
             for one in (Category.COMMUNICATION, Category.COMPUTE)
         )
-        launchers = communicating & computing
-        events, backward = device_events(self.trace, self.process, self.steps, self.phases, launchers)
+        events, backward = device_events(self.trace, self.process, self.steps, self.phases, communicating, computing)
         device_of = self.trace.activities.device[events.activity]
         result = []
         for device in sorted({device for device, *_ in launches}):

@@ -88,6 +88,14 @@ def test_a_thread_that_launches_collectives_alone_is_not_taken_for_autograds(lau
     assert measure_overlap(trace).attribution.method == method
 
 
+@pytest.mark.parametrize(("main", "method"), [("a", "inferred"), (".", "none")])
+def test_a_thread_that_launches_all_compute_is_not_taken_for_autograds(main: str, method: str) -> None:
+    """Nor is one that serves a model: its collectives were said to run during backward."""
+    others = "..NMb" if main == "a" else "a.NMb"
+    trace = draw_trace(launches={"main": main, "python3": others}, streams={7: ".aabb....", 9: "...NNMM.."})
+    assert measure_overlap(trace).attribution.method == method
+
+
 @pytest.mark.parametrize(("opener", "tail"), [("autograd", 6), ("main", 0)])
 def test_what_autograd_launches_in_an_optimizers_range_is_backward_but_where_it_opens_the_range(
     opener: str, tail: int
