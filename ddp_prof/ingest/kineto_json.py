@@ -165,7 +165,9 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
             reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
             raise TraceError(path, reason, "give the file that torch.profiler wrote")
     has_device_events = any(map(by_category.get, _OF_DEVICE))
-    if by_category and not has_device_events and ("" in by_category or not any(map(_OF_HOST.fullmatch, by_category))):
+    is_foreign = "" in by_category or not any(map(_OF_HOST.fullmatch, by_category))
+    has_events = by_category or any(event.ph in ("B", "b") for event in document.traceEvents)
+    if has_events and not has_device_events and is_foreign:
         reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
     if not has_device_events and (category := next(filter(by_category.get, _NOT_READ), None)):

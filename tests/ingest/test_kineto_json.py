@@ -276,8 +276,10 @@ def test_no_thread_is_autograd_s_where_operators_tell_that_it_did_not_run(
         ['{"ph": "X", "name": "ncclDevKernel_AllReduce", "pid": 1, "tid": 14, "ts": 5.1, "dur": 2}', "{}"],
         [event("cpu_op", "aten::mm", "5", "2"), '{"ph": "X", "name": "hcom_allReduce__1", "ts": "6", "dur": 2}'],
         [event("FEE", "train (train.py:3)", "5", "2")],
+        ['{"ph": "b", "cat": "COLL", "name": "AllReduce", "id": 0, "pid": 1, "ts": 5.1}', "{}"],
+        ['{"ph": "B", "name": "NCCL_ALLREDUCE", "pid": 1, "ts": 5.1}', '{"ph": "E", "pid": 1, "ts": 7.1}'],
     ],
-    ids=["JAX", "torch_npu", "VizTracer"],
+    ids=["JAX", "torch_npu", "VizTracer", "NCCL's profiler plugin", "Horovod's timeline"],
 )
 def test_a_trace_of_another_program_is_refused_and_not_said_to_hold_no_gpu(events: list[str], tmp_path: Path) -> None:
     """Ascend's names a category for what the host did, and none for its device: no collective was in it, on a CPU."""
