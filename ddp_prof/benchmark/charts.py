@@ -36,8 +36,7 @@ def draw_variants(results: TestbedResults) -> Chart:
     """One bar per setting, in blocks of the same work: communication by the host timer after the rest of the step."""
     rows: list[str | SettingSummary] = []
     for summary in results.summaries:
-        batch, context = summary.setting.workload
-        if (title := f"batch {batch} x {context} tokens") not in rows:
+        if (title := f"{summary.setting.work_text} tokens") not in rows:
             rows.append(title)
         rows.append(summary)
     settings = [(row, summary) for row, summary in enumerate(rows) if not isinstance(summary, str)]
@@ -100,7 +99,7 @@ def draw_buckets(results: TestbedResults) -> Chart:
         workload = buckets[0].setting.workload
         traces.append(
             {
-                "type": "scatter", "mode": "lines+markers", "name": f"bucketed, {_work_text(buckets[0])}",
+                "type": "scatter", "mode": "lines+markers", "name": f"bucketed, {buckets[0].setting.work_text}",
                 "x": [mb * aside for mb in sizes], "y": [value_ms(summary.step_ns) for summary in buckets],
                 "error_y": _error(buckets, color), "customdata": sizes,
                 "line": {"color": color, "width": 2.5}, "marker": {"color": color, "size": 9},
@@ -110,7 +109,7 @@ def draw_buckets(results: TestbedResults) -> Chart:
         same_work = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
         if others := [one for one in same_work if one.setting.swept_mb is None]:
             best = min(others, key=lambda one: value_ms(one.step_ns) or math.inf)
-            name = f"fastest other, {_work_text(best)}: {shown_name(best.setting.label)}"
+            name = f"fastest other, {best.setting.work_text}: {shown_name(best.setting.label)}"
             ends, step_ms = [min(sizes) / 1.3, max(sizes) * 1.3], value_ms(best.step_ns)
             traces.append(_line(name, ends, [step_ms, step_ms], color=color, width=1.3, dash="dash"))
     notes = [found.text for found in results.observations if found.name.startswith("model_") and found.text]
@@ -134,7 +133,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
         traces.append(
             {
                 "type": "scatter", "mode": "markers", "marker": {"color": color, "size": 10},
-                "name": f"{'tail by trace' if is_traced else 'host timer'}, {_work_text(buckets[0])}",
+                "name": f"{'tail by trace' if is_traced else 'host timer'}, {buckets[0].setting.work_text}",
                 "x": [(summary.setting.swept_mb or 0.0) * aside for summary in buckets],
                 "y": [(tail or 0.0) / 1e6 for tail in tails] if is_traced else timers,
                 "hovertemplate": "%{y:.2f} ms<extra></extra>",
@@ -178,8 +177,7 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
     title = "What an all-reduce costs by its size"
     if not isinstance(model, str):
         link = model.link
-        overhead = milliseconds(round(link.overhead_ns))
-        title = f"An all-reduce takes {overhead} per call plus its bytes at {link.bytes_per_ns:.3g} GB/s"
+        title = link.text[:1].upper() + link.text[1:]
         sizes = np.geomspace(messages[0].bytes, messages[-1].bytes, 200).tolist()
         name = f"fitted s / (o + s / w); median error {percent(link.relative_error)}"
         fitted = [number / link.time_ns(number) for number in sizes]
@@ -209,10 +207,6 @@ def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingS
 
 def _line(name: str, x: Sequence[float], y: Sequence[float | None], **style: object) -> dict[str, Any]:
     return {"type": "scatter", "mode": "lines", "name": name, "hoverinfo": "skip", "x": x, "y": y, "line": style}
-
-
-def _work_text(summary: SettingSummary) -> str:
-    return f"batch {summary.setting.local_batch_size} x {summary.setting.seq_len}"
 
 
 def _size_axis(results: TestbedResults) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
-from ddp_prof.present.text import percent, size
+from ddp_prof.present.text import milliseconds, percent, size
 from ddp_prof.variants import BUCKETED, BYTES_PER_MB
 
 HUBER = 1.345
@@ -61,6 +61,11 @@ class LinkModel:
     bytes_per_ns: float
     sizes: int
     relative_error: float  # median over the sizes, as a share of the measured time
+
+    @property
+    def text(self) -> str:
+        overhead = milliseconds(round(self.overhead_ns))
+        return f"an all-reduce takes {overhead} per call plus its bytes at {self.bytes_per_ns:.3g} GB/s"
 
     def time_ns(self, size: float) -> float:
         return self.overhead_ns + size / self.bytes_per_ns

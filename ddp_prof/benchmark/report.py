@@ -141,7 +141,7 @@ def testbed_notes(results: TestbedResults) -> list[str]:
             stopped.setdefault(summary.reason, []).append(summary.setting)
     for reason, (first, *others) in stopped.items():
         more = f", and {len(others)} more" if others else ""
-        notes.append(f"{first.label}, batch {first.local_batch_size} x {first.seq_len}{more}: {reason}")
+        notes.append(f"{first.label}, {first.work_text}{more}: {reason}")
     if isinstance(results.model, str):
         return [*notes, f"no model of bucketing: {results.model}"]
     return [*notes, PREDICTED, _link_note(results.model, contradicted=results.contradicts_model)]
@@ -150,8 +150,7 @@ def testbed_notes(results: TestbedResults) -> list[str]:
 def _link_note(model: BucketModel, *, contradicted: bool) -> str:
     link = model.link
     return (
-        f"an all-reduce takes {milliseconds(round(link.overhead_ns))} per call plus its bytes at "
-        f"{link.bytes_per_ns:.3g} GB/s (fitted to {link.sizes} message sizes, median error "
+        f"{link.text} (fitted to {link.sizes} message sizes, median error "
         f"{percent(link.relative_error)}); the model of bucketing, b* = sqrt(s o w), gives a best bucket size of "
         f"{size(round(model.best_bytes))}, which leaves "
         f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"

@@ -62,6 +62,10 @@ class Setting:
         """Batch size and context length: settings of one workload do the same work."""
         return self.local_batch_size, self.seq_len
 
+    @property
+    def work_text(self) -> str:
+        return f"batch {self.local_batch_size} x {self.seq_len}"
+
     def order(self) -> tuple[tuple[int, int], tuple[int, str, float]]:
         return self.workload, variant_order(self.variant, self.bucket_size_mb)
 
