@@ -395,10 +395,12 @@ def _intern_names(events: Sequence[Event], names: NameTable, unnamed: str = "") 
 
 
 def _parse_integers(values: Any) -> Ints:
-    """Return the whole numbers, also those within text (torch 1.8 writes ``"stream 7"``); else ``UNKNOWN``."""
+    """Return the whole numbers, also ``7.0`` and those within text (torch 1.8: ``"stream 7"``); else ``UNKNOWN``."""
 
-    def within(text: object) -> int:
-        found = _NUMBER.search(text) if isinstance(text, str) else None
+    def within(value: object) -> int:
+        if isinstance(value, float) and value.is_integer() and abs(value) < _MOST:
+            return int(value)
+        found = _NUMBER.search(value) if isinstance(value, str) else None
         return int(found.group()) if found else UNKNOWN
 
     return np.array([v if isinstance(v, int) and -_MOST <= v < _MOST else within(v) for v in values], np.int64)

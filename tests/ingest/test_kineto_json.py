@@ -145,6 +145,15 @@ def test_torch_1_8_calls_all_operations_operator_and_writes_ids_as_texts(tmp_pat
     assert (step.step, step.tail_ns, result.attribution.method) == (3, 5_000, "inferred")
 
 
+def test_numbers_that_another_program_wrote_as_floats_are_read(tmp_path: Path) -> None:
+    """All work was on device -1, and no launch was known."""
+    whole = write(tmp_path / "x.json", gpu_step())
+    document = json.loads(whole.read_text(), parse_int=float)
+    (tmp_path / "y.json").write_text(json.dumps(document))
+    integers, floats = (measure_overlap(load_trace(tmp_path / name)) for name in ("x.json", "y.json"))
+    assert (floats.ranks[0].steps, floats.ranks[0].device) == (integers.ranks[0].steps, 0)
+
+
 @pytest.mark.parametrize("category", ["cpu_op", "Operator"])
 def test_ranges_that_old_torch_records_as_operators_do_not_compute(category: str, tmp_path: Path) -> None:
     """A step held all of its all-reduce, so 100 % of it was hidden; as 'cpu_op', nothing was known to communicate."""
