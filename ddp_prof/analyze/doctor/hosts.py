@@ -8,10 +8,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RankFacts, RunEvidence, median_or_zero
+from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.table import NO_TIME, count_before, distinct_rows
+from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
 _WORTH = 0.01
 """Waits are reported if they take a larger share of a step."""
@@ -210,10 +212,10 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if run.skew.straggler is None:
         return None
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
-    if late.cost_ns == 0:
+    cost = None if late.cost_ns is None else _cost_of_waits(run, run.skew.straggler)
+    if cost == 0:
         return None
-    cost = None if late.cost_ns is None else round(late.cost_ns / max(1, steps))
-    costs = "" if cost is None else f"; that costs another rank {cost / 1e6:.2f} ms per step"
+    costs = "" if cost is None else f"; that costs another rank at most {cost / 1e6:.2f} ms per step"
     return Finding(
         "straggler",
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
@@ -223,6 +225,22 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
         (),
         cost,
     )
+
+
+def _cost_of_waits(run: RunEvidence, late: int) -> int:
+    """How much shorter a step of another rank would be at most if it did not wait for peers.
+
+    It waits also beside compute, which delays the transfers that follow; and what is not exposed costs nothing.
+    """
+    found = []
+    for rank, waits, exposure in zip(run.analysis.ranks, run.analysis.waits_ns, run.analysis.exposures, strict=True):
+        exposed_ns = rank.sum_by_step(exposure.exposed_ns)[1]
+        in_step = rank.keys != UNKNOWN
+        _, step = np.unique(rank.keys[in_step], return_inverse=True)
+        start_ns = rank.timings.start_ns[in_step]
+        start_ns, end_ns, step = union_by_group(start_ns, start_ns + np.maximum(0, waits[in_step]), step)
+        found.append(median_or_zero(np.minimum(exposed_ns, sum_by_group(end_ns - start_ns, step, len(exposed_ns)))))
+    return max(found[:late] + found[late + 1 :])
 
 
 def graph_replay(run: RunEvidence) -> Finding | None:

@@ -20,13 +20,14 @@ from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, RunEvidence, measure_f
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.runs import load_runs
 from ddp_prof.runs import run as runs
 from ddp_prof.table import select
 from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Overhead, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
-from tests.nsys_factory import bucket_steps, write_capture
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, bucket_steps, write_capture
 
 MS = 1_000_000
 TRACES = Path(__file__).parents[3] / "traces"
@@ -206,6 +207,35 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     (finding,) = [one for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
     assert finding.evidence.startswith("62% of a typical step, 8.00 ms, is the host")
     assert finding.advice.startswith("Load and move data in other processes")
+
+
+def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(tmp_path: Path) -> None:
+    """Without process 101's slow kernels a step would be 8 us shorter; process 100 waits without compute for 4 of them.
+
+    us            0         10        20        30        40
+    100 compute   ggggggggggGGGGGGGGGG..................o
+    100 comm      ..........wwwwAAAAAAAAAAwwwwBBBBBBBBBB
+    101 compute   ggggggggggggggGGGGGGGGGGGGGG..........o
+    101 comm      ..............AAAAAAAAAA....BBBBBBBBBB
+    """
+    capture = Capture()
+    for at in range(0, 8 * 50 * US, 50 * US):
+        for process, length in ((100, 10), (101, 14)):
+            capture.ranges.append(Range(f"step {at}", at, at + 49 * US, process, process))
+            for name, stream, start, end in (
+                ("gemm", 7, 0, length),
+                ("gemm", 7, length, 2 * length),
+                (NCCL, 20, length, 24),
+                (NCCL, 20, max(24, 2 * length), 38),
+                ("adam", 7, 38, 39),
+            ):
+                launch = at + len(capture.kernels) % 5
+                kernel = Kernel(name, at + start * US, at + end * US, launch, process, process, stream, process - 100)
+                capture.kernels.append(kernel)
+    (job,) = load_runs(write_capture(tmp_path / "late.sqlite", capture))
+    (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]
+    assert finding.cost_ns == 8 * US
+    assert finding.evidence.endswith("; that costs another rank at most 0.01 ms per step.")
 
 
 def test_one_collective_per_parameter() -> None:
