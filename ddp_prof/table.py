@@ -28,7 +28,8 @@ class Brief:
         cls.__repr__ = cls.__repr__  # type: ignore[method-assign]
 
     def __repr__(self) -> str:
-        values = (f"{item.name}={_brief(getattr(self, item.name))}" for item in fields(self))  # type: ignore[arg-type]
+        shown = [item.name for item in fields(self) if item.repr]  # type: ignore[arg-type]
+        values = (f"{name}={_brief(getattr(self, name))}" for name in shown)
         return f"{type(self).__name__}({', '.join(values)})"
 
 

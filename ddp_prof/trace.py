@@ -273,8 +273,9 @@ class Trace(Brief):
     sync_source: str = "none"
     sync_reason: str | None = None
     names_autograd: bool = False
-    launching_calls: Ints = None  # type: ignore[assignment]  # never None once the trace is built
-    has_ambiguous_launch: Mask = None  # type: ignore[assignment]  # likewise
+    # Neither is None once the trace is built.
+    launching_calls: Ints = field(default=None, repr=False)  # type: ignore[assignment]
+    has_ambiguous_launch: Mask = field(default=None, repr=False)  # type: ignore[assignment]
     shape_id: Ints | None = None
     registers: Ints | None = None
     call_details: CallDetails | None = None
