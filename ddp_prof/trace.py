@@ -274,8 +274,8 @@ class Trace(Brief):
     sync_reason: str | None = None
     names_autograd: bool = False
     # Neither is None once the trace is built.
-    launching_calls: Ints = field(default=None, repr=False)  # type: ignore[assignment]
-    has_ambiguous_launch: Mask = field(default=None, repr=False)  # type: ignore[assignment]
+    launching_calls: Ints = field(default=None, repr=False)  # type: ignore[arg-type]
+    has_ambiguous_launch: Mask = field(default=None, repr=False)  # type: ignore[arg-type]
     shape_id: Ints | None = None
     registers: Ints | None = None
     call_details: CallDetails | None = None
