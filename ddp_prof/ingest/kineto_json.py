@@ -51,6 +51,8 @@ _COPY, _MEMORY_SET = (
 )
 _OF_DEVICE = (_KERNEL, *_COPY, *_MEMORY_SET)
 _NOT_READ = ("hpu_op", "mtia_ccp_events")  # events of devices, among other ones
+_MEMORY_OF_ROCM = re.compile("MEMORY_COPY_|__amd_rocclr_(?:copy|(?P<fill>fill))Buffer")
+"""Names of the copies and memory sets that ROCm records as kernels."""
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in old releases of torch
 _OLD_RANGES = ("ProfilerStep", "gloo:", "nccl:")
@@ -160,7 +162,10 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
     by_category: dict[str, list[Event]] = defaultdict(list)
     for event in document.traceEvents:
         if event.ph == "X":
-            by_category[(event.cat or "").lower()].append(event)
+            category = (event.cat or "").lower()
+            if category == _KERNEL and (found := _MEMORY_OF_ROCM.match(str(event.name))):
+                category = "gpu_memset" if found["fill"] else "gpu_memcpy"
+            by_category[category].append(event)
         elif event.ph == "B" and event.cat and (event.cat in _OF_DEVICE or _OF_HOST.fullmatch(event.cat)):
             reason = "it has a row for the beginning of an event and one for its end, which torch.profiler does not"
             raise TraceError(path, reason, "give the file that torch.profiler wrote")
@@ -170,8 +175,8 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
     if has_events and not has_device_events and is_foreign:
         reason = "a Chrome trace without the categories that tell kernels from ranges, as of JAX, torch_npu, VizTracer"
         raise TraceError(path, reason, "record with torch.profiler or with nsys")
-    if not has_device_events and (category := next(filter(by_category.get, _NOT_READ), None)):
-        reason = f"its device's events are of the category {category}, which is not read"
+    if not has_device_events and (unread := next(filter(by_category.get, _NOT_READ), None)):
+        reason = f"its device's events are of the category {unread}, which is not read"
         raise TraceError(path, reason, "record on a device whose kernels have the category kernel, such as CUDA's")
     return by_category
 

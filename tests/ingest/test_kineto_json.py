@@ -15,7 +15,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.trace import Kind
+from ddp_prof.trace import Category, Kind
 
 BASE = 1_790_857_026_000_000_000
 
@@ -327,6 +327,25 @@ def test_copies_of_other_accelerators_are_known(categories: tuple[str, ...], tmp
     """Those of Cambricon and Enflame."""
     events = [event(category, "of a device", "5", "2", device=0) for category in categories]
     assert load_trace(write(tmp_path / "x.json", events)).activities.kind.tolist() == [Kind.COPY, Kind.MEMORY_SET]
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("__amd_rocclr_copyBufferRectAligned.kd", Kind.COPY),
+        ("MEMORY_COPY_DEVICE_TO_DEVICE", Kind.COPY),
+        ("__amd_rocclr_fillBufferAligned", Kind.MEMORY_SET),
+        ("triton_per_fused__to_copy_sum_2.kd", Kind.KERNEL),
+    ],
+)
+def test_copies_that_rocm_records_as_kernels_do_not_compute(name: str, kind: Kind, tmp_path: Path) -> None:
+    """They hid communication, as those of CUDA do not."""
+    gemm = event("kernel", "gemm", "1", "2", device=0, grid=[1, 1, 1], block=[64, 1, 1])
+    trace = load_trace(write(tmp_path / "x.json", [event("kernel", name, "5", "2", device=0, correlation=7), gemm]))
+    assert sorted(trace.activities.kind.tolist()) == sorted([kind, Kind.KERNEL])
+    row = trace.activities.kind.tolist().index(kind)
+    expected = Category.COMPUTE if kind is Kind.KERNEL else Category.MEMORY
+    assert (trace.activities.category[row], trace.activities.correlation[row]) == (expected, 7)
 
 
 @pytest.mark.parametrize("category", ["hpu_op", "mtia_ccp_events"])
