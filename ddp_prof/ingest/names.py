@@ -89,6 +89,7 @@ COMMUNICATION_KERNELS = {
         r"|minimax_reduce_\w{0,200}lamport"
     ),
     "SGLang": r"all_reduce_(?:one|two)_shot_(?:push_)?kernel|parallel_qknorm_across_head",
+    "UCC": r"ucc_(?:ec_cuda|eee_task)_",
     "Mooncake": r"mooncake::",
     "XLA": r"(?:AllReduce|RaggedAllToAll(?:Device)?|MultiGpuBarrier)KernelImpl",
     "NVSHMEM": r"nvshmemi_|_on_stream_kernel",
