@@ -319,7 +319,7 @@ _SYNC_KINDS = {
     "Stream Sync": SyncKind.HOST_WAIT_STREAM,
     "Context Sync": SyncKind.HOST_WAIT_DEVICE,
 }
-_WAITING_CALL = re.compile(f"(?:cu(?:da)?|hip)({'|'.join(WAITING_CALLS)})")
+_WAITING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(WAITING_CALLS)})")
 _NO_SYNCS = (
     "synchronizations were not recorded (torch.profiler records them with "
     "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True))"

@@ -116,7 +116,7 @@ WAITING_CALLS = {
     "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
     "Memcpy": SyncKind.COPY,
 }
-"""API calls by the beginning of their names, which follows ``cuda``, ``cu`` or ``hip``."""
+"""API calls by the beginning of their names, which follows ``cuda``, ``cu``, ``hip`` or ``musa``."""
 
 
 def kernel_categories(names: Sequence[str], comm_patterns: Iterable[str] = ()) -> Ints:

@@ -84,14 +84,18 @@ def test_ids_that_stay_unresolved_are_said_to_be_those_of_new_cuda(tmp_path: Pat
 
 def test_waits_of_the_host_are_known_by_their_calls(tmp_path: Path) -> None:
     """Without recorded synchronizations, they tell at least that the host waited."""
-    names = "cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize", "hipDeviceSynchronize"
+    names = (
+        "cudaEventSynchronize", "cudaStreamSynchronize", "cudaDeviceSynchronize", "hipDeviceSynchronize",
+        "musaDeviceSynchronize",
+    )  # fmt: skip
     calls = [launch(20 + number, 30 + number, name) for number, name in enumerate((*names, "cudaEventQuery"))]
     trace = load_trace(write(tmp_path / "x.json", [*one_bucket(), *calls]))
     waits = trace.synchronizations.kind != SyncKind.STREAM_WAIT
     assert trace.synchronizations.kind[waits].tolist() == [
         SyncKind.HOST_WAIT_EVENT, SyncKind.HOST_WAIT_STREAM, SyncKind.HOST_WAIT_DEVICE, SyncKind.HOST_WAIT_DEVICE,
+        SyncKind.HOST_WAIT_DEVICE,
     ]  # fmt: skip
-    assert trace.synchronizations.start_ns[waits].tolist() == [30_000, 31_000, 32_000, 33_000]
+    assert trace.synchronizations.start_ns[waits].tolist() == [30_000, 31_000, 32_000, 33_000, 34_000]
     (rank,) = find_rank_events(trace)
     assert rank.blocking.total_ns is None
     assert rank.may_block is not None
