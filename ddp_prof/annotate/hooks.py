@@ -26,6 +26,9 @@ from ddp_prof.annotate.ranges import NestedRange, OpenRange
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
 """nsys sets one of them for the program that it runs."""
+DEFAULT_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
+"""A communication hook of DDP: takes its state and a bucket."""
 
 
 class BackwardPasses:
@@ -262,8 +265,9 @@ class BucketMarks:
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
         self._ddp, self._register = ddp, ddp.register_comm_hook
-        self._hook: Callable[..., Any] | None = None
+        self._hook: Hook | None = None
         self._state: Any = None
+        self._group = MarkingGroup(ddp.process_group)
         self._is_installed = bool(ddp._comm_hooks)
         on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
         self._reduces_on_host = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
@@ -310,34 +314,67 @@ class BucketMarks:
         self._state, self._hook, self._is_installed = state, hook, True
 
     def _reduce(self, bucket: Any) -> Any:
-        buffer, params = bucket.buffer(), len(bucket.parameters())
-        span = ranges.start_all_reduce(bucket.index(), buffer.nbytes, params)
-        # finish runs on gloo's thread and must hold no reference to the process group: if that were the last one, the
-        # thread would destroy the group and wait for itself.
-        if self._hook is None:
-
-            def finish(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-                span.end()
-                return done.value()[0]
-
-            future = start_average(buffer, self._ddp.process_group).then(finish)
-        else:
+        if self._hook is None or sends_through_its_state(self._hook, self._state):
+            future, spans = self._group.reduce_bucket(bucket, self._hook, self._state)
+        else:  # its messages are not known
+            spans = [ranges.start_all_reduce(bucket.index(), bucket.buffer().nbytes, len(bucket.parameters()))]
             future = self._hook(self._state, bucket)
-            future.add_done_callback(span.end)
-        _passes.add_bucket(span)
+            future.add_done_callback(spans[0].end)
+        for span in spans:
+            _passes.add_bucket(span)
         return future
 
 
-def start_average(
-    tensor: torch.Tensor, group: dist.ProcessGroup, caller: dist.ProcessGroup | None = None
-) -> torch.futures.Future[list[torch.Tensor]]:
-    """Average a bucket over the ranks of ``group`` as DDP does; ``caller``: a process group that wraps ``group``."""
-    op = average_op(tensor, group)
-    if op == dist.ReduceOp.SUM:
-        tensor.div_(group.size())
-    work = dist.all_reduce(tensor, op, caller or group, async_op=True)
-    future: torch.futures.Future[list[torch.Tensor]] = work.get_future()
-    return future
+class MarkingGroup(dist.ProcessGroup):
+    """Wraps a process group and marks each all-reduce with a range of the bucket that is being reduced."""
+
+    def __init__(self, group: dist.ProcessGroup | None) -> None:
+        super().__init__(dist.get_rank(group), dist.get_world_size(group))  # type: ignore[call-arg]  # torch's stub
+        self.marked = group or dist.distributed_c10d._get_default_group()
+
+    def reduce_bucket(
+        self, bucket: Any, hook: Hook | None = None, state: Any = None
+    ) -> tuple[torch.futures.Future[torch.Tensor], list[OpenRange]]:
+        """Reduce a bucket of DDP by a hook of torch's, or average it as DDP does.
+
+        Returns:
+            The result, and a list of the ranges; PowerSGD adds to it when its first message has ended.
+        """
+        self.bucket, self.params, self.spans = bucket.index(), len(bucket.parameters()), list[OpenRange]()
+        if hook is None:
+            tensor = bucket.buffer()
+            op = average_op(tensor, self.marked)
+            if op == dist.ReduceOp.SUM:
+                tensor.div_(self.size())
+            work = self.mark(tensor, lambda: dist.all_reduce(tensor, op, self.marked, async_op=True))
+            future = work.get_future().then(lambda done: done.value()[0])
+        elif hasattr(state, "process_group"):
+            state.process_group, own = self, state.process_group
+            future = hook(state, bucket)
+            state.process_group = own
+        else:
+            future = hook(self, bucket)
+        return future, self.spans
+
+    def allreduce(self, tensors: Any, *options: Any) -> Any:
+        return self.mark(tensors[0], lambda: self.marked.allreduce(tensors, *options))
+
+    def mark(self, tensor: torch.Tensor, launch: Callable[[], Any]) -> Any:
+        """Launch the all-reduce of a tensor with a range."""
+        span = ranges.start_all_reduce(self.bucket, tensor.nbytes, self.params)
+        self.spans.append(span)
+        work = launch()
+        work.get_future().add_done_callback(span.end)
+        return work
+
+
+def sends_through_its_state(hook: Callable[..., Any], state: Any) -> bool:
+    """Whether a communication hook is torch's, of those that all-reduce through the group that is, or is in, its state.
+
+    These send less than their bucket: half of it (bfloat16), or two thin matrices (PowerSGD).
+    """
+    is_default = getattr(hook, "__module__", "") == DEFAULT_HOOKS and not hook.__name__.endswith("wrapper_hook")
+    return is_default or type(state).__name__ == "PowerSGDState"
 
 
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -17,13 +18,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof import annotate
 from ddp_prof.annotate import OpenRange
-from ddp_prof.annotate.hooks import is_on_host, mark_fsdp_unit, start_average
+from ddp_prof.annotate.hooks import Hook, MarkingGroup, is_on_host, mark_fsdp_unit
 from ddp_prof.ddp.base import DataParallel
 from ddp_prof.ddp.collective import broadcast_state, communication_error, communication_errors
 from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import COMM_HOOKS
-
-Hook = Callable[["MarkingGroup", Any], torch.futures.Future[torch.Tensor]]
 
 
 class TorchDDP(DataParallel):
@@ -59,7 +58,7 @@ class TorchDDP(DataParallel):
     """
 
     _ddp: DistributedDataParallel | None
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_ddp", "_open_range", "_hook", "_group"}
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_ddp", "_open_range", "_reduce"}
 
     def __init__(
         self,
@@ -92,8 +91,8 @@ class TorchDDP(DataParallel):
         self.__dict__["_ddp"] = ddp
         self._open_range: OpenRange | None = None
         if self._mark_buckets:
-            self._group = MarkingGroup(self.process_group)
-            self._hook = _make_hook(self._comm_hook)
+            hook, state = _make_hook(self._comm_hook)
+            self._reduce = partial(MarkingGroup(self.process_group).reduce_bucket, hook=hook, state=state)
             owner = weakref.ref(self)  # DDP calls the hook and does not live longer than self
             ddp.register_comm_hook(None, lambda _state, bucket: owner()._reduce_bucket(bucket))  # type: ignore[union-attr]
 
@@ -127,10 +126,8 @@ class TorchDDP(DataParallel):
         self.finish_gradient_synchronization()
 
     def _reduce_bucket(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        self._group.bucket, self._group.params = bucket.index(), len(bucket.parameters())
-        spans = self._group.spans = []
         operation, rank = f"all-reduce of bucket {bucket.index()}", dist.get_rank(self.process_group)
-        future = self._hook(self._group, bucket)
+        future, spans = self._reduce(bucket)
         if bucket.is_last():
             self._clock.start(bucket.buffer().device)
             self._open_range = annotate.start_synchronize()
@@ -148,23 +145,6 @@ class TorchDDP(DataParallel):
         return future.then(completed)
 
 
-class MarkingGroup(dist.ProcessGroup):
-    """Wraps a process group and marks each all-reduce with a range of the bucket that is being reduced."""
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        super().__init__(dist.get_rank(group), dist.get_world_size(group))  # type: ignore[call-arg]  # torch's stub
-        self.marked = group or dist.distributed_c10d._get_default_group()
-        self.bucket = self.params = 0
-        self.spans: list[OpenRange] = []
-
-    def allreduce(self, tensors: Any, *options: Any) -> Any:
-        span = annotate.start_all_reduce(self.bucket, tensors[0].nbytes, self.params)
-        self.spans.append(span)
-        work = self.marked.allreduce(tensors, *options)
-        work.get_future().add_done_callback(span.end)
-        return work
-
-
 def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
     """Return the bytes sent for a gradient: whole, as bfloat16, or as PowerSGD's two matrices if these are smaller."""
     numel = gradient.numel()
@@ -176,32 +156,26 @@ def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
     return numel * gradient.element_size()
 
 
-def _make_hook(name: str | None) -> Hook:
-    if name == "bf16":
-        return default_hooks.bf16_compress_hook
-    if name is None:
-        return _average
+def _make_hook(name: str | None) -> tuple[Hook | None, PowerSGDState | None]:
+    """Return a hook of torch's and its state; no hook: average."""
+    if name != "powersgd":
+        return default_hooks.bf16_compress_hook if name else None, None
     # The epsilon is for gradients of unused parameters: zeros have no orthonormal columns.
-    state = PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
-
-    def compress(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        state.process_group = group
-        future = powerSGD_hook(state, bucket)
-        if is_on_host(bucket.buffer(), group.marked):
-            # Else gloo's threads would launch a bucket's later messages in an order that differs between ranks: a hang.
-            waiting = annotate.start_synchronize()
-            try:
-                with communication_errors(group.marked, f"all-reduce of bucket {bucket.index()}"):
-                    future.wait()
-            finally:
-                waiting.end()
-        return future
-
-    return compress
+    return _compress, PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
 
 
-def _average(group: MarkingGroup, bucket: Any) -> torch.futures.Future[torch.Tensor]:
-    return start_average(bucket.buffer(), group.marked, group).then(lambda done: done.value()[0])
+def _compress(state: PowerSGDState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+    future = powerSGD_hook(state, bucket)
+    group: Any = state.process_group
+    if is_on_host(bucket.buffer(), group.marked):
+        # Else gloo's threads would launch a bucket's later messages in an order that differs between ranks: a hang.
+        waiting = annotate.start_synchronize()
+        try:
+            with communication_errors(group.marked, f"all-reduce of bucket {bucket.index()}"):
+                future.wait()
+        finally:
+            waiting.end()
+    return future
 
 
 class FullyShardedDDP(DataParallel):

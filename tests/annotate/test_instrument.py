@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -73,6 +75,28 @@ def marked_by(hook: str, *, by_nsys: bool) -> dict[str, Any]:
     return {"step": of_step(recorder.ranges, 2), "after remove": phases, "weights": weights}
 
 
+def messages(state: Any, hook: Any) -> tuple[list[int], list[int]]:
+    """The bytes of each marked all-reduce of a training with one of torch's hooks, and of each that was asked for."""
+    ddp, sent = DistributedDataParallel(make_model()), []
+    recorder, all_reduce = annotate.Recorder(), dist.all_reduce
+
+    def noted(tensor: torch.Tensor, *words: Any, **options: Any) -> Any:
+        sent.append(tensor.nbytes)
+        return all_reduce(tensor, *words, **options)
+
+    with pytest.MonkeyPatch.context() as patch, annotate.only_sink(recorder):
+        patch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+        patch.setattr(dist, "all_reduce", noted)
+        patch.setattr(ddp, "_check_comm_hook", lambda hook: None)  # refuses bf16 where there is no GPU
+        marks = annotate.instrument(ddp)
+        ddp.register_comm_hook(state, hook)
+        train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
+        marks.remove()
+    launched = sorted(recorder.ranges, key=lambda each: each.start_ns)
+    ranges = [parse_range(each.text) for each in launched]
+    return [each.number("bytes") or 0 for each in ranges if each.name == "all_reduce"], sent
+
+
 def everything(rank: int) -> dict[str, Any]:
     plain = make_ddp()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
@@ -97,6 +121,8 @@ def everything(rank: int) -> dict[str, Any]:
         "fsdp": fsdp(),
         "made later": made_later(),
         "marked twice": made_later(is_marked_itself=True),
+        "bf16": messages(None, bf16_compress_hook),
+        "powersgd": messages(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook),
         "profiled": profiled(),
         "profiled with a hook": profiled(has_hook=True),
         "profiled, unused": profiled(find_unused_parameters=True),
@@ -175,6 +201,16 @@ PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|d
 def test_phases_and_buckets_are_marked_once(results: list[dict[str, Any]], how: str) -> None:
     found = results[1][how]["step"] if how in ("nsys", "own") else results[1][how]
     assert found == ["step|index=2", PROCESS, "forward", "backward", *BUCKETS, "synchronize", "optimizer"]
+
+
+@pytest.mark.parametrize(("hook", "least"), [("bf16", STEPS), ("powersgd", STEPS + 1)])
+def test_messages_of_torchs_hooks_are_marked_with_what_they_send(
+    results: list[dict[str, Any]], hook: str, least: int
+) -> None:
+    marked, sent = results[1][hook]
+    assert marked == sent
+    assert len(sent) >= least
+    assert sent[-1] < 2 * LAYER_BYTES
 
 
 def test_gathers_and_scatters_of_fsdp2_are_marked(results: list[dict[str, Any]]) -> None:
