@@ -210,6 +210,10 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
     if run.skew.straggler is None:
+        for rank in run.skew.ranks:
+            if run.skew.steps and rank.last_steps == len(run.skew.steps):
+                reason = f"{rank.name} arrives last in each of {rank.last_steps} steps, too few to exclude chance"
+                return Abstained("straggler", reason)
         return None
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
     cost = None if late.cost_ns is None else _cost_of_waits(run, run.skew.straggler)

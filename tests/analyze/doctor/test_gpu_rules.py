@@ -209,7 +209,10 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     assert finding.advice.startswith("Load and move data in other processes")
 
 
-def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("steps", "is_named"), [(5, False), (6, True)])
+def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
+    steps: int, is_named: bool, tmp_path: Path
+) -> None:
     """Without process 101's slow kernels a step would be 8 us shorter; process 100 waits without compute for 4 of them.
 
     us            0         10        20        30        40
@@ -219,7 +222,7 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(tmp_p
     101 comm      ..............AAAAAAAAAA....BBBBBBBBBB
     """
     capture = Capture()
-    for at in range(0, 8 * 50 * US, 50 * US):
+    for at in range(0, steps * 50 * US, 50 * US):
         for process, length in ((100, 10), (101, 14)):
             capture.ranges.append(Range(f"step {at}", at, at + 49 * US, process, process))
             for name, stream, start, end in (
@@ -233,7 +236,12 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(tmp_p
                 kernel = Kernel(name, at + start * US, at + end * US, launch, process, process, stream, process - 100)
                 capture.kernels.append(kernel)
     (job,) = load_runs(write_capture(tmp_path / "late.sqlite", capture))
-    (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]
+    found = job.doctor()
+    if not is_named:
+        reason = "process 101 arrives last in each of 5 steps, too few to exclude chance"
+        assert reason in [one.reason for one in found.abstained if one.rule == "straggler"]
+        return
+    (finding,) = [one for one in found.findings if one.rule == "straggler"]
     assert finding.cost_ns == 8 * US
     assert finding.evidence.endswith("; that costs another rank at most 0.01 ms per step.")
 
