@@ -56,7 +56,7 @@ late_input     It waited for its input: a part counts that is as long as its str
                stream  BBB...CCCCC
                here     L      EEE
 
-transfer       Everything else: data is on the wire.
+transfer       Everything else: data is on the wire. Also all of a send or receive, which may wait for its peer.
 =============  ======================================================================================================
 
 ``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls. If no peer is
@@ -73,6 +73,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
@@ -91,6 +92,7 @@ BACK_TO_BACK_NS = 20_000
 """Usual gap between two operations of a stream if the second one waits for nothing else."""
 
 _LATEST = 2**62
+_SEND_OR_RECEIVE = OPERATIONS.index(POINT_TO_POINT)
 _WHEN_OF_PHASE = {PHASES.index(phase): WHENS.index(phase) for phase in (FORWARD, BACKWARD, OPTIMIZER)}
 
 
@@ -162,7 +164,9 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
     first, last = assign_instants(timings)
     begin = np.where(timings.blocking > 0, last, first)
     wait_end = np.maximum(wait_end_ns(timings, wait_ns), begin)
-    late_ns, queued_ns, input_ns = measure_delays(timings)
+    # A send or receive may wait for its peer, which is never known: then no delay before its start matters.
+    is_delayed = timings.operation != _SEND_OR_RECEIVE
+    late_ns, queued_ns, input_ns = (np.where(is_delayed, delay_ns, 0) for delay_ns in measure_delays(timings))
     late_from = np.clip(timings.end_ns - late_ns, wait_end, last)
     queued_from = np.clip(timings.end_ns - late_ns - queued_ns, wait_end, late_from)
     input_from = np.clip(timings.end_ns - late_ns - queued_ns - input_ns, wait_end, queued_from)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,21 @@ def test_during_backward_before_an_optimizer_steps_in_it() -> None:
         launches={"pt_autograd_0": "aN..M.o.b"},
         **{"optimizer|bucket=0": ".....##"},
     ) == [{"backward transfer": 4}, {"backward queued": 2}]
+
+
+def test_a_receive_that_queues_may_wait_for_its_peer_all_the_same() -> None:
+    """As in a pipeline whose host runs ahead: receives follow one another on a stream, each until its peer sends."""
+    trace = draw_trace(
+        ranges={**STEP, "forward": "#" * 18},
+        launches={"main": "NMa"},
+        streams={7: "...............aaa", 9: "..NNNNNMMMMMMM"},
+    )
+    names = tuple("ncclDevKernel_SendRecv(x)" if name == "communication M" else name for name in trace.names)
+    found = collectives_of(replace(trace, names=names))
+    assert [{f"{part.when} {part.why}" for part in one.exposed_by} for one in found] == [
+        {"forward transfer"},
+        {"forward transfer"},
+    ]
 
 
 def test_launched_late() -> None:
