@@ -29,11 +29,11 @@ class RootCause:
         when, why: The pair with most exposed time, of ``exposed_time.WHENS`` and ``exposed_time.WHYS``.
         pair_ns: The part of ``exposed_ns`` of this pair.
         wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
-        knows_wait: Whether waits can be distinguished from transfer.
         knows_late: Whether the clocks of the ranks tell which rank is late.
         step_ns: Sum of the step's length over all ranks; ``None`` if not known.
         collectives_per_step: Number of collectives of one rank in the step.
         operation: The collective's operation; the following attributes are the collective's, too.
+        knows_wait: Whether its waits can be distinguished from transfer.
         blocking: One of ``timing.BLOCKING``.
         alike_per_step: Number of collectives of one rank with the same ``blocking``.
         same_operation_per_step: Number of collectives of one rank with the same operation.
@@ -138,7 +138,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         why=pair[1],
         pair_ns=pairs[pair],
         wait_ns=sum(collective.exposed_wait_ns or 0 for collective in step),
-        knows_wait=any(collective.exposed_wait_ns is not None for collective in step),
+        knows_wait=all(collective.exposed_wait_ns is not None for collective in own),
         collectives_per_step=len(mine),
         operation=own[0].op,
         blocking=own[0].blocking,

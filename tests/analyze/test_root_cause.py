@@ -61,6 +61,25 @@ def test_of_two_steps_the_one_that_exposes_more_is_typical() -> None:
     assert (cause.step, cause.exposed_ns) == (1, 3)
 
 
+def test_of_a_receive_it_is_not_known_whether_it_waits_though_it_is_of_other_collectives() -> None:
+    ranks = [
+        draw_trace(
+            ranges={"step 0": "#" * 24, "forward": "#" * 20},
+            launches={"main": "aNMb"},
+            streams={7: ".aaaaaa.........bb", 9: "..NNN", 10: "......MMMMMMMMMM"},
+            ranks={PID: rank},
+            path=f"rank{rank}",
+        )
+        for rank in range(2)
+    ]
+    names = [tuple("ncclDevKernel_SendRecv(x)" if "M" in name else name for name in one.names) for one in ranks]
+    found = results_of(*(replace(one, names=own) for one, own in zip(ranks, names, strict=True)))
+    assert {one.exposed_wait_ns for one in found.collectives} == {0, None}
+    cause = find_root_cause(found)
+    assert cause is not None
+    assert "in transfer or waiting for a peer: all of that with" in root_cause_headline(cause).text
+
+
 def test_the_lead_is_the_median_of_the_ranks() -> None:
     """The collective begins 1, 2 and 7 before the end of backward."""
     ranks = [
