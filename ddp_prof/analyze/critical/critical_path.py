@@ -62,12 +62,14 @@ class PathCollective:
     """A collective on the path: the index of its rank, and its position in the step.
 
     ``gain_ns`` is how much earlier the step would end if it took no time on any rank; ``None`` if not known.
+    Unless ``is_matched``, no other rank's part in it is known: ``gain_ns`` then counts waiting for peers, too.
     """
 
     rank: int
     index: int
     on_path_ns: int
     gain_ns: int | None
+    is_matched: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +236,13 @@ class _Walker:
             parts_ns=parts,
             changes=changes,
             collectives=tuple(
-                PathCollective(rank, int(self.run.ranks[rank].timings.index[timing]), used, gain)
+                PathCollective(
+                    rank=rank,
+                    index=int(self.run.ranks[rank].timings.index[timing]),
+                    on_path_ns=used,
+                    gain_ns=gain,
+                    is_matched=bool(self.match_of[rank][timing] != UNKNOWN),
+                )
                 for (rank, timing, used), gain in zip(on_path, gains, strict=True)
             ),
         )

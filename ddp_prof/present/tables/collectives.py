@@ -281,10 +281,12 @@ def critical_headline(critical: RunCritical) -> str:
     text = f"The critical path of {whole}, {milliseconds(path.window_ns)}{where}, is {', '.join(words)}"
     if not path.collectives:
         return f"{text}: no collective is on it."
-    gain_ns, index = max((one.gain_ns or 0, one.index) for one in path.collectives)
-    if not gain_ns:
+    best = max(path.collectives, key=lambda one: (one.gain_ns or 0, one.index))
+    if not best.gain_ns:
         return f"{text}."
-    return f"{text}. If its collective {index} took no time, it would end {milliseconds(gain_ns)} earlier."
+    waited = "" if best.is_matched else " and waited for no peer"
+    earlier = f"{milliseconds(best.gain_ns)} earlier"
+    return f"{text}. If its collective {best.index} took no time{waited}, it would end {earlier}."
 
 
 def _path_row(path: StepPath) -> Row:

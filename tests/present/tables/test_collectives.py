@@ -179,3 +179,14 @@ def test_the_path_of_median_length_is_not_called_that_of_the_typical_step(tmp_pa
     headline = critical_headline(run.critical())
     assert headline.startswith("The critical path of median length, 36.0 µs in step 0, is ")
     assert "typical" not in headline
+
+
+def test_what_a_collective_gains_without_its_peers_counts_waiting_for_them(tmp_path: Path) -> None:
+    """As of a pipeline's receive, which is never matched: it would end 8.07 ms earlier without delay of the peer."""
+    (run,) = load_runs(write_capture(tmp_path / "x.sqlite", bucket_steps(12, 20, 30)))
+    critical = run.critical()
+    alone = "If its collective 0 took no time and waited for no peer, it would end 10.0 µs earlier."
+    assert critical_headline(critical).endswith(alone)
+    (known,) = critical.median.collectives
+    path = replace(critical.median, collectives=(replace(known, is_matched=True),))
+    assert critical_headline(replace(critical, steps=(path,))).endswith(alone.replace(" and waited for no peer", ""))
