@@ -83,8 +83,10 @@ def gain_headline(summary: VariantSummary) -> str:
     share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
     is_exposed = f"{share} is exposed{some}"
     at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of a typical step"
+    stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits:
-        return f"{hidden}; {is_exposed}, and the host waits for it, {at_most}."
+        more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""
+        return f"{hidden}; {is_exposed}, and {more}the host waits for it, {at_most}."
     limit_ns = summary.blocking_at_most_ns
     if summary.blocking_ns is None and limit_ns != 0:
         if limit_ns is None or limit_ns >= exposed_ns:
@@ -98,7 +100,6 @@ def gain_headline(summary: VariantSummary) -> str:
         if summary.blocked_steps:
             more += f", but {count_noun(summary.blocked_steps, 'step')} of all ranks stood still for it"
         return f"{hidden}; {is_exposed}, but nothing waits for it{where}: hiding all of it would gain nothing{more}."
-    stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns)}"
     return f"{hidden}; {is_exposed}, and {stands}, {at_most}."
 
 

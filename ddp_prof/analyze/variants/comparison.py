@@ -88,8 +88,8 @@ class VariantSummary:
         """Upper limit, 0 to 1, of the share of a communicating step that hiding all its communication would save.
 
         The limit is the blocking time if it is known and no host waited, else the exposed time or, if this is less,
-        ``blocking_at_most_ns``. ``None`` if not known, or if the exposed time is longer than the step, as when its
-        communication runs during later steps.
+        ``blocking_at_most_ns``, but no less than a known blocking time. ``None`` if not known, or if the exposed time
+        is longer than the step, as when its communication runs during later steps.
         """
         exposed_ns, whole_ns = self.exposed_ns, self.communicating_step_ns
         if self.reason or not whole_ns or exposed_ns is None or exposed_ns > whole_ns:
@@ -97,7 +97,8 @@ class VariantSummary:
         if self.blocking_ns is not None and not self.host_waits:
             return self.blocking_ns / whole_ns
         limits_ns = (exposed_ns, self.blocking_at_most_ns)
-        return min(limit_ns for limit_ns in limits_ns if limit_ns is not None) / whole_ns
+        limit_ns = min(limit_ns for limit_ns in limits_ns if limit_ns is not None)
+        return max(limit_ns, self.blocking_ns or 0) / whole_ns
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
