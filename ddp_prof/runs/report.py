@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import printable
@@ -122,37 +123,29 @@ def measure_report(
 def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
     """One of :data:`MEASURES`; of what is about ranks a list."""
     trace, ranks = part
-    match measure:
-        case "overlap":
-            from ddp_prof.analyze.overlap import measure_overlap
+    if measure in _OF_A_RANK:
+        return list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
+    if measure == "overlap":
+        from ddp_prof.analyze.overlap import measure_overlap
 
-            return measure_overlap(trace, ranks, part.diagnostics)
-        case "collectives" | "identity":
-            from ddp_prof.analyze.collectives.run_analysis import analyze_trace
+        return measure_overlap(trace, ranks, part.diagnostics)
+    if measure == "inventory":
+        from ddp_prof.analyze.inventory import take_inventory
 
-            found = analyze_trace(trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics)
-            return found if measure == "collectives" else _identities(found)
-        case "kernels":
-            from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
+        return take_inventory(trace, options.patterns, ranks)
+    from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
-            return [find_kernel_runs(rank) for rank in ranks]
-        case "device use":
-            from ddp_prof.analyze.kernels.device_use import measure_rank_use
+    found = analyze_trace(trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics)
+    return {"collectives": found, "identity": _identities(found)}[measure]
 
-            return [measure_rank_use(rank) for rank in ranks]
-        case "critical":
-            from ddp_prof.analyze.critical.critical_path import measure_chains
 
-            return [measure_chains(rank) for rank in ranks]
-        case "facts":
-            from ddp_prof.analyze.doctor.evidence import measure_facts
-
-            return [measure_facts(rank) for rank in ranks]
-        case "inventory":
-            from ddp_prof.analyze.inventory import take_inventory
-
-            return take_inventory(trace, options.patterns, ranks)
-    raise ValueError(measure)
+_OF_A_RANK = {
+    "kernels": "kernels.kernel_times:find_kernel_runs",
+    "device use": "kernels.device_use:measure_rank_use",
+    "critical": "critical.critical_path:measure_chains",
+    "facts": "doctor.evidence:measure_facts",
+}
+"""The functions of ``ddp_prof.analyze`` that measure a rank; each is imported on first use."""
 
 
 def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
