@@ -14,18 +14,17 @@ their operation cannot end before all ranks have begun.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import permutations
-from pathlib import Path
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT
 from ddp_prof.analyze.core.step_alignment import CLEARLY
+from ddp_prof.table import concatenate, count_before, distinct_rows, positions
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 
 _LATEST = 2**62
@@ -85,62 +84,47 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     if len(ranks) < 2:
         return Matches(np.empty((0, len(ranks)), np.int64), 0)
     streams = _pair_streams(ranks)
-    shared = [
-        rows
-        for rows in _find_pairs(ranks, streams)
-        if len(ranks) - rows.count(UNKNOWN) > 1 and _parts_agree(ranks, rows)
-    ]
-    matched = sum(len(ranks) - rows.count(UNKNOWN) for rows in shared)
+    rows = _find_pairs(ranks, streams)
+    rows = rows[((rows != UNKNOWN).sum(axis=1) > 1) & _do_parts_agree(ranks, rows)]
     candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
-    return Matches(
-        np.array(shared, np.int64).reshape(len(shared), len(ranks)), candidates - matched, by_stream=any(streams)
-    )
+    return Matches(rows, candidates - int((rows != UNKNOWN).sum()), by_stream=any(streams))
 
 
-def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Iterator[list[int]]:
-    """Groups of the ranks' rows with the same key."""
-    found: dict[Hashable, list[int]] = {}
-    numbered = all(np.any(rank.timings.bucket != UNKNOWN) for rank in ranks if len(rank.timings))
+def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Ints:
+    """The collectives with one key on all ranks, in the shape of ``Matches.rows``, in the order of the first rank."""
+    timings = concatenate(*(rank.timings for rank in ranks))
+    of_rank = np.repeat(np.arange(len(ranks)), [len(rank.timings) for rank in ranks])
+    row = np.concatenate([np.arange(len(rank.timings)) for rank in ranks])
+    step = np.concatenate([rank.keys for rank in ranks])
+    number: dict[str | None, int] = {None: UNKNOWN}
+    groups, lanes = [], []
+    for rank, streams_of_rank in zip(ranks, streams, strict=True):
+        names = [number.setdefault(name, len(number)) for name in rank.groups]
+        groups.append(np.array([*names, UNKNOWN])[rank.timings.group])
+        lanes += [streams_of_rank.get(lane, UNKNOWN) for lane in rank.timings.lane.tolist()]
+    group = np.concatenate(groups)
+    lane = np.where(group == UNKNOWN, np.array(lanes, np.int64), UNKNOWN)
     # Operations with one size on all ranks, if the trace contains the size of all of them.
-    sized = {
-        operation
-        for operation in _OF_ONE_SIZE
-        if not any(np.any(rank.timings.bytes[rank.timings.operation == operation] == UNKNOWN) for rank in ranks)
-    }
-    for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
-        for row, key in enumerate(_match_keys(rank, of_rank, sized, numbered=numbered)):
-            if key is not None:
-                found.setdefault(key, [UNKNOWN] * len(ranks))[column] = row
-    yield from found.values()
-
-
-def _match_keys(rank: RankCollectives, streams: Streams, sized: set[int], *, numbered: bool) -> list[Hashable | None]:
-    """The key that identifies each collective of a rank on all ranks; ``None`` if there is none."""
-    timings = rank.timings
-    groups = [rank.groups[group] if group != UNKNOWN else None for group in timings.group.tolist()]
-    steps = [None if key == UNKNOWN else key for key in rank.keys.tolist()]
-    lanes = [streams.get(lane) for lane in timings.lane.tolist()]
-    sizes = np.where(np.isin(timings.operation, [*sized]), timings.bytes, UNKNOWN).tolist()
-    buckets = timings.bucket.tolist() if numbered else [UNKNOWN] * len(timings)
-    kinds = [
-        (group, lane if group is None else None, *kind)
-        for group, lane, *kind in zip(groups, lanes, timings.operation.tolist(), sizes, buckets, steps, strict=True)
-    ]
-    total = Counter(kinds)
-    count: Counter[Hashable] = Counter()
-    keys: list[Hashable | None] = []
-    for kind, group, step, sequence, operation in zip(
-        kinds, groups, steps, timings.sequence.tolist(), timings.operation.tolist(), strict=True
-    ):
-        position = count[kind]
-        count[kind] += 1
-        if operation == _NO_COLLECTIVE:
-            keys.append(None)
-        elif sequence != UNKNOWN:
-            keys.append((group, sequence))
-        else:
-            keys.append(None if step is None else (kind, position, total[kind]))
-    return keys
+    sized = [operation for operation in _OF_ONE_SIZE if UNKNOWN not in timings.bytes[timings.operation == operation]]
+    size = np.where(np.isin(timings.operation, sized), timings.bytes, UNKNOWN)
+    numbered = all(np.any(rank.timings.bucket != UNKNOWN) for rank in ranks if len(rank.timings))
+    bucket = timings.bucket if numbered else np.full(len(timings), UNKNOWN)
+    _, kind = distinct_rows(group, lane, timings.operation, size, bucket, step)
+    _, own_kind = distinct_rows(of_rank, kind)
+    has_number = timings.sequence != UNKNOWN
+    key = np.stack(
+        [
+            has_number,
+            np.where(has_number, group, kind),
+            np.where(has_number, timings.sequence, count_before(own_kind)),
+            np.where(has_number, UNKNOWN, np.bincount(own_kind)[own_kind]),
+        ]
+    )
+    chosen = np.flatnonzero((timings.operation != _NO_COLLECTIVE) & (has_number | (step != UNKNOWN)))
+    first, which = distinct_rows(*key[:, chosen])
+    found = np.full((len(first), len(ranks)), UNKNOWN, np.int64)
+    found[positions(np.argsort(first), len(first))[which], of_rank[chosen]] = row[chosen]
+    return found
 
 
 def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
@@ -190,30 +174,28 @@ def _best_streams(
 def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, others: Streams) -> tuple[int, Fraction]:
     """Number of matches with this pairing of streams, and the mean deviation of the differences of their ends."""
     ranks = (first, other)
-    rows = [rows for rows in _find_pairs(ranks, (own, others)) if UNKNOWN not in rows and _parts_agree(ranks, rows)]
-    if not rows:
+    rows = _find_pairs(ranks, (own, others))
+    rows = rows[(rows != UNKNOWN).all(axis=1) & _do_parts_agree(ranks, rows)]
+    if not len(rows):
         return 0, Fraction(_LATEST)
-    at = np.array(rows)
-    difference = first.timings.end_ns[at[:, 0]] - other.timings.end_ns[at[:, 1]]
+    difference = first.timings.end_ns[rows[:, 0]] - other.timings.end_ns[rows[:, 1]]
     constant = 0 if first.clock == other.clock else np.median(difference)
     return len(rows), Fraction(float(np.sum(np.abs(difference - constant)))) / len(rows)  # np.mean would round
 
 
-def _parts_agree(ranks: Sequence[RankCollectives], rows: Sequence[int]) -> bool:
-    """Whether all parts have one operation, overlap in time and, as far as known, have one size and bucket."""
-    parts = [(rank.timings, row) for rank, row in zip(ranks, rows, strict=True) if row != UNKNOWN]
-    operations = {int(timings.operation[row]) for timings, row in parts}
-    if len(operations) > 1:
-        return False
-    for name in ("bytes", "bucket"):
-        if len({int(getattr(timings, name)[row]) for timings, row in parts} - {UNKNOWN}) > 1:
-            return False
-    if not operations <= NEEDS_ALL:
-        return True
+def _do_parts_agree(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
+    """Which rows have parts of one operation that overlap in time and, as far as known, have one size and bucket."""
+    matches, present = Matches(rows, 0), rows != UNKNOWN
+    operation, size, bucket = (matches.column(ranks, name, UNKNOWN) for name in ("operation", "bytes", "bucket"))
+    agree = np.ones(len(rows), np.bool_)
+    for values, counts in ((operation, present), (size, size != UNKNOWN), (bucket, bucket != UNKNOWN)):
+        least = values.min(axis=1, where=counts, initial=_LATEST)
+        agree &= values.max(axis=1, where=counts, initial=UNKNOWN) <= least
     # Parts on the same clock must overlap in time.
-    times: dict[Path, tuple[int, int]] = {}
-    for rank, row in zip(ranks, rows, strict=True):
-        if row != UNKNOWN:
-            start, end = times.get(rank.clock, (-_LATEST, _LATEST))
-            times[rank.clock] = max(start, int(rank.timings.start_ns[row])), min(end, int(rank.timings.end_ns[row]))
-    return all(start <= end for start, end in times.values())
+    start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
+    needs_all = np.isin(operation.max(axis=1, where=present, initial=UNKNOWN), [*NEEDS_ALL])
+    for clock in {rank.clock for rank in ranks}:
+        here = present & [rank.clock == clock for rank in ranks]
+        begun = start.max(axis=1, where=here, initial=-_LATEST)
+        agree &= ~needs_all | (begun <= end.min(axis=1, where=here, initial=_LATEST))
+    return agree
