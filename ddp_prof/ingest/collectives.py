@@ -12,7 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -154,36 +154,6 @@ _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
 """NCCL's calls whose recorded size is the whole message; for all others it is the share of one rank."""
 
 
-class CollectiveRow(NamedTuple):
-    """One row of :class:`~ddp_prof.trace.CollectiveMetadata`, with names as text."""
-
-    activity: int
-    op: str | None
-    bytes: int
-    group: str | None
-    group_size: int
-    sequence: int
-
-
-def collective_metadata(rows: Sequence[CollectiveRow], names: NameTable) -> CollectiveMetadata:
-    def interned(text: str | None) -> int:
-        return UNKNOWN if text is None else names.intern(text)
-
-    columns = (
-        [row.activity for row in rows],
-        [interned(row.op) for row in rows],
-        [_int64_or_unknown(row.bytes) for row in rows],
-        [interned(row.group) for row in rows],
-        [_int64_or_unknown(row.group_size) for row in rows],
-        [_int64_or_unknown(row.sequence) for row in rows],
-    )
-    return CollectiveMetadata(*(np.array(column, np.int64) for column in columns))
-
-
-def _int64_or_unknown(number: int) -> int:
-    return number if 0 <= number < 2**62 else UNKNOWN
-
-
 def message_bytes(elements: Iterable[object], element_type: object) -> int:
     """Return the bytes of the larger buffer, ``UNKNOWN`` if the number of elements or their type is unknown."""
     kind = str(element_type).lower()
@@ -217,21 +187,27 @@ def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str],
         ]
         if any(key in payloads for key in keys):
             members = [_size_and_group(key[-1], payloads.get(key, "")) for key in keys]
-            found.append(_row(activity, members, kernels[row]))
+            found.append((activity, *_merge_members(members, kernels[row])))
     names = NameTable(trace.names)
-    return replace(trace, collective_metadata=collective_metadata(found, names), names=names.as_tuple())
+    metadata = fill(
+        CollectiveMetadata,
+        len(found),
+        activity=np.array([activity for activity, _, _ in found], np.int64),
+        bytes=np.array([size if size < 2**62 else UNKNOWN for _, size, _ in found], np.int64),
+        group_id=np.array([UNKNOWN if group is None else names.intern(group) for *_, group in found], np.int64),
+    )
+    return replace(trace, collective_metadata=metadata, names=names.as_tuple())
 
 
-def _row(activity: int, members: Sequence[tuple[int, str | None]], kernels: int) -> CollectiveRow:
-    """Return the metadata of one of the ``kernels`` of a group; ``members`` are (bytes, communicator) of its calls."""
+def _merge_members(members: Sequence[tuple[int, str | None]], kernels: int) -> tuple[int, str | None]:
+    """Return the bytes and the communicator of one of the ``kernels`` of a group, by those of the group's calls."""
     sizes, groups = [size for size, _ in members], {group for _, group in members}
     size = UNKNOWN
     if kernels == 1 and UNKNOWN not in sizes:
         size = sum(sizes)
     elif kernels == len(members) and len(set(members)) == 1:
         size = sizes[0]
-    group = groups.pop() if len(groups) == 1 else None
-    return CollectiveRow(activity, op=None, bytes=size, group=group, group_size=UNKNOWN, sequence=UNKNOWN)
+    return size, groups.pop() if len(groups) == 1 else None
 
 
 def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:

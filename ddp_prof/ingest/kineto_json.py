@@ -20,7 +20,7 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
-from ddp_prof.ingest.collectives import CollectiveRow, collective_metadata, message_bytes, name_operations
+from ddp_prof.ingest.collectives import message_bytes, name_operations
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
 from ddp_prof.ingest.names import WAITING_CALLS, NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
@@ -377,20 +377,22 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
     """Return the metadata of the collectives; the kernels are the first activities."""
-    rows = [
-        CollectiveRow(
-            activity,
-            op=str(arguments.collective),
-            bytes=message_bytes((arguments.elements_in, arguments.elements_out), arguments.element_type),
-            # Some releases give all subgroups of a split group the same name.
-            group=None if arguments.group is None else f"{arguments.group} {arguments.group_ranks}".strip(),
-            group_size=arguments.group_size if isinstance(arguments.group_size, int) else UNKNOWN,
-            sequence=arguments.sequence if isinstance(arguments.sequence, int) else UNKNOWN,
-        )
-        for activity, event in enumerate(kernels)
-        if (arguments := event.args) is not None and arguments.collective is not None
-    ]
-    return collective_metadata(rows, names)
+    found = [(activity, event.args) for activity, event in enumerate(kernels)]
+    rows = [(activity, one) for activity, one in found if one is not None and one.collective is not None]
+    sizes = [message_bytes((one.elements_in, one.elements_out), one.element_type) for _, one in rows]
+    # Some releases give all subgroups of a split group the same name.
+    groups = [None if one.group is None else f"{one.group} {one.group_ranks}".strip() for _, one in rows]
+    numbers = (sizes, [one.group_size for _, one in rows], [one.sequence for _, one in rows])
+    columns = ([number if _is_count(number, _MOST) else UNKNOWN for number in column] for column in numbers)
+    size, group_size, sequence = (np.array(column, np.int64) for column in columns)
+    return CollectiveMetadata(
+        activity=np.array([activity for activity, _ in rows], np.int64),
+        op_id=np.array([names.intern(str(one.collective)) for _, one in rows], np.int64),
+        bytes=size,
+        group_id=np.array([UNKNOWN if group is None else names.intern(group) for group in groups], np.int64),
+        group_size=group_size,
+        sequence=sequence,
+    )
 
 
 def _intern_names(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:
