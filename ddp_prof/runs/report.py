@@ -169,12 +169,13 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
 
     That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
     """
-    from ddp_prof.analyze.parts import merge_facts, merge_parts
     from ddp_prof.ingest.split_export import PART_ROWS, SplitExport, count_rows
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
     if not count_rows(file, options.part_rows):
         return None
+    from ddp_prof.analyze.parts import merge_facts, merge_parts
+
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure_filter(options.patterns), partial(_find_steps, options.step_range)
         part_rows = options.part_rows or PART_ROWS
