@@ -6,7 +6,6 @@ import io
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -140,16 +139,14 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
 
 
 def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
-    """Columns of the database in nanoseconds: medians over steps and ranks; ``None`` is not known."""
-    from ddp_prof.analyze.overlap import measure_overlap
-    from ddp_prof.ingest.load import load_trace
+    """Columns of the database in nanoseconds, the figures of ``ddp-prof compare``; ``None`` is not known."""
+    from ddp_prof.analyze.variants.comparison import compare_variants
+    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.report import LoadOptions
 
     try:
-        steps = [step for file in files for rank in measure_overlap(load_trace(file)).ranks for step in rank.steps]
+        (run,) = load_runs(files, LoadOptions(one_run=True), measures=("overlap",))
+        (summary,) = compare_variants([run.overlap()])
     except TraceError as error:
         raise WorkloadError(f"{files[0]} cannot be measured: {error}") from error
-    found = {}
-    for name in ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns"):
-        known = [value for step in steps if (value := getattr(step, name)) is not None]
-        found[f"trace_{name}"] = round(statistics.median(known)) if known else None
-    return found
+    return {f"trace_{part}_ns": getattr(summary, f"{part}_ns") for part in ("comm", "overlapped", "exposed", "tail")}
