@@ -134,10 +134,11 @@ def test_an_address_that_changes_meanwhile_is_followed(held: Visit) -> None:
     assert held.complaints == []
 
 
-def test_where_the_address_asks_for_more_an_overview_stands_in(tab: Any, page: Path) -> None:
+def test_where_the_address_asks_for_more_the_lanes_are_empty_at_first(tab: Any, page: Path) -> None:
     with prepared_visit(tab, HOLD % 0) as visit:
         open_first_view(visit, f"{page.as_uri()}#step=2")
-        assert visit.count(".sketch path") > 5
+        assert visit.count(".sketch path") > 5, "the lines of the axis and between the lanes"
+        assert visit.ask(FILLS) == []
         assert visit.ask("page.drawn") == []
         complete(visit)
         assert visit.ask("page.step") == 2

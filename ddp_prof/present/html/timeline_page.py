@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ddp_prof.range_names import PHASES
 from ddp_prof.trace import distinct, select
 
 BOXES_READ_AT_ONCE = 100_000
-"""A page with more boxes first draws the window on which it opens, or an overview if that window has more, too."""
+"""A page with more boxes first draws the window on which it opens, unless that window has more, too."""
 
 _SCRIPTS = {
     "base": ("dom", "format"),
@@ -148,8 +148,8 @@ def _page_data(
              "folded": each.lane.is_folded, "from_launch": each.lane.from_launch, "levels": each.lane.levels}
             for each in placed
         ],
-        "rows": list(_row_data(model, shown)),
-        "foldedRows": list(_row_data(model, folded)),
+        "rows": _row_data(shown),
+        "foldedRows": _row_data(folded),
         "opening": opening and {
             "rows": [(row.placed.place, row.level, len(row.boxes)) for row in opening.rows],
             "tables": opening.tables,
@@ -165,9 +165,5 @@ def _page_data(
     }  # fmt: skip
 
 
-def _row_data(model: Timeline, packed: PackedBoxes) -> Iterator[dict[str, Any]]:
-    takes_long = model.boxes > BOXES_READ_AT_ONCE
-    for row in packed.rows:
-        seen = takes_long and not row.placed.lane.is_folded
-        beside = {"overview": encoding.overview(row.boxes, *model.home_ns)} if seen else {}
-        yield {"lane": row.placed.place, "level": row.level, "count": len(row.boxes), **beside}
+def _row_data(packed: PackedBoxes) -> list[dict[str, int]]:
+    return [{"lane": row.placed.place, "level": row.level, "count": len(row.boxes)} for row in packed.rows]

@@ -25,16 +25,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.present import theme
 from ddp_prof.present.timeline.figure import box_label, box_title
 from ddp_prof.present.timeline.model import COMMUNICATION, STRIP, WAITING, Boxes, Lane, RankExposure
-from ddp_prof.trace import UNKNOWN, Ints, distinct, distinct_rows, select, take_or_unknown
+from ddp_prof.trace import UNKNOWN, Ints, distinct_rows, select, take_or_unknown
 
 LONGEST_TITLE = 1000
 """Characters of a name that a page holds and searches; C++ templates give kernels names of thousands."""
-
-OVERVIEW_COLUMNS = 1000
 
 NEEDS = ("box", "index", "of", "blocking", "held", "slack", "name", "stream", "after", "consumer")
 
@@ -353,19 +350,3 @@ def _in_order(placed: PlacedLane) -> PlacedLane:
     if one_level and np.all(boxes.start_ns[1:] >= np.maximum(boxes.end_ns, boxes.start_ns + 1)[:-1]):
         return placed
     return placed.with_boxes(select(boxes, np.lexsort((boxes.end_ns, boxes.start_ns, boxes.level))))
-
-
-def overview(boxes: Boxes, start_ns: int, end_ns: int) -> dict[int, str]:
-    """Return boxes at low resolution, which a page shows until it has read them.
-
-    For each category, a byte per column says which part of the column its boxes cover (255: all), as base64. Boxes
-    must not overlap.
-    """
-    edges = np.linspace(start_ns, end_ns, OVERVIEW_COLUMNS + 1).astype(np.int64)
-    result = {}
-    for category in distinct(boxes.category):
-        rows = np.flatnonzero(boxes.category == category)
-        covered = Intervals(boxes.start_ns[rows], boxes.end_ns[rows]).covered_ns(edges[:-1], edges[1:])
-        shares = np.ceil(255 * covered / np.maximum(1, np.diff(edges)))  # rounded up, so that no box vanishes
-        result[category] = base64.b64encode(shares.astype(np.uint8).tobytes()).decode()
-    return result

@@ -15,12 +15,10 @@ from ddp_prof.present import theme
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.encoding import (
     LONGEST_TITLE,
-    OVERVIEW_COLUMNS,
     PackedTable,
     PlacedLane,
     Titles,
     _links,
-    overview,
     pack_boxes,
     pack_folded,
     pack_table,
@@ -143,24 +141,6 @@ def test_a_long_name_ends_in_time() -> None:
     pack_boxes([PlacedLane(0, 0, Lane("a lane", COMPUTE, table(Boxes, [box]), ("x" * 10_000,)))], titles)
     ((title, label, _),) = titles.titles
     assert (len(title), title[-1], label) == (LONGEST_TITLE, "…", "")
-
-
-def test_an_overview_holds_the_time_of_each_category() -> None:
-    model = build_timeline(run_of(cpu_run()).load_sources())
-    strip = next(lane for lane in model.panels[0].ranks[0].lanes if lane.kind == STRIP)
-    packed = pack_boxes([PlacedLane(0, 0, strip)], Titles())
-    shares = {
-        category: np.frombuffer(base64.b64decode(text), np.uint8).astype(int)
-        for category, text in overview(packed.rows[0].boxes, 0, 40 * OVERVIEW_COLUMNS).items()
-    }
-    assert all(len(share) == OVERVIEW_COLUMNS for share in shares.values())
-    # Forty nanoseconds are the first column, and the strip leaves nothing out.
-    lengths = {code: int((strip.boxes.end_ns - strip.boxes.start_ns)[strip.boxes.category == code].sum())
-               for code in shares}  # fmt: skip
-    assert {code: item[0] for code, item in shares.items()} == {
-        code: int(np.ceil(255 * length / 40)) for code, length in lengths.items()
-    }
-    assert all(share[1:].max() == 0 for share in shares.values())
 
 
 def positions_of(lanes: list[PlacedLane]) -> tuple[dict[str, list[int]], dict[str, list[int]]]:

@@ -3,11 +3,11 @@
 /** A level of a lane; its boxes do not overlap. */
 class Row {
   /** @param {Object} lane @param {{lane: number, level: number, count: number}} row @param {number} panel */
-  constructor(lane, { lane: place, level, count, overview }, panel) {
+  constructor(lane, { lane: place, level, count }, panel) {
     const { title, kind, rank, folded, from_launch } = lane;
     /** folded: whether its lane is folded at first; from_launch: whether boxes last from launch to completion. */
     Object.assign(this, { lane: title, kind, rank, folded, from_launch });
-    Object.assign(this, { place, level, count, overview, panel, seen: false, top: 0, bottom: 0 });
+    Object.assign(this, { place, level, count, panel, seen: false, top: 0, bottom: 0 });
   }
 
   /**

@@ -11,7 +11,7 @@ async function start() {
   const address = new Address(timeline);
   address.follow();
   timeline.onDraw(() => readout.update());
-  if (timeline.data.rows.some((row) => row.overview)) {
+  if (timeline.data.opening) {
     showStep(timeline);
     await drawFirst();
     await nextFrame();
@@ -33,10 +33,10 @@ async function start() {
   document.body.dataset.ready = "true";
 }
 
-/** Draws the window on which the page opens, or an overview if the address has another window. */
+/** Draws the window on which the page opens, or empty lanes if the address has another window. */
 async function drawFirst() {
   const { opening } = timeline.data;
-  if (!opening || !timeline.isOpening) return timeline.drawOverview();
+  if (!timeline.isOpening) return timeline.drawEmpty();
   const [boxes, extra] = unpack(await inflate(byId("timeline-opening").textContent), opening.tables);
   timeline.fill(boxesOf(boxes), extra, opening.rows);
   return timeline.schedule();

@@ -320,7 +320,7 @@ class Timeline {
     this.listeners.push(listener);
   }
 
-  /** Calls the listener for the overview, too. */
+  /** Calls the listener for empty lanes, too. */
   onPaint(listener) {
     this.painters.push(listener);
   }
@@ -356,16 +356,16 @@ class Timeline {
   }
 
   async draw() {
-    if (!this.canDraw) return; // the overview stays until then
+    if (!this.canDraw) return; // the lanes stay empty until then
     const { drawn, boxes, columns } = mergeAll(this.rows.filter(({ seen }) => seen), this.view, this.width);
     Object.assign(this, { drawn, boxes, columnWidth: this.view.span / columns });
     await this.#paint(drawn);
     this.listeners.forEach((listener) => listener());
   }
 
-  /** Draws the capture at low resolution while the columns are being read. */
-  drawOverview() {
-    return this.#paint(this.shownRows.map((row) => ({ row, boxes: [], cells: overview(this.data, row, this.view) })));
+  /** Draws the lanes and the axis while the columns are being read. */
+  drawEmpty() {
+    return this.#paint([]);
   }
 
   async #paint(drawn) {
@@ -479,21 +479,4 @@ class Timeline {
   #nameOf({ category }) {
     return this.data.categories.find(({ code }) => code === category).name;
   }
-}
-
-/** @returns {Cell[]} the cells of a row in a window, from its overview: for each category a byte per column */
-function overview({ home: [start, end] }, { overview: shares = {}, panel }, view) {
-  const cells = [], [first, last] = view.on({ panel });
-  const columns = Object.entries(shares).map(([code, text]) => [{ category: Number(code) }, bytesOf(atob(text))]);
-  const count = columns[0]?.[1].length ?? 0, width = (end - start) / count;
-  for (let at = 0; at < count; at++) {
-    if (start + (at + 1) * width < first || start + at * width > last) continue;
-    let base = 0;
-    for (const [track, bytes] of columns) {
-      const share = Math.min(bytes[at] / 255, 1 - base);
-      if (bytes[at]) cells.push({ track, from: start + at * width, to: start + (at + 1) * width, share, base });
-      base += share;
-    }
-  }
-  return cells;
 }

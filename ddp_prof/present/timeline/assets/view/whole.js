@@ -56,17 +56,9 @@ class WholeRun {
   /** The share of each pixel column that a category covers in a row. @returns {?Float64Array} */
   #shares(row, code, columns) {
     const [start, end] = this.span, width = (end - start) / columns;
-    if (!this.timeline.isComplete) return this.#sharesOfOverview(row, code, (at) => start + (at + 0.5) * width, columns);
-    const track = row.tracks.find(({ category }) => category === code);
+    const track = this.timeline.isComplete && row.tracks.find(({ category }) => category === code);
     if (!track) return null;
     return Float64Array.from({ length: columns }, (_, at) => track.covered(start + at * width, start + (at + 1) * width) / width);
-  }
-
-  /** The same at low resolution, until the boxes are read; it covers only the measured steps. */
-  #sharesOfOverview({ overview }, code, timeAt, columns) {
-    if (!overview?.[code]) return null;
-    const bytes = bytesOf(atob(overview[code])), [from, to] = this.timeline.data.home;
-    return Float64Array.from({ length: columns }, (_, at) => (bytes[Math.floor(((timeAt(at) - from) / (to - from)) * bytes.length)] ?? 0) / 255);
   }
 
   /** Drags the window mark, or moves it to a pointer pressed beside it. */
