@@ -86,6 +86,7 @@ class StepOverlap:
     Attributes:
         step: The step's own number, ``None`` if it has none.
         step_key: Unique number of the step within its rank, see ``Steps.keys``; ``None`` in a capture without steps.
+        start_ns: Start of the step's window; ``None`` if the step launched nothing.
         host_ns: Length of the host's range; ``None`` in a capture without steps, which counts as a single step.
         compute_only_ns, idle_ns: ``None`` if kernels have no name, or if CUDA graphs were recorded as a whole, which
             hides what ran in them.
@@ -97,7 +98,7 @@ class StepOverlap:
     """
 
     step: int | None
-    start_ns: int
+    start_ns: int | None
     host_ns: int | None
     kernels: int
     collectives: int
@@ -188,7 +189,9 @@ class RankOverlap(RankResult):
     @property
     def overlapping_windows_ns(self) -> int:
         """The time that is counted more than once in the sum of the steps' windows."""
-        windows = [(step.start_ns, step.start_ns + step.window_ns) for step in self.steps if step.window_ns is not None]
+        windows = [
+            (step.start_ns, step.start_ns + (step.window_ns or 0)) for step in self.steps if step.start_ns is not None
+        ]
         start, end = np.array(windows, np.int64).reshape(len(windows), 2).T
         return int((end - start).sum()) - union(start, end).length_ns
 
@@ -464,7 +467,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
     columns = {
         "step": none_for_unknown(rank.steps.number),
         "step_key": none_for_unknown(rank.step_keys),
-        "start_ns": parts.start_ns.tolist(),
+        "start_ns": none_for_unknown(np.where(parts.window_ns > 0, parts.start_ns, NO_TIME), NO_TIME),
         "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
         "kernels": np.bincount(events.step[launched & rank.is_kernel], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),

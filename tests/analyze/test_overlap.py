@@ -138,6 +138,15 @@ def test_copies_are_neither_compute_nor_communication() -> None:
     assert step.window_ns == 8
 
 
+def test_a_step_that_launches_nothing_has_no_window_and_no_start() -> None:
+    """Its first work was said to be at time 0."""
+    trace = draw_trace(
+        ranges=[("step 0", ".####"), ("step 1", ".....####")], launches={"main": ".aN"}, streams={7: "..aa", 9: "...NN"}
+    )
+    steps = only_rank(measure_overlap(trace)).steps
+    assert [(step.start_ns, step.window_ns, step.comm_ns) for step in steps] == [(2, 3, 2), (None, 0, 0)]
+
+
 def test_a_kernel_without_a_call_belongs_to_no_step_but_counts_for_the_rank() -> None:
     trace = draw_trace(
         ranges={"step 0": "##########"}, launches={"main": "a........."}, streams={7: ".aa..bb...", 9: "..NNN....."}
