@@ -345,7 +345,7 @@ class MarkingGroup(dist.ProcessGroup):
             tensor = bucket.buffer()
             op = average_op(tensor, self.marked)
             if op == dist.ReduceOp.SUM:
-                tensor.div_(self.size())
+                tensor.mul_(1 / self.size())  # rounds as DDP does
             work = self.mark(tensor, lambda: dist.all_reduce(tensor, op, self.marked, async_op=True))
             future = work.get_future().then(lambda done: done.value()[0])
         elif hasattr(state, "process_group"):

@@ -97,12 +97,17 @@ def messages(state: Any, hook: Any) -> tuple[list[int], list[int]]:
     return [each.number("bytes") or 0 for each in ranges if each.name == "all_reduce"], sent
 
 
-def everything(rank: int) -> dict[str, Any]:
+def weights_without_marks() -> list[Any]:
     plain = make_ddp()
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
     train(plain, optimizer)
     plain(torch.randn(4, WIDTH)).sum().backward()
     optimizer.step()
+    return [parameter.tolist() for parameter in plain.parameters()]
+
+
+def everything(rank: int) -> dict[str, Any]:
+    without_marks = weights_without_marks()
     late = make_ddp()
     late.register_comm_hook(None, lambda state, bucket: allreduce_hook(late.process_group, bucket))
     with pytest.warns(UserWarning, match="before register_comm_hook"):
@@ -117,7 +122,7 @@ def everything(rank: int) -> dict[str, Any]:
         "nsys": marked_by("default", by_nsys=True),
         "own": marked_by("own", by_nsys=True),
         "unprofiled": marked_by("default", by_nsys=False),
-        "weights": [parameter.tolist() for parameter in plain.parameters()],
+        "weights": without_marks,
         "fsdp": fsdp(),
         "made later": made_later(),
         "marked twice": made_later(is_marked_itself=True),
@@ -231,6 +236,15 @@ def test_without_a_profiler_ddp_keeps_its_own_all_reduce(results: list[dict[str,
 @pytest.mark.parametrize("how", ["nsys", "own", "unprofiled"])
 def test_what_is_trained_does_not_change(results: list[dict[str, Any]], how: str) -> None:
     assert results[0][how]["weights"] == results[1][how]["weights"] == results[0]["weights"]
+
+
+def of_a_third(rank: int) -> bool:
+    return bool(weights_without_marks() == marked_by("default", by_nsys=True)["weights"])
+
+
+def test_no_weight_changes_where_the_number_of_ranks_is_no_power_of_two() -> None:
+    """DDP multiplies gradients by 1/3, and dividing them by 3 rounds otherwise."""
+    assert run_ranks(of_a_third, world=3) == [True] * 3
 
 
 def test_after_remove_nothing_is_marked(results: list[dict[str, Any]]) -> None:
