@@ -314,7 +314,7 @@ class BucketMarks:
         self._state, self._hook, self._is_installed = state, hook, True
 
     def _reduce(self, bucket: Any) -> Any:
-        if self._hook is None or sends_through_its_state(self._hook, self._state):
+        if self._hook is None or sends_through_its_state(self._hook, self._state, self._group.marked):
             future, spans = self._group.reduce_bucket(bucket, self._hook, self._state)
         else:  # its messages are not known
             spans = [ranges.start_all_reduce(bucket.index(), bucket.buffer().nbytes, len(bucket.parameters()))]
@@ -368,13 +368,14 @@ class MarkingGroup(dist.ProcessGroup):
         return work
 
 
-def sends_through_its_state(hook: Callable[..., Any], state: Any) -> bool:
-    """Whether a communication hook is torch's, of those that all-reduce through the group that is, or is in, its state.
+def sends_through_its_state(hook: Hook, state: Any, group: dist.ProcessGroup) -> bool:
+    """Whether a hook is torch's, its state is or holds the group of its all-reduces, and this group is ``group``.
 
     These send less than their bucket: half of it (bfloat16), or two thin matrices (PowerSGD).
     """
     is_default = getattr(hook, "__module__", "") == DEFAULT_HOOKS and not hook.__name__.endswith("wrapper_hook")
-    return is_default or type(state).__name__ == "PowerSGDState"
+    sends_by = getattr(state, "process_group", state) or dist.distributed_c10d._get_default_group()
+    return (is_default or type(state).__name__ == "PowerSGDState") and sends_by is group
 
 
 def average_op(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> dist.ReduceOp.RedOpType:

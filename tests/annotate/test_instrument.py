@@ -21,6 +21,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import ddp_prof as dp
 from ddp_prof import annotate
+from ddp_prof.annotate.hooks import sends_through_its_state
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
 from tests.kineto_events import ranges_in
@@ -92,9 +93,22 @@ def messages(state: Any, hook: Any) -> tuple[list[int], list[int]]:
         ddp.register_comm_hook(state, hook)
         train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
         marks.remove()
-    launched = sorted(recorder.ranges, key=lambda each: each.start_ns)
-    ranges = [parse_range(each.text) for each in launched]
-    return [each.number("bytes") or 0 for each in ranges if each.name == "all_reduce"], sent
+        for _ in range(1000):  # gloo's threads close the last ranges
+            launched = sorted(recorder.ranges, key=lambda each: each.start_ns)
+            ranges = [parse_range(each.text) for each in launched]
+            marked = [each.number("bytes") or 0 for each in ranges if each.name == "all_reduce"]
+            if len(marked) >= len(sent):
+                break
+            time.sleep(0.01)
+    return marked, sent
+
+
+def groups() -> list[bool]:
+    """Whether a hook of torch's sends through the group of a DDP on a subgroup, by its state."""
+    own, other = dist.new_group(), dist.new_group()
+    ddp = DistributedDataParallel(make_model(), process_group=own)
+    states = (own, other, None, PowerSGDState(own), PowerSGDState(None))
+    return [sends_through_its_state(allreduce_hook, state, ddp.process_group) for state in states]
 
 
 def weights_without_marks() -> list[Any]:
@@ -128,6 +142,7 @@ def everything(rank: int) -> dict[str, Any]:
         "marked twice": made_later(is_marked_itself=True),
         "bf16": messages(None, bf16_compress_hook),
         "powersgd": messages(PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook),
+        "groups": groups(),
         "profiled": profiled(),
         "profiled with a hook": profiled(has_hook=True),
         "profiled, unused": profiled(find_unused_parameters=True),
@@ -206,6 +221,10 @@ PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|d
 def test_phases_and_buckets_are_marked_once(results: list[dict[str, Any]], how: str) -> None:
     found = results[1][how]["step"] if how in ("nsys", "own") else results[1][how]
     assert found == ["step|index=2", PROCESS, "forward", "backward", *BUCKETS, "synchronize", "optimizer"]
+
+
+def test_a_hook_of_torchs_keeps_a_group_that_is_not_the_models(results: list[dict[str, Any]]) -> None:
+    assert results[0]["groups"] == [True, False, False, True, False]
 
 
 @pytest.mark.parametrize(("hook", "least"), [("bf16", STEPS), ("powersgd", STEPS + 1)])
