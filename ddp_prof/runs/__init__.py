@@ -134,10 +134,10 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     for group in group_rank_files(list(alone)):
         what = "a rank number" if len({*map(_node_of, group)}) == 1 else "rank and node"
         joined |= _join_runs([alone.pop(file) for file in group], f"their names differ in {what} only")
-    by_world: dict[int, list[Run]] = {}
+    by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
         (rank, world, _), *others = run.identities() or [(None, None, ())]
-        if rank is not None and world and world > 1 and not others:
+        if rank is not None and world != 1 and not others:
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
         why, captures = "the traces say which rank of a job each is", _divide_captures(group_of_runs)

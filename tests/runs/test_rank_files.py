@@ -75,9 +75,10 @@ def test_why_files_of_ranks_are_kept_apart_is_said(tmp_path: Path) -> None:
         assert note.startswith("2 files are read as runs of their own, though their names differ in a rank number only")
 
 
-def write_trace(folder: Path, rank: int, name: str) -> None:
+def write_trace(folder: Path, rank: int, name: str, world: int | None = 2) -> None:
     kernel = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "5", "1", device=0, stream=9)
-    write(folder / name, [kernel], distributedInfo={"rank": rank, "world_size": 2})
+    sizes = {} if world is None else {"world_size": world}
+    write(folder / name, [kernel], distributedInfo={"rank": rank, **sizes})
 
 
 def test_each_capture_of_torch_s_handler_is_one_run_of_all_ranks(tmp_path: Path) -> None:
@@ -96,3 +97,13 @@ def test_captures_that_lack_a_rank_are_not_put_together(tmp_path: Path) -> None:
     for rank, cycle in ((0, 1), (1, 1), (0, 2)):
         write_trace(tmp_path, rank, f"node1_{rank}.{cycle}{'0' * 18}.pt.trace.json.gz")
     assert [len(run.files) for run in load_runs(tmp_path)] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("world", "files"), [(2, [2]), (None, [2]), (1, [1, 1])])
+def test_ranks_are_one_run_also_if_the_size_of_their_job_is_not_known(
+    world: int | None, files: list[int], tmp_path: Path
+) -> None:
+    """As in traces to which the rank was added by hand, which Holistic Trace Analysis asks for."""
+    for rank in (0, 1):
+        write_trace(tmp_path, rank, f"node1_{100 + rank * 7}.json", world)
+    assert [len(run.files) for run in load_runs(tmp_path)] == files
