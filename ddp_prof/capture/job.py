@@ -216,7 +216,8 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
         whose = f" of rank {_format_ranks(without_kernels)}" if has_kernels else ""
         losses.append(f"no kernels arrived{whose}: did it use the GPUs, and does this profiler fit the driver?")
     if job.ranks is None and not job.part and len(marked) < 2 and world < 2:
-        losses.append("only one process was recorded, so nothing is communicated: does its launcher start several?")
+        several = "does its launcher start several that train (DDP, FSDP2 or backward)?"
+        losses.append(f"only one process was recorded: {several}")
     elif job.ranks is None and job.nsys and not (job.on_gpus or has_kernels or has_collectives):
         seen = "on a CPU nsys sees those of DistributedDataParallel and FSDP2 only"
         losses.append(f"no collective was recorded: {seen}, --profiler torch records all")
