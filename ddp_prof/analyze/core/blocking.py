@@ -152,8 +152,8 @@ NO_NEEDS = "no recorded wait is for a collective, so what needs the collectives 
 NO_LAUNCH = "the trace does not tell the launch of {:,} of the device's operations"
 NO_COPIES = "calls for copies were recorded, but no copy, so what copies waited for, or held up, is not known"
 NO_HOST_WAITS = (
-    "the trace does not tell when the host waits (ddp_prof.annotate marks that: instrument(model) of DDP, "
-    "else synchronize() around the wait)"
+    "the trace does not tell when the host waits (ddp_prof.annotate marks that: instrument(model) of DDP or "
+    "FSDP2, else synchronize() around the wait)"
 )
 
 
