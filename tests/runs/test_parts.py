@@ -138,10 +138,14 @@ def test_a_graph_in_one_part_is_the_reason_of_all(tmp_path: Path) -> None:
     assert_equal(found, whole_of(path))
 
 
-def test_a_rank_that_worked_in_warm_up_only_keeps_its_steps(tmp_path: Path) -> None:
+@pytest.mark.parametrize("world", [None, 1])
+def test_a_rank_that_worked_in_warm_up_only_keeps_its_steps(world: int | None, tmp_path: Path) -> None:
+    """Also in a job of one rank, of which it is known that it communicates with nobody: it had figures of 0."""
     capture = known_truth(8)
     for index, step in enumerate(capture.ranges[::3]):
         step.name = f"step|index={index}" + "|warmup=1" * (index == 0)
+    if world:
+        capture.ranges.append(Range(f"process|rank=0|world={world}|variant=torch", 0, 1, MAIN))
     capture.kernels.append(Kernel("gemm_forward", 6 * MS, 7 * MS, 2 * MS, MAIN, device=1))
     path = write_capture(tmp_path / "x.sqlite", capture)
     found = parts_of(path, 20)
