@@ -90,6 +90,7 @@ class RankFacts:
         could_begin: Number of collectives for which it is known when they could have begun.
         graphs: Number of CUDA graphs that were recorded as a whole.
         outside_ns: The host's time outside of all phases while nothing communicated; empty without ranges of forward.
+        between_ns: How long nothing ran between its step and the next one, where a step lasts as long as its range.
         starved_ns: How long the device was idle before its next work was launched; empty if not known, or not measured
             because dependencies are known, which tell more.
         overhead_share: Share of the profiler's own work in the windows of the rank's steps, from 0 to 1.
@@ -107,6 +108,7 @@ class RankFacts:
     could_begin: int
     graphs: int
     outside_ns: tuple[int, ...]
+    between_ns: tuple[int, ...]
     starved_ns: tuple[int, ...]
     overhead_share: float
     slowdown: SlowdownLimit
@@ -290,6 +292,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         could_begin=could_begin,
         graphs=int(np.count_nonzero(rank.events.category == Category.OTHER)),
         outside_ns=tuple(outside.tolist()),
+        between_ns=tuple(_between_steps_ns(rank)),
         starved_ns=() if starved is None else tuple(starved.tolist()),
         overhead_share=overhead_ns / max(1, int((windows.end_ns - windows.start_ns).sum())),
         slowdown=limit_slowdown(rank),
@@ -353,6 +356,16 @@ def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
     np.add.at(count, step[counts], 1)
     np.add.at(length_ns, step[counts], (calls.end_ns - calls.start_ns)[rows[counts]])
     return count, length_ns
+
+
+def _between_steps_ns(rank: RankEvents) -> list[int]:
+    """See ``RankFacts.between_ns``."""
+    if not rank.has_steps or rank.runs_ahead:
+        return []
+    start_ns, end_ns = rank.steps.end_ns[:-1], rank.steps.start_ns[1:]
+    busy = union(rank.events.start_ns, rank.events.end_ns)
+    between: list[int] = (end_ns - start_ns - busy.covered_ns(start_ns, end_ns))[rank.is_followed[:-1]].tolist()
+    return between
 
 
 def _compute_stream_ns(rank: RankEvents, chosen: Mask) -> tuple[Ints, Ints]:

@@ -125,8 +125,10 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     Found if the host and its launches on the critical path, and the time from the end of that path to the end of the
     step, are at least a quarter of the median step. If the path is not known: if the device is idle for a quarter of
     the median step before its next work is launched. On a CPU: if time outside of phases and communication is at least
-    a quarter of the median step.
+    a quarter of the median step. Everywhere: if nothing runs for a quarter of the time from step to step, between them.
     """
+    if found := _idle_between_steps(run):
+        return found
     if run.is_cpu:
         return _launch_bound_on_host(run)
     if run.critical.reason:
@@ -149,6 +151,26 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS,
         tuple(dict.fromkeys(path.rank for path, _, _ in late)),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
+        cost,
+    )
+
+
+def _idle_between_steps(run: RunEvidence) -> Finding | None:
+    found = []
+    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
+        between, step = median_or_zero(facts.between_ns), median_or_zero(overlap.lengths_ns)
+        if between and between >= _HOST_SHARE * (between + step):
+            found.append((rank.name, between, between / (between + step)))
+    if not found:
+        return None
+    _, cost, share = max(found, key=lambda one: one[1])
+    return Finding(
+        "launch-bound host",
+        f"{share:.0%} of the time from step to step, {cost / 1e6:.2f} ms, lies between the ranges of steps. Nothing "
+        "recorded runs in it, and the length of a step does not contain it.",
+        _LOAD_AHEAD,
+        tuple(name for name, _, _ in found),
+        (),
         cost,
     )
 

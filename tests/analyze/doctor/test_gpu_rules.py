@@ -246,6 +246,20 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
     assert finding.evidence.endswith("; that costs another rank at most 0.01 ms per step.")
 
 
+def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
+    """As in ``for batch in loader: with annotate.step():``, where no range of a step holds the loader's time."""
+    device = Device()
+    for step in range(STEPS):
+        device.now += 5 * MS
+        with device.range(f"step {step}"):
+            device.launch(1_000, 7, 3 * MS, is_collective=False)
+            device.launch(1_000, 20, MS, is_collective=True)
+            device.synchronize(1_000)
+    (finding,) = diagnose(device.trace()).findings
+    assert (finding.rule, finding.cost_ns) == ("launch-bound host", 5 * MS + 1)
+    assert finding.evidence.startswith("62% of the time from step to step, 5.00 ms, lies between the ranges of steps")
+
+
 def test_one_collective_per_parameter() -> None:
     assert named(training(buckets=40, bucket_ns=10_000).trace()) == ["one collective per parameter"]
 
