@@ -377,21 +377,20 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:
     """Return the metadata of the collectives; the kernels are the first activities."""
-    found = [(activity, event.args) for activity, event in enumerate(kernels)]
-    rows = [(activity, one) for activity, one in found if one is not None and one.collective is not None]
-    sizes = [message_bytes((one.elements_in, one.elements_out), one.element_type) for _, one in rows]
+    activity = [row for row, event in enumerate(kernels) if event.args and event.args.collective is not None]
+    events = [kernels[row] for row in activity]
+    rows = [event.args or NO_ARGUMENTS for event in events]
+    elements = zip(_argument(events, "elements_in").tolist(), _argument(events, "elements_out").tolist(), strict=True)
+    sizes = [message_bytes(both, one.element_type) for both, one in zip(elements, rows, strict=True)]
     # Some releases give all subgroups of a split group the same name.
-    groups = [None if one.group is None else f"{one.group} {one.group_ranks}".strip() for _, one in rows]
-    numbers = (sizes, [one.group_size for _, one in rows], [one.sequence for _, one in rows])
-    columns = ([number if _is_count(number, _MOST) else UNKNOWN for number in column] for column in numbers)
-    size, group_size, sequence = (np.array(column, np.int64) for column in columns)
+    groups = [None if one.group is None else f"{one.group} {one.group_ranks}".strip() for one in rows]
     return CollectiveMetadata(
-        activity=np.array([activity for activity, _ in rows], np.int64),
-        op_id=np.array([names.intern(str(one.collective)) for _, one in rows], np.int64),
-        bytes=size,
+        activity=np.array(activity, np.int64),
+        op_id=np.array([names.intern(str(one.collective)) for one in rows], np.int64),
+        bytes=np.array([size if _is_count(size, _MOST) else UNKNOWN for size in sizes], np.int64),
         group_id=np.array([UNKNOWN if group is None else names.intern(group) for group in groups], np.int64),
-        group_size=group_size,
-        sequence=sequence,
+        group_size=np.maximum(_argument(events, "group_size"), UNKNOWN),
+        sequence=np.maximum(_argument(events, "sequence"), UNKNOWN),
     )
 
 

@@ -147,11 +147,16 @@ def test_torch_1_8_calls_all_operations_operator_and_writes_ids_as_texts(tmp_pat
 
 def test_numbers_that_another_program_wrote_as_floats_are_read(tmp_path: Path) -> None:
     """All work was on device -1, and no launch was known."""
-    whole = write(tmp_path / "x.json", gpu_step())
+    noted = {"Collective name": "allreduce", "In msg nelems": 64, "dtype": "Float", "Group size": 2, "Seq": 5}
+    collective = event("kernel", "ncclDevKernel_AllReduce", "40", "9", device=0, stream=20, correlation=7, **noted)
+    whole = write(tmp_path / "x.json", [*gpu_step(), collective])
     document = json.loads(whole.read_text(), parse_int=float)
     (tmp_path / "y.json").write_text(json.dumps(document))
-    integers, floats = (measure_overlap(load_trace(tmp_path / name)) for name in ("x.json", "y.json"))
+    trace = load_trace(tmp_path / "y.json")
+    integers, floats = map(measure_overlap, (load_trace(whole), trace))
     assert (floats.ranks[0].steps, floats.ranks[0].device) == (integers.ranks[0].steps, 0)
+    told = trace.collective_metadata
+    assert (told.bytes.tolist(), told.group_size.tolist(), told.sequence.tolist()) == ([256], [2], [5])
 
 
 @pytest.mark.parametrize("category", ["cpu_op", "Operator"])
