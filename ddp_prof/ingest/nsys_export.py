@@ -96,7 +96,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     }
     (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
     thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), f"{priority}, nameId")
-    session_starts = file.few_rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",), order="utcEpochNs")
+    session, earliest = "TARGET_INFO_SESSION_START_TIME", None
+    if file.has_columns(session, "utcEpochNs"):
+        query = f"SELECT min(utcEpochNs) FROM {file.bounded_table(session)} WHERE {are_integers('utcEpochNs')}"
+        ((earliest,),) = file.rows(query)
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
@@ -119,7 +122,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         threads={_unpack_ids(tid): strings.get(name, "") for tid, name in thread_names},
         ranks=mpi_ranks,
         overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
-        epoch_ns=0 if is_utc else session_starts[0][0] if session_starts else None,
+        epoch_ns=0 if is_utc else earliest,
         node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         gpus=gpus,
         gpu_ids=gpu_ids,
@@ -273,8 +276,10 @@ def _unpack_ids(global_id: int) -> tuple[int, int]:
 
 def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
     """Return the value of a name in a table of names and values; ``None`` if there is none, or several."""
-    found = {value for key, value in file.few_rows(table, (), ("name", "value")) if key == name}
-    return next((value for value in found if isinstance(value, str)), None) if len(found) == 1 else None
+    if not file.has_columns(table, "name", "value"):
+        return None
+    found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")
+    return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
 
 
 def _gpus(file: SqliteFile, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
