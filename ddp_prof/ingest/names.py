@@ -88,7 +88,10 @@ COMMUNICATION_KERNELS = {
         r"allreduce_fusion|moeA2A(?:Dispatch|Combine)|(?:helix|moe)AllToAllKernel|mixed_comm::|rmsNormLamport"
         r"|minimax_reduce_\w{0,200}lamport"
     ),
-    "SGLang": r"all_reduce_(?:one|two)_shot_(?:push_)?kernel|parallel_qknorm_across_head",
+    "SGLang": (
+        r"all_reduce_(?:one|two)_shot_(?:push_)?kernel|parallel_qknorm_across_head|reduce_scatter_res_kernel"
+        r"|(?<![A-Za-z_])all_gather_kernel"
+    ),
     "UCC": r"ucc_(?:ec_cuda|eee_task)_",
     "Mooncake": r"mooncake::",
     "XLA": r"(?:AllReduce|RaggedAllToAll(?:Device)?|MultiGpuBarrier)KernelImpl",
