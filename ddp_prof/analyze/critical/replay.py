@@ -182,14 +182,17 @@ def join_replays(
     for arrivals in matches:
         place[arrivals] = place[arrivals].max()
     first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()
+    # A length without a tail is a time of the rank's own clock.
     links = concatenate(
         *(
             replace(
                 one.links,
                 head=place[one.links.head + offset],
                 tail=np.where(one.links.tail == UNKNOWN, UNKNOWN, place[one.links.tail + offset]),
+                length_ns=one.links.length_ns
+                + np.where(one.links.tail == UNKNOWN, (common - one.times.time_ns)[one.links.head], 0),
             )
-            for one, offset in zip(replays, first, strict=False)
+            for one, offset, common in zip(replays, first, common_ns, strict=False)
         )
     )
     times = select(times, order)

@@ -205,6 +205,23 @@ def test_the_path_changes_to_the_rank_that_arrives_last() -> None:
     assert found == [(0, 1, 4, 4), (0, 0, 4, 4)], "without A rank 0 still waits for rank 1"
 
 
+def begun_later(trace: Trace, by_ns: int) -> Trace:
+    """The same on a clock that shows so much more."""
+    moved = {}
+    for name in ("activities", "calls", "spans", "synchronizations"):
+        table = getattr(trace, name)
+        times = [column for column in ("start_ns", "end_ns") if hasattr(table, column)]
+        moved[name] = replace(table, **{column: getattr(table, column) + by_ns for column in times})
+    return replace(trace, **moved, epoch_ns=(trace.epoch_ns or 0) - by_ns)
+
+
+@pytest.mark.parametrize("by_ns", [-1000, 1000])
+def test_what_a_collective_gains_does_not_depend_on_when_the_files_of_ranks_begin(by_ns: int) -> None:
+    """Launches after no wait of the host stayed on the clock of their rank, and gains were negative."""
+    first, second = rank_of(0, 4, 12, 4, then=5), rank_of(1, 12, 4, 4, then=3)
+    assert path_of(first, begun_later(second, by_ns)) == path_of(first, second)
+
+
 def test_a_rank_without_steps_ends_no_step_of_the_others() -> None:
     """Its whole capture was the path of step 0, or of one more step."""
     marked, other = rank_of(0, 4, 12, then=5), rank_of(1, 12, 40, then=3)
