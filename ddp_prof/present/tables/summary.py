@@ -29,6 +29,8 @@ _PARTS = {
     "idle": "idle",
 }
 
+_SHOWN_RANKS = 3
+
 
 @dataclass(frozen=True)
 class SummarizedRun:
@@ -179,7 +181,7 @@ def _doctor(run: SummarizedRun) -> str:
         return f"no finding{_undecided(diagnosis)}"
     first, *others = diagnosis.findings
     more = f" {count_noun(len(others), 'more finding')}." if others else ""
-    return f"{_rule_and_cost(first, has_steps=bool(run.summary.steps))}: {first.advice}{more}"
+    return f"{_rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {first.advice}{more}"
 
 
 def _undecided(diagnosis: Diagnosis) -> str:
@@ -187,16 +189,20 @@ def _undecided(diagnosis: Diagnosis) -> str:
     return f"; {count_noun(undecided, 'rule')} could not decide" if undecided else ""
 
 
-def _rule_and_cost(finding: Finding, *, has_steps: bool) -> str:
+def _rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
+    """Name the finding, the ranks that it concerns if these are not all, and its cost."""
+    found = len(finding.ranks)
+    names = ", ".join(finding.ranks) if found <= _SHOWN_RANKS else f"{found} of {ranks} ranks"
+    where = f" on {names}" if 0 < found < ranks else ""
     of = "per step" if has_steps else "in all"
     cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
-    return f"{finding.rule}{cost}"
+    return f"{finding.rule}{where}{cost}"
 
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
     lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
     for number, finding in enumerate(diagnosis.findings, 1):
-        found = _rule_and_cost(finding, has_steps=run.has_steps)
+        found = _rule_and_cost(finding, len(run.ranks), has_steps=run.has_steps)
         lines.append(f"{number}. {found}: {finding.evidence} {finding.advice}")
     if not diagnosis.findings:
         lines.append(f"none found{_undecided(diagnosis)}")

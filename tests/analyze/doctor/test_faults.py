@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.present.tables.summary import doctor_view
 from ddp_prof.run_config import FAULTS
 from ddp_prof.runs import load_runs
 
@@ -33,3 +36,12 @@ def test_the_slow_rank_is_the_one_that_was_made_slow() -> None:
     (finding,) = run.doctor().findings
     assert finding.ranks == ("rank 1",)
     assert (finding.cost_ns or 0) >= 200_000_000, "rank 1 slept 200 ms in each step"
+
+
+def test_a_finding_names_its_ranks_where_it_is_not_about_all() -> None:
+    (run,) = load_runs([CAPTURES / "slow_rank.sqlite"])
+    (finding,) = run.doctor().findings
+    for ranks, words in ((("rank 1",), " on rank 1"), (("rank 0", "rank 1"), "")):
+        diagnosis = Diagnosis((replace(finding, ranks=ranks),), ())
+        first = doctor_view(run.analysis(), diagnosis).title.splitlines()[1]
+        assert first.startswith(f"1. straggler{words} (at most 312.0 ms per step): Rank 1 arrives last")
