@@ -44,6 +44,7 @@ MARKERS_OF = {
     "ingest/test_hostile.py": "slow",
     "ingest/test_hostile_tables.py": "slow",
     "ingest/test_row_order.py": "slow",
+    "ingest/test_transformed.py": "slow",
 }
 IS_WHOLE_GATE = os.environ.get("DDP_PROF_GATE") == "whole"  # scripts/test.sh: nothing may be left out
 SHARED_TRACES = ROOT.parent / "shared" / "traces"

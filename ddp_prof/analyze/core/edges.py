@@ -252,12 +252,11 @@ class HostCalls:
         marked = dependencies.call_stream, dependencies.call_place
         on_stream = launches.last_before(*(take_or_unknown(column, mark) for column in marked))
         copies = np.flatnonzero(trace.activities.kind[work] == Kind.COPY)
-        copies = copies[np.argsort(trace.activities.correlation[work[copies]], kind="stable")]
-        numbers = trace.activities.correlation[work[copies]]
-        at = np.searchsorted(numbers, calls.correlation[rows])
-        at = np.where(at < len(numbers), at, UNKNOWN)
-        is_found = take_or_unknown(numbers, at) == calls.correlation[rows]
-        copy = take_or_unknown(copies, np.where(is_found, at, UNKNOWN))
+        # Of several copies with the call's number, it waits for the one that it launched.
+        _, number = distinct_rows(np.concatenate([trace.activities.correlation[work[copies]], calls.correlation[rows]]))
+        _, place = np.unique(np.concatenate([dependencies.place[work[copies]], self.place]), return_inverse=True)
+        by_number = Sequences(number[: len(copies)], place[: len(copies)])
+        copy = take_or_unknown(copies, by_number.last_before(number[len(copies) :], place[len(copies) :] + 1))
         is_device = kind == SyncKind.HOST_WAIT_DEVICE
         awaited = [np.where(kind == SyncKind.COPY, copy, np.where(is_device, UNKNOWN, on_stream))]
         for one in distinct(stream):
