@@ -14,15 +14,16 @@ from ddp_prof.train.launch import LAUNCH_DIRECTORY
 from tests.ddp.gloo_ranks import fork_ranks
 
 
-def train(*argv: str | Path) -> str:
-    """Run a command line on two ranks as one that was launched does; what rank 0 prints."""
-    said, _ = fork_ranks(partial(_train, list(map(str, argv))), world=2)
-    assert said is not None, "it failed: see its line on stderr"
-    return str(said)
+def train(*argv: str | Path, world: int = 2) -> str:
+    """Run a command line as each of two ranks that were launched, or alone without a launcher; what rank 0 prints."""
+    said = fork_ranks(partial(_train, list(map(str, argv))), world)
+    assert None not in said, "a rank failed: see its line on stderr"
+    return str(said[0])
 
 
 def _train(argv: list[str], rank: int, world: int, directory: str) -> str:
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), LAUNCH_DIRECTORY: directory}
+    if world > 1:
+        os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world), LAUNCH_DIRECTORY: directory}
     sys.argv = ["ddp_prof.train", *argv]
     with redirect_stdout(io.StringIO()) as said:
         assert main() == 0

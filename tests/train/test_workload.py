@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ddp_prof.errors import OutOfMemoryError
 from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
 from ddp_prof.train import __main__
@@ -133,8 +135,7 @@ def test_kineto_holds_our_ranges_and_no_warmup(finished: Finished, rank: int) ->
 def test_the_recording_ends_after_the_last_gather_of_sharded(tmp_path: Path) -> None:
     """torch.profiler was stopped while gloo carried it out, and crashed the rank more often than not."""
     mini = [*SMALL, "--model-size", "mini", "--steps", "2"]  # the gathers of tiny may have ended by then
-    ended = run("--variant", "sharded", "--world-size", "2", *mini, "--kineto", tmp_path / "s.json.gz")
-    assert ended.returncode == 0, ended.stderr
+    train("--variant", "sharded", *mini, "--kineto", tmp_path / "s.json.gz")
     for rank in (0, 1):
         events = json.loads(gzip.decompress((tmp_path / f"s.rank{rank}.json.gz").read_bytes()))["traceEvents"]
         launched, done = (sum(e["name"] == name for e in events) for name in ("c10d::broadcast_", "gloo:broadcast"))
@@ -193,40 +194,43 @@ def test_torchrun_starts_it_too(tmp_path: Path) -> None:
     assert all(communication_second > 0 for communication_second in manifest.communication_seconds)
 
 
-def test_alone_it_is_a_world_of_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # threads that wait for each other on busy cores take seconds a step
-    done = run("--variant", "overlap", *SMALL, "--run-json", tmp_path / "run.json")
-    assert done.returncode == 0, done.stderr
+def test_alone_it_is_a_world_of_one(tmp_path: Path) -> None:
+    train("--variant", "overlap", *SMALL, "--run-json", tmp_path / "run.json", world=1)
     manifest = load_manifest(tmp_path / "run.json")
     assert manifest is not None
     assert manifest.world_size == 1
 
 
-def test_failure_is_one_line_and_leaves_no_manifest(tmp_path: Path) -> None:
-    manifest = tmp_path / "run.json"
-    manifest.write_text("of an earlier run")
-    # more than can be addressed: the allocation itself fails, whatever the machine
-    argv = ["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"]
-    done = run("--variant", "flat", "--world-size", "2", *SMALL, *argv, "--run-json", manifest)
-    assert done.returncode == 4
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("ddp_prof.train: error: ")
-    assert "out of memory with --model-size tiny" in line
-    assert not manifest.exists()
+# More than can be addressed: the allocation itself fails, whatever the machine.
+ENDLESS = ["--batch-size", "400000000000", "--seq-len", "4096", "--steps", "1"]
 
 
-def test_a_failure_for_another_reason_is_another_exit_code(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("more", "exit_code", "reason"),
+    [
+        (ENDLESS, OutOfMemoryError.exit_code, r".*out of memory with --model-size tiny.*"),
+        (["--batch-size", "3"], 1, r"a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"),
+    ],
+    ids=["out of memory", "another reason"],
+)
+def test_failure_is_one_line_and_leaves_no_manifest(
+    more: list[str],
+    exit_code: int,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    """The same with ranks that are forked, which need not import torch."""
+    """With ranks that are forked, which need not import torch."""
     manifest = tmp_path / "run.json"
     manifest.write_text("of an earlier run")
-    argv = ["--variant", "flat", "--world-size", "2", *SMALL, "--batch-size", "3", "--run-json", str(manifest)]
+    argv = ["--variant", "flat", "--world-size", "2", *SMALL, *more, "--run-json", str(manifest)]
     monkeypatch.setattr(__main__, "launch", partial(launch, forked=True))
     monkeypatch.setattr(sys, "argv", ["ddp_prof.train", *argv])
-    assert __main__.main() == 1
-    reason = "a batch of 3 cannot be split evenly over 2 ranks: use --batch-size 4"
-    assert capsys.readouterr() == ("", f"ddp_prof.train: error: {reason}\n")
+    assert __main__.main() == exit_code
+    said, told = capfd.readouterr()
+    assert said == ""
+    assert re.fullmatch(rf"ddp_prof\.train: error: {reason}\n", told), told
     assert not manifest.exists()
 
 
