@@ -1,8 +1,9 @@
 """Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
-A step lasts from one ``step()`` of the first optimizer to the next. Step 0 begins at the first sign of training (a DDP
-or an FSDP2 unit is created, or a backward pass begins) and is marked as warm-up, because its true start is not known.
-If the program marks its steps by ``annotate.step``, only these are recorded as steps.
+A step lasts from one ``step()`` of the first optimizer, or of one that takes its parameters over, to the next. Step 0
+begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins) and is marked as
+warm-up, because its true start is not known. If the program marks its steps by ``annotate.step``, only these are
+recorded as steps.
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ class _Recording:
         self._first, self._end = int(first), int(end) if end else None
         self._trace, self._process = trace, 0
         self._optimizer: Any = None
+        self._since = set[int]()  # the ids of optimizers that stepped since self._optimizer did
         self._step = -1
         self._rank = 0
         self._range: ranges.OpenRange | None = None
@@ -128,9 +130,18 @@ class _Recording:
             self._range = None
 
     def count(self, optimizer: Any, *_: Any) -> None:
-        """Count a step of the first optimizer; called after a step of any."""
-        self._optimizer = self._optimizer or optimizer
-        if optimizer is self._optimizer and self._step >= 0:
+        """Count a step of the first optimizer; called after a step of any.
+
+        One that has parameters of it, and steps twice meanwhile, takes its place: some programs make one per epoch.
+        """
+        is_again = id(optimizer) in self._since
+        if self._optimizer is None or (is_again and _parameters(optimizer) & _parameters(self._optimizer)):
+            self._optimizer = optimizer
+        if optimizer is not self._optimizer:
+            self._since.add(id(optimizer))
+            return
+        self._since.clear()
+        if self._step >= 0:
             self._begin_step()
             if dist.is_available() and dist.is_initialized():  # without DDP no forward pass is marked with the rank
                 parameters = (one for group in optimizer.param_groups for one in group["params"])
@@ -209,6 +220,10 @@ def _meet() -> None:
         if store.add(f"{name}/count", 1) == here:
             store.set(name, "")
         store.wait([name], MEETING)
+
+
+def _parameters(optimizer: Any) -> set[torch.Tensor]:
+    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _find_rank(default: int) -> int:

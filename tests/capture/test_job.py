@@ -187,6 +187,37 @@ def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
     assert (file.processes[0].steps, file.processes[0].warmup_steps) == (4, 0)
 
 
+# An optimizer per epoch, over the same parameters; beside it one over others, which steps more often.
+OPTIMIZER_PER_EPOCH = """
+import torch
+model, critic = torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)
+of_critic = torch.optim.SGD(critic.parameters(), lr=0.1)
+for epoch in range(3):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+    for _ in range(4):
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
+        for _ in range(3):
+            critic(torch.ones(4)).sum().backward()
+            of_critic.step()
+    scheduler.step()
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_steps_go_on_where_another_optimizer_takes_over_the_parameters(tmp_path: Path) -> None:
+    script, folder = tmp_path / "epochs.py", tmp_path / "out"
+    script.write_text(OPTIMIZER_PER_EPOCH)
+    command = [DDP_PROF, "capture", "-o", folder, "--profiler", "torch", "--", sys.executable, script]
+    subprocess.run(command, capture_output=True, check=True, timeout=120)
+    (run,) = dp.load_runs(folder)
+    (file,) = run.inventory()
+    # The first step of a new optimizer cannot be told from one of a second optimizer that the program has.
+    assert (file.processes[0].steps, file.processes[0].warmup_steps) == (12 - 1 - 2, 1)
+
+
 THREE_LINES = """
 def train():
     model = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)])
