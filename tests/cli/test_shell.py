@@ -7,6 +7,7 @@ import pty
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import pytest
 
@@ -116,22 +117,38 @@ def test_own_results_come_before_those_of_the_repository(tmp_path: Path, monkeyp
 READING = ("overlap", "collectives", "skew", "kernels", "compare", "check --min-overlap 1%", "info", "export")
 
 
-def said_on_a_terminal(arguments: list[str], delay_s: int, folder: Path) -> tuple[str, str]:
-    """What a command prints where stderr alone is a terminal: on stdout, and there."""
-    code = f"import ddp_prof.cli.terminal as t; t.DELAY_S = {delay_s}; from ddp_prof.cli import main; main()"
+# A program that runs one command after the other.
+PROGRAM = """
+import shlex, sys
+import ddp_prof.cli.terminal
+from ddp_prof.cli import main
+ddp_prof.cli.terminal.DELAY_S = float(sys.argv[1])
+for command in sys.argv[2:]:
+    main(shlex.split(command), standalone_mode=False)
+    for stream in (sys.stdout, sys.stderr):
+        print(end="\\f", file=stream, flush=True)
+"""
+
+
+def said_on_a_terminal(commands: list[str], delay_s: int, folder: Path) -> list[tuple[str, str]]:
+    """What each command prints where stderr alone is a terminal: on stdout, and there."""
     ours, theirs = pty.openpty()
     environment = {
         **os.environ, "BROWSER_PATH": str(folder / "none"), "TERM": "xterm", "COLUMNS": "9999", "PYTHONPATH": str(ROOT),
     }  # fmt: skip
-    command = [sys.executable, "-c", code, *arguments]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment, cwd=folder) as process:
+    program = [sys.executable, "-c", PROGRAM, str(delay_s), *commands]
+    with (
+        TemporaryFile() as printed,
+        subprocess.Popen(program, stdout=printed, stderr=theirs, env=environment, cwd=folder) as process,
+    ):
         os.close(theirs)
         said = b""
         while block := _read(ours):
             said += block
         os.close(ours)
-        assert process.stdout
-        return process.stdout.read().decode(), said.decode()
+        assert process.wait() == 0, said.decode()
+        printed.seek(0)
+        return list(zip(*(out.decode().split("\f")[:-1] for out in (printed.read(), said)), strict=True))
 
 
 @pytest.mark.slow
@@ -140,20 +157,19 @@ def test_what_takes_long_shows_its_progress_on_a_terminal(
     delay_s: int, is_shown: bool, trace: Path, tmp_path: Path
 ) -> None:
     """What the command prints stays as it is."""
-    printed, said = said_on_a_terminal(["report", str(trace), "-o", str(tmp_path / "pages")], delay_s, tmp_path)
-    assert printed.strip() == str(tmp_path / "pages" / "index.html")
+    ((printed, said),) = said_on_a_terminal([f"report '{trace}' -o pages"], delay_s, tmp_path)
+    assert printed.strip() == "pages/index.html"
     assert ("comparing the runs" in said) == is_shown
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", READING)
-def test_reading_shows_its_progress_on_a_terminal_and_nowhere_else(command: str, trace: Path, tmp_path: Path) -> None:
-    arguments = [*command.split(), str(trace)]
-    printed, said = said_on_a_terminal(arguments, 0, tmp_path)
-    assert "reading" in said
-    quiet, said = said_on_a_terminal([*arguments, "-q"], 0, tmp_path)
-    assert said == ""
-    assert quiet == "".join(line for line in printed.splitlines(keepends=True) if not line.startswith("note: "))
+def test_reading_shows_its_progress_on_a_terminal_and_nowhere_else(trace: Path, tmp_path: Path) -> None:
+    commands = [f"{command} '{trace}'{quiet}" for command in READING for quiet in ("", " -q")]
+    heard = said_on_a_terminal(commands, 0, tmp_path)
+    for command, (printed, said), (quiet, nothing) in zip(READING, heard[::2], heard[1::2], strict=True):
+        assert "reading" in said, command
+        assert nothing == "", command
+        assert quiet == "".join(line for line in printed.splitlines(keepends=True) if not line.startswith("note: "))
 
 
 def _read(descriptor: int) -> bytes:
