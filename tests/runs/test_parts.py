@@ -231,14 +231,15 @@ def test_where_the_memory_would_not_do_a_way_out_is_told(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", ["kernels", "info", "timeline"])
-def test_a_command_that_reads_all_at_once_says_so_unless_quiet(command: str, tmp_path: Path) -> None:
-    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
-    asked = [command, str(path), "--part-rows", "5"] + ["-o", str(tmp_path / "x.html")] * (command == "timeline")
-    code = "from ddp_prof.cli import main; main()"
-    for quiet in ([], ["-q"]):
-        done = subprocess.run([sys.executable, "-c", code, *asked, *quiet], capture_output=True, text=True, check=True)
-        assert ("note: " in done.stderr and "this needs all events at once" in done.stderr) == (not quiet)
+@pytest.mark.parametrize(("option", "notes"), [("", 3), ("-q", 0)])
+def test_commands_that_read_all_at_once_say_so_unless_quiet(option: str, notes: int, tmp_path: Path) -> None:
+    write_capture(tmp_path / "x.sqlite", known_truth(1))
+    code = "import sys; from ddp_prof.cli import main; [main(x.split(), standalone_mode=False) for x in sys.argv[1:]]"
+    commands = [f"{command} x.sqlite --part-rows 5 {option}" for command in ("kernels", "info", "timeline -o x.html")]
+    program = [sys.executable, "-c", code, *commands]
+    done = subprocess.run(program, capture_output=True, text=True, check=True, cwd=tmp_path)
+    said = [line for line in done.stderr.splitlines() if "note: " in line and "this needs all events at once" in line]
+    assert len(said) == notes
 
 
 def test_small_ones_are_read_as_a_whole_unless_told(tmp_path: Path) -> None:
