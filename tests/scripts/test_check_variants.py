@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.errors import WorkloadError
+from ddp_prof.train.launch import launch
 from tests.ddp.gloo_ranks import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,14 +42,18 @@ def sabotaged(rank: int) -> Any:
     return check_variants.check_all(arguments, RankInfo(rank, 2, rank, 2), torch.device("cpu"))
 
 
-def check(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=240, check=False)
+def test_a_variant_equals_one_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ranks that are forked, which need not import torch."""
+    monkeypatch.syspath_prepend(str(SCRIPT.parent))
+    check_variants, log = importlib.import_module("check_variants"), tmp_path / "log"
 
+    def launch_forked(world: int, argv: list[str]) -> None:
+        launch(world, ["-m", "check_variants", *argv[1:]], log, forked=True)
 
-def test_a_variant_equals_one_process() -> None:
-    done = check(str(SCRIPT), "--variants", "fsdp")
-    assert done.returncode == 0, done.stderr
-    where, line = done.stdout.splitlines()
+    monkeypatch.setattr("script_ranks.launch", launch_forked)
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--variants", "fsdp"])
+    assert check_variants.main() == 0
+    where, line = log.read_text().splitlines()
     assert where == "2 ranks, gloo, device: cpu"
     agreeing, total = line.removeprefix("fsdp: ").split(" runs")[0].split(" of ")
     assert agreeing == total
@@ -73,6 +78,7 @@ def test_without_a_gpu_it_says_so() -> None:
     torch = pytest.importorskip("torch")
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    done = check(str(SCRIPT), "--device", "cuda", "--variants", "naive")
+    command = [sys.executable, str(SCRIPT), "--device", "cuda", "--variants", "naive"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert "torch finds no GPU here" in done.stderr
