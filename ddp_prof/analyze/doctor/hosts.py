@@ -147,7 +147,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "launch-bound host",
         f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is the host: what came next on the critical "
-        "path, or in the next step, could not begin before it was launched.",
+        f"path{', or in the next step,' if run.analysis.has_steps else ''} could not begin before it was launched.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS,
         tuple(dict.fromkeys(path.rank for path, _, _ in late)),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),

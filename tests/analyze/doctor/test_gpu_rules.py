@@ -206,6 +206,9 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
             device.synchronize(1_000)
     (finding,) = [one for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
     assert finding.evidence.startswith("62% of a typical step, 8.00 ms, is the host")
+    assert "or in the next step" in finding.evidence
+    without_steps = diagnose(replace(device, ranges=[]).trace()).findings
+    assert [(one.rule, "next step" in one.evidence) for one in without_steps] == [("launch-bound host", False)]
     assert finding.advice.startswith("Load and move data in other processes")
 
 
