@@ -25,6 +25,7 @@ _DELAY_TOLERANCE = 0.5
 _LAUNCH_LESS = (
     "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere."
 )
+_MARK_STEPS = "Mark steps (--step-range) to see whether they wait for the host, or other work was done meanwhile."
 _LOAD_AHEAD = "Load and move data in other processes, ahead of the step that needs it."
 
 
@@ -148,7 +149,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
         "launch-bound host",
         f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is the host: what came next on the critical "
         f"path{', or in the next step,' if run.analysis.has_steps else ''} could not begin before it was launched.",
-        _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS,
+        _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(dict.fromkeys(path.rank for path, _, _ in late)),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
         cost,
@@ -195,7 +196,7 @@ def _starved_devices(run: RunEvidence) -> Finding | None:
     return Finding(
         "launch-bound host",
         f"For {share:.0%} of {whole}, {cost / 1e6:.2f} ms, the device was idle and its next work was not launched yet.",
-        _LAUNCH_LESS,
+        _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(name for name, _, _ in found),
         (),
         cost,

@@ -209,6 +209,7 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     assert "or in the next step" in finding.evidence
     without_steps = diagnose(replace(device, ranges=[]).trace()).findings
     assert [(one.rule, "next step" in one.evidence) for one in without_steps] == [("launch-bound host", False)]
+    assert without_steps[0].advice.startswith("Mark steps (--step-range) to see whether they wait for the host")
     assert finding.advice.startswith("Load and move data in other processes")
 
 
