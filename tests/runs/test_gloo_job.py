@@ -171,4 +171,4 @@ def test_without_ranges_of_phases_operators_tell_backward(tmp_path: Path) -> Non
             by_hand["overlapped by backward"],
         )
         assert rank.dependencies.reason is not None
-        assert "annotate.instrument(model)" in rank.dependencies.reason  # tests/annotate: it is known then
+        assert "instrument(model)" in rank.dependencies.reason  # tests/annotate: it is known then
