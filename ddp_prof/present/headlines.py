@@ -17,6 +17,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     TRANSFER,
     UNKNOWN_WHEN,
 )
+from ddp_prof.analyze.collectives.timing import FEW_BYTES
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import Outliers
@@ -34,8 +35,6 @@ _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 _WORTH_ADVICE = 0.01
 """Least share of the step for which advice is given."""
-_FEW_BYTES = 64 * 1024
-"""Below this size, a collective's length hardly depends on its size."""
 _NAMED_RUNS = 3
 """A sentence on more runs names only two of them."""
 _LARGE_PART = 0.25
@@ -331,7 +330,7 @@ def _lead_text(cause: RootCause) -> str:
 def _tail_advice(cause: RootCause) -> str:
     if len(cause.parameters) == 1:
         return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
-    if cause.bytes is not None and cause.bytes < _FEW_BYTES:
+    if cause.bytes is not None and cause.bytes < FEW_BYTES:
         return "Of so few bytes it is latency, which smaller buckets would not shorten."
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
     if cause.is_last and cause.same_operation_per_step > 1:

@@ -62,6 +62,9 @@ from ddp_prof.trace import (
 BLOCKING = (None, "after_backward", "compute_stream")
 """Why the program waits for a collective: launched after backward, or on the compute stream; ``None``: it does not."""
 
+FEW_BYTES = 64 * 1024
+"""Below this size, a collective's length hardly depends on its size."""
+
 READY_SOURCES = ("kernel", "hook")
 """The source of the ready time: the end of the last gradient kernel, or the hook that launched the collective."""
 

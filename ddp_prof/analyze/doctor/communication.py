@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import BLOCKING
+from ddp_prof.analyze.collectives.timing import BLOCKING, FEW_BYTES
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
@@ -154,7 +154,7 @@ _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     """There is one collective per parameter, each with its latency, or a single one, which cannot begin early.
 
-    Found if the median step has very many small reductions, or a single one that is mostly exposed.
+    Found if the median step has very many small reductions, or a single one that is mostly exposed and not small.
     """
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
@@ -174,7 +174,8 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     if count == 1 and run.collectives.reason:
         return Abstained("one bucket for all gradients", run.collectives.reason)
     exposed = median_or_zero(every.exposed_ns)
-    if count == 1 and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
+    is_small = len(sizes) and median_or_zero(sizes) < FEW_BYTES
+    if count == 1 and not is_small and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
         return Finding(
             "one bucket for all gradients",
             f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "

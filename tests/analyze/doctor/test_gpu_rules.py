@@ -300,7 +300,9 @@ def test_a_device_that_copies_while_the_path_is_on_the_host_is_not_said_to_be_id
     assert "nothing to do" not in finding.evidence
 
 
-def test_one_bucket_for_all() -> None:
+@pytest.mark.parametrize(("size", "is_named"), [(UNKNOWN, True), (8 << 20, True), (80, False)])
+def test_one_bucket_for_all(size: int, is_named: bool) -> None:
+    """Of 80 bytes all is latency, which several buckets would have several times."""
     device = Device()
     for step in range(STEPS):
         with device.range(f"step {step}"):
@@ -314,7 +316,12 @@ def test_one_bucket_for_all() -> None:
                 device.wait(1, 7, 2)
                 device.launch(1, 7, MS, is_collective=False)
         device.synchronize(1)
-    assert named(device.trace()) == ["one bucket for all gradients"]
+    trace = device.trace()
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    unknown = np.full(len(rows), UNKNOWN)
+    noted = CollectiveMetadata(rows, unknown, np.full(len(rows), size), unknown, unknown, unknown)
+    found = named(replace(trace, collective_metadata=noted))
+    assert found == (["one bucket for all gradients"] if is_named else [])
 
 
 def test_the_last_bucket_is_needed_first() -> None:
