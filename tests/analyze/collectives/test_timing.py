@@ -153,7 +153,7 @@ def test_operations_are_told_from_names(name: str, operation: str | None) -> Non
 
 def test_names_of_all_libraries_are_looked_at() -> None:
     unknown = {library for library, example in EXAMPLES.items() if operation_of(example) is None}
-    assert unknown == {"RCCL", "MSCCL", "Transformer Engine", "oneCCL"}, "names that do not tell the operation"
+    assert unknown == {"RCCL", "MSCCL", "Transformer Engine", "UCC", "oneCCL"}, "names that do not tell the operation"
 
 
 def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:
