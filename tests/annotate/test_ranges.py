@@ -137,7 +137,7 @@ with annotate.forward():
     annotate.start_all_reduce(0, 1, 1).end()
 print(annotate.is_enabled())
 """
-    assert run_python(code) == "False"
+    assert run_python(code) == str(torch.backends.cuda.is_built())  # a torch with CUDA has NVTX of its own
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,14 @@ def test_flags_that_nsys_refuses_are_told(machine: Machine) -> None:
     assert "unrecognised option '--bogus' (see NSYS_FLAGS)" in complaint
 
 
-@pytest.mark.parametrize("words", ["[boost::errinfo_api_function_*] = sem_open", "The proxy is not started."])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "[boost::errinfo_api_function_*] = sem_open",
+        "The proxy is not started.",
+        "[QuadDCommon::tag_message*] = Local Endpoint is not available.",
+    ],
+)
 def test_an_nsys_that_lost_a_race_with_itself_is_started_again(machine: Machine, words: str) -> None:
     lost = f"echo '{words}' >&2; exit 1"
     once = f'    [ -e "$FOLDER/lost" ] || {{ touch "$FOLDER/lost"; {lost}; }}\n    shift\n'
