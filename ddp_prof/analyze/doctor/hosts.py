@@ -228,7 +228,7 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
     """The other ranks wait for one rank.
 
-    Found if a rank arrives last more often than chance explains, and compute does not hide all waits for it.
+    Found if a rank arrives last more often than chance explains, and another rank has both waits and exposed time.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
