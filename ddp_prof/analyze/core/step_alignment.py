@@ -70,7 +70,8 @@ def _end_scatter(first: RankSteps, rank: RankSteps, shift: int) -> float:
     It is infinite if the ranks share too few steps, or if these have other numbers.
 
     Among many wrong shifts, one may look right by chance. Therefore a larger shift needs more common steps, and the
-    result of every shift but 0 is multiplied by a factor, which is larger for fewer common steps.
+    result of every shift but 0 is multiplied by a factor, which is larger for fewer common steps. Times are whole
+    nanoseconds; so a scatter below 1 ns is no better than one of 1 ns.
     """
     from_first, from_other = max(0, shift), max(0, -shift)
     common = min(len(first.numbers) - from_first, len(rank.numbers) - from_other)
@@ -83,4 +84,4 @@ def _end_scatter(first: RankSteps, rank: RankSteps, shift: int) -> float:
         return float("inf")
     difference = (ends_ns - other_ns)[both]
     scatter = float(np.median(np.abs(difference - np.median(difference))))
-    return scatter * max(CLEARLY, CHANCE ** (-1 / (steps // 2))) if shift else scatter
+    return max(scatter, 1) * max(CLEARLY, CHANCE ** (-1 / (steps // 2))) if shift else scatter

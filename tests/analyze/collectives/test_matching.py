@@ -41,7 +41,8 @@ def rank_trace(rank: int, first: int, epoch: int | None = None):
         ranges.append((name, " " * at + "#" * (length - 1)))
         ranges.append(("all_reduce|bucket=0|bytes=4", " " * (at + length - 6) + "####"))
         at += length
-    return draw_trace(ranges=ranges, ranks={PID: rank}, world_size=2, path=f"rank{rank}.sqlite")
+    path = f"rank{rank}.sqlite"
+    return draw_trace(ranges=ranges, ranks={PID: rank}, world_size=2, path=path, character_ns=US)
 
 
 @pytest.mark.parametrize("epoch", [None, 5], ids=["no numbers", "numbers that come again"])
@@ -74,7 +75,7 @@ def test_a_timeline_draws_a_step_of_all_ranks_at_one_time(epoch: int | None) -> 
     first, second = build_timeline(sources).panels
     assert [mark.key for mark in second.steps] == list(range(1, len(LENGTHS)))
     assert list(first.steps[1:]) == list(second.steps)
-    assert [mark.end_ns - mark.start_ns for mark in second.steps] == [length - 1 for length in LENGTHS[1:]]
+    assert [mark.end_ns - mark.start_ns for mark in second.steps] == [(length - 1) * US for length in LENGTHS[1:]]
     called = {key: name.partition(" (")[0] for key, name in first.step_names.items() if key}
     assert {key: name.partition(" (")[0] for key, name in second.step_names.items()} == called
 

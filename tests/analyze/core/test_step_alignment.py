@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.step_alignment import RankSteps, align_unnumbered_steps
-from ddp_prof.trace import UNKNOWN
+from ddp_prof.trace import NO_TIME, UNKNOWN
 
 DRAWS = 100
 STEP_NS, VARIES_NS = 1_000_000, 100_000
@@ -43,3 +43,11 @@ def test_ranks_that_began_together_are_not_said_to_have_begun_apart(steps: int, 
 @pytest.mark.parametrize(("steps", "jitter"), [(5, 0.01), (6, 0.01), (12, 0.1)])
 def test_those_that_began_apart_are_recognised(steps: int, jitter: float) -> None:
     assert share_moved(steps, 1, jitter) >= 0.9
+
+
+def test_a_nanosecond_is_no_reason_to_move_steps() -> None:
+    """A shift by two steps keeps the numbers, and all ends then differ alike; without it they differ by 0 or 1 ns."""
+    numbers, own = np.arange(10) % 2, np.array([NO_TIME, 70, 83, 126, 139, NO_TIME, 210, 223, 266, 279])
+    other = np.where(np.isin(own, (139, 223, 266, 279)), own + 1, own)
+    ranks = [RankSteps(Path(name), numbers, ends) for name, ends in (("a", own), ("b", other))]
+    assert align_unnumbered_steps(ranks) == ([0, 0], ())
