@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from functools import partial
 
 import pytest
@@ -16,8 +15,8 @@ from ddp_prof.train.workload import Trainer, TransformerLM
 from tests.ddp.gloo_ranks import run_ranks
 
 
-def one_dies(rank: int, key: str, steps: int) -> tuple[str, float]:
-    """Rank 1 dies after some steps; what rank 0 says to that, and how long it took."""
+def one_dies(rank: int, key: str, steps: int) -> str:
+    """Rank 1 dies after some steps; what rank 0 says to that."""
     options = {"bucket_size_mb": 0.1} if key == "bucketed" else {}
     variant = VARIANTS[key](TransformerLM(MODEL_SIZES["tiny"]), **options)
     trainer = Trainer(variant, torch.optim.SGD(variant.parameters(), lr=0.1))
@@ -26,12 +25,11 @@ def one_dies(rank: int, key: str, steps: int) -> tuple[str, float]:
         trainer.train_step(tokens[:, :-1], tokens[:, 1:])
     if rank == 1:
         os._exit(1)
-    begin = time.monotonic()
     try:
         trainer.train_step(tokens[:, :-1], tokens[:, 1:])
     except CommunicationError as error:
-        return str(error), time.monotonic() - begin
-    return "no error", 0.0
+        return str(error)
+    return "no error"
 
 
 @pytest.mark.parametrize(
@@ -43,9 +41,8 @@ def one_dies(rank: int, key: str, steps: int) -> tuple[str, float]:
         ("torch", 2, "all-reduce of bucket "),
     ],
 )
-def test_the_other_rank_fails_within_seconds(key: str, steps: int, what: str) -> None:
-    message, seconds = run_ranks(partial(one_dies, key=key, steps=steps))[0]
+def test_the_other_rank_fails_and_does_not_wait_for_a_timeout(key: str, steps: int, what: str) -> None:
+    message = run_ranks(partial(one_dies, key=key, steps=steps))[0]
     assert message.startswith(f"rank 0: {what}")
-    assert message.endswith(": another rank ended, see its output")
+    assert message.endswith(": another rank ended, see its output")  # after a timeout: "is stuck or ended"
     assert "\n" not in message
-    assert seconds < 10

@@ -59,7 +59,7 @@ class Checkout:
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Until it is so, which a test of a signal cannot do without."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < deadline
             time.sleep(0.05)
