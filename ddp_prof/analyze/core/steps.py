@@ -240,12 +240,11 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     if not np.any(spans.start_ns[rows][1:] < np.maximum.accumulate(spans.end_ns[rows])[:-1]):
         return rows, tuple(notes)
     lanes, times = np.unique(spans.lane[rows], return_counts=True)
-    if len(lanes) > 1:
-        first = int(spans.process[rows[0]])
-        chosen, why = (
-            (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "no thread has more")
-        )
-        rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
+    first = int(spans.process[rows[0]])
+    chosen, why = (
+        (first, "the first of the process") if first in lanes else (lanes[times.argmax()], "no thread has more")
+    )
+    rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
         notes.append(
