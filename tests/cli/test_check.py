@@ -104,6 +104,8 @@ def test_noise_within_the_spread_is_exit_code_0(tmp_path: Path) -> None:
     result = run("check", noisy, "--baseline", baseline, "--max-regression", "5%")
     assert result.exit_code == 0
     assert "beyond the limit, but within both runs' spread" in result.stdout
+    assert f"baseline: {baseline}" in result.stdout
+    assert "against the baseline: medians over the steps" in result.stdout
 
 
 def test_a_regression_beyond_the_spread_is_exit_code_3(tmp_path: Path) -> None:

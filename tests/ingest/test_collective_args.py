@@ -102,20 +102,26 @@ def test_nccls_payload_gives_size_and_communicator(tmp_path: Path, product: str,
     assert (only.op, only.bytes, only.group) == ("all_reduce", 4096, "77")
 
 
-def nccl_capture(path: Path, launches: list[int], ranges: list[tuple[str, int, int, int | None]]) -> Path:
+def nccl_capture(
+    path: Path, launches: list[int], ranges: list[tuple[str, int, int, int | None]], *of_others: Range
+) -> Path:
     """Collectives of a communicator, each on the device for 10 us, and NCCL's ranges: name, start, end and bytes.
 
     Args:
         path: To be written.
         launches: When each kernel is launched; kernels with one launch are nodes of a graph.
         ranges: All of one thread.
+        of_others: Ranges of other threads.
     """
     capture = Capture(
         kernels=[
             Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", at, at + 10_000, launch, 131, stream=9)
             for at, launch in zip(range(100_000, 10**6, 20_000), launches, strict=False)
         ],
-        ranges=[Range(name, start, end, 131, domain="NCCL", registered=True) for name, start, end, _ in ranges],
+        ranges=[
+            *of_others,
+            *(Range(name, start, end, 131, domain="NCCL", registered=True) for name, start, end, _ in ranges),
+        ],
     )
     write_capture(path, capture)
     with closing(sqlite3.connect(path)) as database:
@@ -151,6 +157,12 @@ def test_a_kernel_that_carries_out_a_group_moves_all_bytes_of_the_group(tmp_path
     (only,) = collectives_of(load_trace(nccl_capture(tmp_path / "x.sqlite", [100], GROUPED)))
     assert (only.op, only.bytes, only.group) == ("all_reduce", 10 * MB, "77")
     assert only.algbw_bytes_per_s == pytest.approx(1e12)
+
+
+def test_a_group_is_of_one_thread_also_beside_one_that_another_thread_left_open(tmp_path: Path) -> None:
+    left_open = Range("ncclGroupStart", 5, 8, 130, domain="NCCL", registered=True)
+    (only,) = collectives_of(load_trace(nccl_capture(tmp_path / "x.sqlite", [100], GROUPED, left_open)))
+    assert only.bytes == 10 * MB
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,14 @@ from ddp_prof.analyze.collectives.run_analysis import Alignment
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew, StepSkew
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.present.headlines import Headline, describe_changes, gain_headline, root_cause_headline, skew_headline
+from ddp_prof.present.headlines import (
+    Headline,
+    cause_headline,
+    describe_changes,
+    gain_headline,
+    root_cause_headline,
+    skew_headline,
+)
 
 MS = 1_000_000
 
@@ -21,6 +28,11 @@ TAIL = RootCause(
     same_operation_per_step=8, bucket=7, last_bucket=7, index=7, is_last=True, follows_own_bucket=False,
     collective_ns=82, bytes=61 * 2**20, parameters=("embedding", "norm"), lead_ns=300_000,
 )  # fmt: skip
+
+
+def test_the_cause_of_what_is_not_known_is_not_that_compute_hides_it() -> None:
+    assert cause_headline(None, "kernels have no ends", None) == "not known: kernels have no ends."
+    assert cause_headline(None, None, None) == "Compute hides all communication."
 
 
 def text_of(**change: object) -> str:

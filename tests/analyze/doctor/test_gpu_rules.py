@@ -345,14 +345,14 @@ def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended() -> 
 
 
 def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
-    def fsdp(scatter_stream: int) -> Trace:
+    def fsdp(scatter_stream: int, reduction: str = "ReduceScatter") -> Trace:
         device = Device()
         for step in range(STEPS):
             with device.range(f"step {step}"), device.range("backward"):
                 for _ in range(3):
                     device.launch(1, 7, MS, is_collective=False)
                     device.record(1, 7, 1)
-                    for stream, name in ((20, "AllGather"), (scatter_stream, "ReduceScatter_Sum_f32")):
+                    for stream, name in ((20, "AllGather"), (scatter_stream, f"{reduction}_Sum_f32")):
                         device.wait(1, stream, 1)
                         name = f"ncclDevKernel_{name}_RING_LL(x)"
                         device.launch(1, stream, MS, is_collective=True, name=name)
@@ -362,6 +362,7 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
     rule = "one communicator serializes gathers and scatters"
     assert rule in named(fsdp(20))
     assert rule not in named(fsdp(21))
+    assert rule not in named(fsdp(20, "AllReduce"))
 
 
 @pytest.mark.parametrize(("vote_bytes", "is_named"), [(512, True), (4 << 20, False)])
