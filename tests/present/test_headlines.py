@@ -325,6 +325,7 @@ def test_the_limit_of_blocking_bounds_the_gain(limit_ns: int | None, gain: float
     assert gain_headline(run).endswith(end.replace("...", "would gain at most"))
     assert replace(run, blocking_ns=MS).gain_at_most == 0.01
     assert replace(run, blocking_ns=MS, host_waits=1).gain_at_most == max(gain, 0.01)
+    assert "is exposed, and the host waits for it, so hiding" in gain_headline(replace(run, host_waits=1))
     both = replace(run, blocking_ns=30 * MS, host_waits=1)  # a stream waits while another one computes
     assert both.gain_at_most == 0.3
     assert "stands still for communication for 30.0 ms, and the host waits for it, so hiding" in gain_headline(both)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -404,14 +405,16 @@ def test_buckets_that_are_all_complete_only_at_the_end(sizes: list[int], is_name
     assert ("gradients ready in another order than buckets" in found) == is_named
 
 
-def test_buckets_are_late_in_the_pass_that_launches_them_not_in_the_step() -> None:
+@pytest.mark.parametrize("is_pass_a_step", [False, True])
+def test_buckets_are_late_in_the_pass_that_launches_them_not_in_the_step(is_pass_a_step: bool) -> None:
     """Gradients are accumulated over six passes of backward, and reduced in the last one."""
     device = Device()
     us = 1_000
     for step in range(STEPS):
-        with device.range(f"step {step}"):
+        with device.range(f"batch {step}" if is_pass_a_step else f"step {step}"):
             for part in range(6):
-                with device.range("backward"):
+                own = device.range(f"step {6 * step + part}") if is_pass_a_step else nullcontext()
+                with own, device.range("backward"):
                     for _ in range(3):
                         device.launch(us, 7, MS, is_collective=False)
                         if part == 5:

@@ -194,6 +194,7 @@ def test_a_change_beyond_the_scatter_is_told() -> None:
     ).changes
     assert (change.compute_ns, change.is_beyond_spread("compute")) == (-300, True)
     assert change.half_width_ns["compute"] == round(2**0.5 * 7.5), "of each run 7.5: 9 of 256 draws are that far below"
+    assert (change.rest_ns, change.half_width_ns["rest"]) == (0, 0), "all of each step is compute"
 
 
 def test_the_picture_marks_what_cannot_be_told() -> None:
