@@ -26,8 +26,13 @@ class KnownName:
 
     kind: str
     writer: str
-    pattern: str
+    usual: str
     examples: tuple[str, ...]
+
+    @property
+    def pattern(self) -> str:
+        """The expression, also for names to which ``torch.autograd.profiler.emit_nvtx`` has appended numbers."""
+        return self.usual.replace("$", "(?:, (?:seq|op_id|sizes) = .*)?$")
 
 
 KNOWN_NAMES = (

@@ -28,6 +28,24 @@ def test_an_example_is_taken_for_its_kind(known: KnownName, name: str) -> None:
     assert take_inventory(trace).recognized == ((known.kind, name, known.writer),)
 
 
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("iteration 12, op_id = 7", STEP),
+        ("train_step, op_id = 7", STEP),
+        ("## forward ##, op_id = 7", "forward"),
+        ("DistributedDataParallel.forward, op_id = 7, sizes = [[8, 4]]", "forward"),
+        ("backward, seq = 3, op_id = 7", "backward"),
+        ("Optimizer.step#AdamW.step, op_id = 7", "optimizer"),
+        ("optimizer, op_id = 7, sizes = [[]], input_op_ids = [(5,0)]", "optimizer"),
+    ],
+)
+def test_what_torch_s_emit_nvtx_appends_to_a_name_does_not_matter(name: str, kind: str) -> None:
+    trace = draw_trace(ranges={name: "####"})
+    found = [STEP] * len(find_steps(trace, PID)[0]) + [PHASES[kind] for kind in find_phases(trace, PID).kind.tolist()]
+    assert found == [kind]
+
+
 @pytest.mark.parametrize("known", KNOWN_NAMES, ids=lambda known: f"{known.kind}-{known.writer}")
 def test_each_pattern_is_needed_by_its_examples(known: KnownName) -> None:
     for name in known.examples:
