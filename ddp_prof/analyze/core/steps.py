@@ -16,8 +16,9 @@ from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_ro
 
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
-_EPOCH = r"^(?:#{1,9} ?)?(?:epoch[ _:=#]*\d+[ ,_/-]+)?(?:training|train|global)?[ _/-]?"
+_BEFORE = r"^(?:#{1,9} ?)?(?:(?:epoch|rank)[ _:=#-]*\d+[ ,_/-]+)?(?:training|train|global|measure(?:d|ment)?)?[ _/-]?"
 _NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:/\d+)?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
+_PHASE_END = r"(?:[ _-]?(?:pass|step))?(?:\(\))? ?#*$"
 
 
 @dataclass(frozen=True)
@@ -41,10 +42,13 @@ KNOWN_NAMES = (
         STEP, "Megatron-Bridge", r"\.training_step_(\d+)$", ("megatron.bridge.training.train.train.training_step_3",)
     ),
     KnownName(
-        STEP, _LOOPS, rf"{_EPOCH}(?:step|iteration|iter){_NUMBER}",
-        ("step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3"),
+        STEP, _LOOPS, rf"{_BEFORE}(?:step|iteration|iter){_NUMBER}",
+        (
+            "step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3",
+            "rank_0_step_3", "measured_step_3",
+        ),
     ),
-    KnownName(STEP, _LOOPS, rf"{_EPOCH}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3/60")),
+    KnownName(STEP, _LOOPS, rf"{_BEFORE}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3/60")),
     KnownName(
         STEP, _LOOPS, r"^#{0,9} ?(?:train[ _-]?(?:step|iteration|iter|batch)|iteration) ?#*$",
         ("train_step", "train iteration", "## iteration ##"),
@@ -54,15 +58,21 @@ KNOWN_NAMES = (
         STEP, "JAX", r"^(?:TSL:)?XlaModule:#",
         ("TSL:XlaModule:#prefix=jit(train_step)/jit(main),hlo_module=jit_train_step,program_id=7#",),
     ),
-    KnownName(FORWARD, _OURS, r"^#{0,9} ?(?:forward|fwd)(?:[ _]?pass)? ?#*$", ("forward", "fwd", "## forward pass ##")),
-    KnownName(FORWARD, "torch", r"^DistributedDataParallel\.forward$", ("DistributedDataParallel.forward",)),
+    KnownName(
+        FORWARD, _OURS, rf"^#{{0,9}} ?(?:model[ _.])?(?:forward|fwd){_PHASE_END}",
+        ("forward", "fwd", "## forward pass ##", "forward_step", "model.forward"),
+    ),
+    KnownName(
+        FORWARD, "torch", r"^(?:Distributed|FullySharded)?DataParallel\.forward$",
+        ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward", "DataParallel.forward"),
+    ),
     KnownName(FORWARD, "DeepSpeed", r"^DeepSpeedEngine\.forward$", ("DeepSpeedEngine.forward",)),
     KnownName(
         FORWARD, "Lightning", r"\[Strategy\]\w+\.training_step$", ("[pl][profile][Strategy]DDPStrategy.training_step",)
     ),
     KnownName(
-        BACKWARD, _OURS, r"^#{0,9} ?(?:loss[._])?(?:backward|bwd)(?:[ _]?pass)? ?#*$",
-        ("backward", "bwd", "loss.backward", "## backward ##"),
+        BACKWARD, _OURS, rf"^#{{0,9}} ?(?:loss[ _.])?(?:backward|bwd){_PHASE_END}",
+        ("backward", "bwd", "loss.backward()", "## backward ##", "backward_step"),
     ),
     KnownName(BACKWARD, "DeepSpeed", r"^DeepSpeedEngine\.backward$", ("DeepSpeedEngine.backward",)),
     KnownName(
@@ -70,8 +80,8 @@ KNOWN_NAMES = (
     ),
     KnownName(SYNCHRONIZE, _OURS, r"^synchronize$", ("synchronize",)),
     KnownName(
-        OPTIMIZER, _OURS, r"^#{0,9} ?(?:optimizer|opt)(?:[ _.]?step)? ?#*$|^optimizer\|bucket=\d+$",
-        ("optimizer", "opt", "optimizer_step", "optimizer.step"),
+        OPTIMIZER, _OURS, r"^#{0,9} ?(?:optimizer|optim|opt)(?:[ _.-]?step)?(?:\(\))? ?#*$|^optimizer\|bucket=\d+$",
+        ("optimizer", "optim", "opt", "optimizer_step", "opt.step()"),
     ),
     KnownName(OPTIMIZER, "torch", r"^Optimizer\.step#", ("Optimizer.step#AdamW.step",)),
     KnownName(

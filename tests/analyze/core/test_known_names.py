@@ -56,6 +56,33 @@ def test_each_pattern_is_needed_by_its_examples(known: KnownName) -> None:
 @pytest.mark.parametrize(
     "name",
     [
+        "step size 3",
+        "step 3 of the tutorial",
+        "Step 3: load the model",
+        "step_3_load",
+        "step 3.5",
+        "step[DECODE bs=3]",  # SGLang serves requests
+        "steps 3",
+        "Warmup Step 3",
+        "validation step 3",
+        "optimizer_step_3",
+        "micro_step_3",
+        "iteration_3_ga_step_0",
+        "iteration_time",
+        "batch_norm_1",
+        "batch_idx_3",
+        "batch_size_3",
+        "Batch Size: 3",
+        "Rank 0: Forward:3",
+        "measure_forward",
+        "measured_3",
+        "gpu_model_runner: forward",  # vLLM serves requests
+        "[Executor] _forward_step 3: 0 ctx reqs, 0 ctx tokens, 8 gen reqs",  # TensorRT-LLM
+        "## op1.backward ##",  # of a torch.autograd.Function
+        "backward_and_optimizer",
+        "FullyShardedDataParallel._pre_backward_hook",
+        "Optimizer.zero_grad#AdamW.zero_grad",
+        "optimized_gemm",
         "FSDP::pre_backward (layers.3)",
         "FSDP::all_gather (layers.3)",
         "[pl][profile][Strategy]DDPStrategy.pre_backward",

@@ -69,8 +69,8 @@ def test_the_thread_that_opens_the_steps_is_not_taken_for_autograds(name: str) -
 
 
 def test_info_takes_the_name_of_the_backward_range() -> None:
-    trace = draw_trace(ranges={"step 0": "########", "bwd-pass": "..###"}, launches={"main": "a"}, streams={7: ".aa"})
-    (process,) = take_inventory(trace, RangePatterns(backward="bwd-pass")).processes
+    trace = draw_trace(ranges={"step 0": "########", "my bwd": "..###"}, launches={"main": "a"}, streams={7: ".aa"})
+    (process,) = take_inventory(trace, RangePatterns(backward="my bwd")).processes
     assert process.backward_ranges == 1
     (process,) = take_inventory(trace).processes
     assert process.backward_ranges == 0
