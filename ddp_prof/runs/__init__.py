@@ -17,10 +17,12 @@ from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
 
 _NAMED_RANK = re.compile(
-    r"(?<![A-Za-z])(?:rank|r|proc|procid|task|gpu|worker)[._-]?(\d+)(?:[._-]?of[._-]?\d+)?(?!\d)", re.I
+    r"(?<![A-Za-z])(?:(rank)|r|proc|procid|task|gpu|worker)[._-]?(?P<rank>\d+)(?P<of>[._-]?of[._-]?\d+)?(?!\d)", re.I
 )
-_BARE_NUMBER = re.compile(r"(?<=[._-])(\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
-"""``report.3.sqlite``, ``trace_3.json.gz``: a rank only where the numbers of all files are 0, 1, 2 and so on."""
+_BARE_NUMBER = re.compile(r"(?<=[._-])(?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
+"""``report.3.sqlite``, ``trace_3.json.gz``."""
+_COUNTED = re.compile(r"(?<![A-Za-z])(?:step|epoch|iter|iteration|batch|cycle|run|trial|seed)[._-]$", re.I)
+"""What stands before numbers that are no ranks."""
 _NODE = re.compile(r"(?<![A-Za-z])node[._-]?\d+|(?<=_on_)[A-Za-z][\w-]*", re.I)
 _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 """The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
@@ -29,21 +31,24 @@ _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
     """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
 
-    They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``.
+    They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``. A number that
+    neither ``rank`` nor ``of8`` calls a rank is one only if the numbers of all files are 0, 1, 2 and so on.
     """
     alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], dict[int, Path]]] = {}
     for file in files:
         for name in (_NODE.sub("*", file.name), file.name):
             named = list(_NAMED_RANK.finditer(name))
-            if hit := named[-1] if named else _BARE_NUMBER.search(name):
-                key = bool(named), file.parent, f"{name[: hit.start()]}*{name[hit.end() :]}"
-                alike.setdefault(key, {}).setdefault(_node_of(file), {})[int(hit.group(1))] = file
+            hit = named[-1] if named else _BARE_NUMBER.search(name)
+            if hit and (named or not _COUNTED.search(name[: hit.start()])):
+                is_certain = bool(named and (hit[1] or hit["of"]))
+                key = is_certain, file.parent, f"{name[: hit.start()]}*{name[hit.end() :]}"
+                alike.setdefault(key, {}).setdefault(_node_of(file), {})[int(hit["rank"])] = file
                 break
     groups = []
-    for (is_named, *_), nodes in alike.items():
+    for (is_certain, *_), nodes in alike.items():
         job = {rank: file for of_node in nodes.values() for rank, file in of_node.items()}
         parts = [job] if len(job) == sum(map(len, nodes.values())) else nodes.values()
-        alone = (ranks for ranks in parts if len(ranks) > 1 and (is_named or {*ranks} == {*range(len(ranks))}))
+        alone = (ranks for ranks in parts if len(ranks) > 1 and (is_certain or {*ranks} == {*range(len(ranks))}))
         groups += [[ranks[rank] for rank in sorted(ranks)] for ranks in alone]
     return groups
 

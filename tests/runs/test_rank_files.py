@@ -24,6 +24,10 @@ from tests.nsys_factory import write_capture
         ["node0.rank0.sqlite", "node1.rank1.sqlite"],
         ["node_0.sqlite", "node_1.sqlite"],
         ["trace_0.json.gz", "trace_1.json.gz"],
+        ["trace_rank_3_step_10.json", "trace_rank_4_step_10.json"],
+        ["nsys_rank03_2024-05-01.sqlite", "nsys_rank04_2024-05-01.sqlite"],
+        ["gpu0.sqlite", "gpu1.sqlite"],
+        ["run_rank0.sqlite", "run_rank1.sqlite"],
     ],
 )
 def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
@@ -36,6 +40,16 @@ def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
     [
         ["run_1.sqlite", "run_2.sqlite"],  # numbers that do not count from 0 may be of runs
         ["report.3.sqlite", "report.5.sqlite"],
+        ["epoch_0.json.gz", "epoch_1.json.gz"],
+        ["trace.step.0.json", "trace.step.1.json"],
+        ["run-0.sqlite", "run-1.sqlite"],
+        ["gpu4.sqlite", "gpu8.sqlite"],  # as many GPUs, more likely than two ranks of eight
+        ["r1_25mb.sqlite", "r2_25mb.sqlite"],
+        ["proc1234.nsys-rep", "proc1235.nsys-rep"],  # process ids
+        ["node01_12345.1700000000000.pt.trace.json.gz", "node01_12346.1700000000100.pt.trace.json.gz"],
+        ["report_2024-05-01.sqlite", "report_2024-05-02.sqlite"],
+        ["nsys_rank03_2024-05-01.sqlite", "nsys_rank03_2024-05-02.sqlite"],
+        ["report_gpu01_4321.nsys-rep", "report_gpu02_4322.nsys-rep"],
         ["bucketed_1mb.sqlite", "bucketed_10mb.sqlite"],
         ["before.rank0.sqlite", "after.rank1.sqlite"],
         ["rank0.sqlite"],
