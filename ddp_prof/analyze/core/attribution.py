@@ -57,6 +57,7 @@ _SIGNS = (
     ("notifydispatch", NOTIFY),
     ("notifycombine", NOTIFY),
     ("onecclreducebase", None),  # oneCCL uses this name for an all-reduce, too
+    ("allreducebarrier", "barrier"),
     ("allreduce", ALL_REDUCE),
     ("onerankreduce", ALL_REDUCE),
     ("minimaxreduce", ALL_REDUCE),
