@@ -74,8 +74,8 @@ class Document(msgspec.Struct):
     """The parts of the file that are read."""
 
     traceEvents: list[Event]  # noqa: N815
-    baseTimeNanoseconds: int = 0  # noqa: N815
-    distributedInfo: dict[str, Any] | None = None  # noqa: N815
+    baseTimeNanoseconds: int | float | None = 0  # noqa: N815
+    distributedInfo: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
 
 

@@ -93,8 +93,9 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     ranges = [*ranges, *ours]
     names = NameTable()
     spans = _spans(ranges, names)
-    distributed = document.distributedInfo or {}
-    rank, world, base_ns = distributed.get("rank"), distributed.get("world_size"), document.baseTimeNanoseconds
+    distributed = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
+    told = (distributed.get("rank"), distributed.get("world_size"), document.baseTimeNanoseconds)
+    rank, world, base_ns = _parse_integers(told).tolist()
     synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
     activities = concatenate(
         _activities(by_category[_KERNEL], names, Kind.KERNEL, options.comm_patterns),
@@ -103,7 +104,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     )
     host_operations = [] if len(activities) else operations
     called = [event for event in operations if str(event.name).startswith(_COLLECTIVE_CALL)]
-    is_utc = base_ns == 0 and enrich.are_utc((call_ns, activities.start_ns, spans.start_ns))
+    is_utc = base_ns <= 0 and enrich.are_utc((call_ns, activities.start_ns, spans.start_ns))
     processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
     devices = len(distinct(activities.device))
     # ``distributedInfo`` describes only one of several ranks.
@@ -136,14 +137,14 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         threads=_thread_names(document.traceEvents, operations, ranges),
         names_autograd=bool(by_category["cpu_op"]),  # releases that call operators so record autograd's engine, too
         overhead=Overhead(*_times([e for e in by_category["overhead"] if e.name not in _OVERHEAD_OF_CUDA])),
-        ranks={PROCESS: rank} if _is_count(rank, MOST_RANKS) and not may_hold_several_ranks else {},
+        ranks={PROCESS: rank} if 0 <= rank < MOST_RANKS and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
         operators=_operators(host_operations),
         collective_calls=CollectiveCalls(_times(called)[0], _intern_names(called, names)),
         sync_source=sync_source,
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
-        world_size=world if world and _is_count(world, MOST_RANKS) else None,
+        world_size=world if 0 < world < MOST_RANKS else None,
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 < base_ns < _MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),

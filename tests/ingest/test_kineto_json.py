@@ -159,6 +159,19 @@ def test_numbers_that_another_program_wrote_as_floats_are_read(tmp_path: Path) -
     assert (told.bytes.tolist(), told.group_size.tolist(), told.sequence.tolist()) == ([256], [2], [5])
 
 
+@pytest.mark.parametrize(
+    ("base", "rank", "told"),
+    [(float(BASE), 1.0, (BASE, 1)), (str(BASE), "1", (BASE, 1)), (None, None, (None, None)), (0, -1, (None, None))],
+)
+def test_rank_and_base_that_another_program_wrote_are_read(
+    base: object, rank: object, told: tuple[int | None, int | None], tmp_path: Path
+) -> None:
+    """The trace was said to be none of torch.profiler's."""
+    info = {"rank": rank, "world_size": 2.0}
+    trace = load_trace(write(tmp_path / "x.json", gpu_step(), baseTimeNanoseconds=base, distributedInfo=info))
+    assert (trace.epoch_ns, trace.ranks.get(0), trace.world_size) == (*told, 2)
+
+
 @pytest.mark.parametrize("category", ["cpu_op", "Operator"])
 def test_ranges_that_old_torch_records_as_operators_do_not_compute(category: str, tmp_path: Path) -> None:
     """A step held all of its all-reduce, so 100 % of it was hidden; as 'cpu_op', nothing was known to communicate."""
