@@ -89,8 +89,8 @@ KNOWN_NAMES = (
         ("DeepSpeedEngine.step", "DeepSpeedZeroOptimizer_Stage3.step"),
     ),
     KnownName(
-        OPTIMIZER, "Lightning", r"\[Strategy\]\w+\.optimizer_step$",
-        ("[pl][profile][Strategy]FSDPStrategy.optimizer_step",),
+        OPTIMIZER, "Lightning", r"\[(?:Strategy|LightningModule)\]\w+\.optimizer_step$",
+        ("[pl][profile][LightningModule]MyModel.optimizer_step",),
     ),
     KnownName(
         OPTIMIZER, "Megatron-Bridge", r"\.train_step\.optimizer_step$",

@@ -138,6 +138,8 @@ def test_a_pattern_of_the_user_takes_its_first_group_as_the_number() -> None:
         ("[pl][profile][Strategy]DDPStrategy.training_step", "forward"),
         ("[pl][profile][Strategy]DDPStrategy.backward", "backward"),
         ("[pl][profile][Strategy]FSDPStrategy.optimizer_step", "optimizer"),
+        ("[pl][profile][LightningModule]MyModel.optimizer_step", "optimizer"),
+        ("[pl][profile][LightningModule]MyModel.on_after_backward", None),
         ("[pl][profile][Strategy]DDPStrategy.pre_backward", None),
         ("synchronize", "synchronize"),
         ("ncclAllReduce", None),
