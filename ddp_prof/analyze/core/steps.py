@@ -18,7 +18,7 @@ _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
 _BEFORE = r"^(?:#{1,9} ?)?(?:(?:epoch|rank)[ _:=#-]*\d+[ ,_/-]+)?(?:training|train|global|measure(?:d|ment)?)?[ _/-]?"
 _NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:/\d+)?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
-_PHASE_END = r"(?:[ _-]?(?:pass|step))?(?:\(\))? ?#*$"
+_PHASE_END = r"(?:[ _-]?(?:pass|step))?(?:\(\)|[ _]?\[?\d+(?:/\d+)?\]?)? ?#*$"
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ KNOWN_NAMES = (
     ),
     KnownName(
         FORWARD, _OURS, rf"^#{{0,9}} ?(?:model[ _.])?(?:forward|fwd){_PHASE_END}",
-        ("forward", "fwd", "## forward pass ##", "forward_step", "model.forward"),
+        ("forward", "fwd", "## forward pass ##", "forward_step", "model.forward", "Forward 3"),
     ),
     KnownName(
         FORWARD, "torch", r"^(?:Distributed|FullySharded)?DataParallel\.forward$",
@@ -72,7 +72,7 @@ KNOWN_NAMES = (
     ),
     KnownName(
         BACKWARD, _OURS, rf"^#{{0,9}} ?(?:loss[ _.])?(?:backward|bwd){_PHASE_END}",
-        ("backward", "bwd", "loss.backward()", "## backward ##", "backward_step"),
+        ("backward", "bwd", "loss.backward()", "## backward ##", "backward_step", "Backward 3"),
     ),
     KnownName(BACKWARD, "DeepSpeed", r"^DeepSpeedEngine\.backward$", ("DeepSpeedEngine.backward",)),
     KnownName(

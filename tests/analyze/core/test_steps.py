@@ -122,6 +122,12 @@ def test_a_pattern_of_the_user_takes_its_first_group_as_the_number() -> None:
         ("loss.backward", "backward"),
         ("Loss Backward", "backward"),
         ("BWD_STEP", "backward"),
+        ("Forward 3", "forward"),  # torch.distributed.pipelining numbers micro-batches
+        ("Backward 3", "backward"),
+        ("backward_step[3]", "backward"),
+        ("Backward pass 3/10", "backward"),
+        ("Backward_Layer_3", None),
+        ("backward[3].sync_tick.0", None),
         ("backward_step", "backward"),
         ("forward_step", "forward"),
         ("FullyShardedDataParallel.forward", "forward"),
