@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,16 @@ from ddp_prof.runs.run import Run, prepare_runs
 from ddp_prof.runs.workers import Workers
 
 _NAMED_RANK = re.compile(
-    r"(?<![A-Za-z])(?:(rank)|r|proc|procid|task|gpu|worker)[._-]?(?P<rank>\d+)(?P<of>[._-]?of[._-]?\d+)?(?!\d)", re.I
+    r"(?<![A-Za-z])(?<!lora[._-])(?:(rank)|r|proc|procid|task|gpu|worker)[._-]?(?P<rank>\d+)"
+    r"(?P<of>[._-]?of[._-]?\d+)?(?!\d)",
+    re.I,
 )
 _BARE_NUMBER = re.compile(r"(?<=[._-])(?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
 """``report.3.sqlite``, ``trace_3.json.gz``."""
 _COUNTED = re.compile(r"(?<![A-Za-z])(?:step|epoch|iter|iteration|batch|cycle|run|trial|seed)[._-]$", re.I)
 """What stands before numbers that are no ranks."""
+_OWN_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d{2,}(?![A-Za-z0-9])")
+"""A number that may be a process id or a part of a time."""
 _NODE = re.compile(r"(?<![A-Za-z])node[._-]?\d+|(?<=_on_)[A-Za-z][\w-]*", re.I)
 _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 """The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
@@ -32,29 +37,48 @@ def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
     """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
 
     They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``. A number that
-    neither ``rank`` nor ``of8`` calls a rank is one only if the numbers of all files are 0, 1, 2 and so on.
+    neither ``rank`` nor ``of8`` calls a rank is one only if the numbers of all files are 0, 1, 2 and so on. Of the
+    files that are left, those with a certain rank may differ in process ids and times, too.
     """
-    alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], dict[int, Path]]] = {}
+    groups = _group_by_names(files, lambda rest: rest)
+    left = [file for file in files if not any(file in group for group in groups)]
+    return groups + _group_by_names(left, partial(_OWN_NUMBER.sub, "*"))
+
+
+def _group_by_names(files: Sequence[Path], in_common: Callable[[str], str]) -> list[list[Path]]:
+    """The same; ``in_common`` returns what the names without ranks and nodes have in common."""
+    alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], list[tuple[int, Path]]]] = {}
     for file in files:
         for name in (_NODE.sub("*", file.name), file.name):
             named = list(_NAMED_RANK.finditer(name))
             hit = named[-1] if named else _BARE_NUMBER.search(name)
             if hit and (named or not _COUNTED.search(name[: hit.start()])):
                 is_certain = bool(named and (hit[1] or hit["of"]))
-                key = is_certain, file.parent, f"{name[: hit.start()]}*{name[hit.end() :]}"
-                alike.setdefault(key, {}).setdefault(_node_of(file), {})[int(hit["rank"])] = file
+                rest = f"{name[: hit.start()]}*{name[hit.end() :]}"
+                key = is_certain, file.parent, in_common(rest) if is_certain else rest
+                alike.setdefault(key, {}).setdefault(_node_of(file), []).append((int(hit["rank"]), file))
                 break
     groups = []
     for (is_certain, *_), nodes in alike.items():
-        job = {rank: file for of_node in nodes.values() for rank, file in of_node.items()}
-        parts = [job] if len(job) == sum(map(len, nodes.values())) else nodes.values()
-        alone = (ranks for ranks in parts if len(ranks) > 1 and (is_certain or {*ranks} == {*range(len(ranks))}))
-        groups += [[ranks[rank] for rank in sorted(ranks)] for ranks in alone]
+        job = [found for of_node in nodes.values() for found in of_node]
+        for part in [job] if len(dict(job)) == len(job) else nodes.values():
+            ranks = dict(part)
+            if len(part) == len(ranks) > 1 and (is_certain or {*ranks} == {*range(len(ranks))}):
+                groups.append([ranks[rank] for rank in sorted(ranks)])
     return groups
 
 
 def _node_of(file: Path) -> tuple[str, ...]:
     return tuple(_NODE.findall(file.name))
+
+
+def _differences(group: Sequence[Path]) -> str:
+    """In what the names of a group of :func:`group_rank_files` differ."""
+    others = ["node"] if len({*map(_node_of, group)}) > 1 else []
+    rests = {_NAMED_RANK.sub("", _NODE.sub("", file.name)) for file in group}
+    if _NAMED_RANK.search(group[0].name) and len(rests) > 1:
+        others.append("process id or time")
+    return " and ".join(["rank", *others]) if others else "a rank number"
 
 
 def load_runs(
@@ -137,8 +161,7 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
     alone = {run.files[0]: run for run in runs if _may_be_rank(run)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
-        what = "a rank number" if len({*map(_node_of, group)}) == 1 else "rank and node"
-        joined |= _join_runs([alone.pop(file) for file in group], f"their names differ in {what} only")
+        joined |= _join_runs([alone.pop(file) for file in group], f"their names differ in {_differences(group)} only")
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
         (rank, world, _), *others = run.identities() or [(None, None, ())]

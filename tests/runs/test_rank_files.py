@@ -28,6 +28,10 @@ from tests.nsys_factory import write_capture
         ["nsys_rank03_2024-05-01.sqlite", "nsys_rank04_2024-05-01.sqlite"],
         ["gpu0.sqlite", "gpu1.sqlite"],
         ["run_rank0.sqlite", "run_rank1.sqlite"],
+        ["profile_41_8412_node0_rank0.nsys-rep", "profile_42_8412_node0_rank1.nsys-rep"],  # NeMo's, with a process id
+        ["profile_141_8412_node0_rank0.nsys-rep", "profile_97_8412_node1_rank128.nsys-rep"],
+        ["rank0.1700000000000.pt.trace.json.gz", "rank1.1700000000007.pt.trace.json.gz"],
+        ["rank0_2024-05-01_10-15-00.json", "rank1_2024-05-01_10-15-01.json"],
     ],
 )
 def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
@@ -52,6 +56,10 @@ def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
         ["report_gpu01_4321.nsys-rep", "report_gpu02_4322.nsys-rep"],
         ["bucketed_1mb.sqlite", "bucketed_10mb.sqlite"],
         ["before.rank0.sqlite", "after.rank1.sqlite"],
+        ["25mb_rank0.sqlite", "50mb_rank1.sqlite"],
+        ["rank0.41.sqlite", "rank1.42.sqlite", "rank0.51.sqlite", "rank1.52.sqlite"],  # which belong together?
+        ["41.0.sqlite", "42.1.sqlite"],
+        ["lora_rank_4.sqlite", "lora_rank_8.sqlite"],  # sizes of matrices
         ["rank0.sqlite"],
     ],
 )
@@ -72,6 +80,13 @@ def test_ranks_of_several_nodes_are_one_run_and_say_so(tmp_path: Path) -> None:
     (run,) = load_runs(files)
     (note,) = [note for note in run.overlap().warnings if "--separate" in note]
     assert note.startswith("2 files are read as ranks of one run, because their names differ in rank and node only")
+
+
+def test_that_process_ids_differ_is_said(tmp_path: Path) -> None:
+    files = [write_capture(tmp_path / f"profile_{41 + rank}_8412_rank{rank}.sqlite", known_truth()) for rank in (0, 1)]
+    (run,) = load_runs(files)
+    (note,) = [note for note in run.overlap().warnings if "--separate" in note]
+    assert "because their names differ in rank and process id or time only" in note
 
 
 def test_a_folder_is_part_of_the_name() -> None:
