@@ -81,6 +81,11 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     document = read_document(path)
     by_category = _events_by_category(path, document)
+    # CUPTI gives 0 as start and end of an activity whose times it could not collect.
+    of_device = _events_of_categories(by_category, _OF_DEVICE)
+    has_start = np.array([bool(event.ts or event.dur) for event in of_device], np.bool_)
+    for category in _OF_DEVICE:
+        by_category[category] = [event for event in by_category[category] if event.ts or event.dur]
     launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
     call_ns, call_end_ns = _times(launches)
     operations = _events_of_categories(by_category, _OPERATIONS)
@@ -117,7 +122,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         doubt = "the rank of each device is not known; give the file of each rank"
         warnings = (f"{merged}: steps and phases may be wrong, and {doubt}",)
     without_end = sum(event.dur < 0 for event in _events_of_categories(by_category, _OF_DEVICE))
-    warnings = (*warnings, *enrich.warn_missing_ends(without_end))
+    no_start = enrich.warn_missing_starts(path, {"activities": has_start})
+    warnings = (*warnings, *no_start, *enrich.warn_missing_ends(without_end))
     call_details = None
     if options.with_launches:
         call_details = CallDetails(call_end_ns, _intern_names(launches, names, enrich.UNNAMED_CALL))

@@ -323,6 +323,22 @@ def test_an_activity_without_an_end_is_told(tmp_path: Path) -> None:
     assert (trace.activities.end_ns - trace.activities.start_ns).tolist() == [2000, 0, 0, 0]
 
 
+@pytest.mark.parametrize("first_us", [0, 1_615_207_264_505_000])
+def test_an_activity_whose_time_was_not_collected_is_left_out_and_told(first_us: int, tmp_path: Path) -> None:
+    """CUPTI gives it 0 for start and end: the step began with the trace, or the times were said to be impossible."""
+
+    def step(ts: int, *others: str) -> Path:
+        launch = event("cuda_runtime", "cudaLaunchKernel", str(first_us + ts), "1", correlation=5)
+        kernel = event("kernel", "gemm", str(first_us + ts + 8), "10", device=0, stream=7, correlation=5)
+        marked = event("user_annotation", "ProfilerStep#3", str(first_us + ts - 5), "50")
+        return write(tmp_path / "x.json", [marked, launch, kernel, *others])
+
+    lost = event("kernel", "gemm", "0", "0", device=0, stream=7, correlation=6)
+    result, without = measure_overlap(load_trace(step(20, lost))), measure_overlap(load_trace(step(20)))
+    assert result.ranks == without.ranks
+    assert {*result.warnings} - {*without.warnings} == {"1 of 2 activities have no start and are left out"}
+
+
 def test_events_in_two_rows_are_refused_and_not_said_to_be_none(tmp_path: Path) -> None:
     whole = event("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "5", "2", device=0)
     events = [whole.replace('"X"', '"B"'), whole.replace('"X"', '"E"').replace('"ts": 5', '"ts": 7')]
