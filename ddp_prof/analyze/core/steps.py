@@ -78,7 +78,12 @@ KNOWN_NAMES = (
     KnownName(
         BACKWARD, "Lightning", r"\[Strategy\]\w+\.backward$", ("[pl][profile][Strategy]DDPStrategy.backward",)
     ),
-    KnownName(SYNCHRONIZE, _OURS, r"^synchronize$", ("synchronize",)),
+    KnownName(
+        SYNCHRONIZE, _OURS,
+        r"^(?:synchronize|(?:finish_)?grad(?:ient)?s?[ _-]sync(?:hronization)?(?:[ _-]wait)?"
+        r"|(?:sync|synchronize|reduce)[ _-]grad(?:ient)?s?)$",
+        ("synchronize", "grad_sync", "gradient_sync_wait", "finish_gradient_synchronization", "sync_gradients"),
+    ),
     KnownName(
         OPTIMIZER, _OURS, r"^#{0,9} ?(?:optimizer|optim|opt)(?:[ _.-]?step)?(?:\(\))? ?#*$|^optimizer\|bucket=\d+$",
         ("optimizer", "optim", "opt", "optimizer_step", "opt.step()"),

@@ -148,6 +148,13 @@ def test_a_pattern_of_the_user_takes_its_first_group_as_the_number() -> None:
         ("[pl][profile][LightningModule]MyModel.on_after_backward", None),
         ("[pl][profile][Strategy]DDPStrategy.pre_backward", None),
         ("synchronize", "synchronize"),
+        ("grad_sync", "synchronize"),
+        ("gradient_sync_wait", "synchronize"),
+        ("finish_gradient_synchronization", "synchronize"),
+        ("sync_gradients", "synchronize"),
+        ("reduce-grads", "synchronize"),  # fairseq's
+        ("gradient clipping", None),
+        ("sync_tick", None),
         ("ncclAllReduce", None),
         ("forwarder", None),
         ("backward_hooks_setup", None),
