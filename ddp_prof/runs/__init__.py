@@ -41,8 +41,8 @@ def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
     files that are left, those with a certain rank may differ in process ids and times, too.
     """
     groups = _group_by_names(files, lambda rest: rest)
-    left = [file for file in files if not any(file in group for group in groups)]
-    return groups + _group_by_names(left, partial(_OWN_NUMBER.sub, "*"))
+    grouped = set().union(*groups)
+    return groups + _group_by_names([file for file in files if file not in grouped], partial(_OWN_NUMBER.sub, "*"))
 
 
 def _group_by_names(files: Sequence[Path], in_common: Callable[[str], str]) -> list[list[Path]]:
