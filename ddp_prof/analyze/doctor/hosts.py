@@ -88,7 +88,8 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         f"In {len(blocked.counts)} of {len(every.counts)} steps each collective that backward launched had ended "
         f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
-        "Launch collectives with async_op=True in the hooks, and wait for them after backward.",
+        "In hooks of your own, launch collectives with async_op=True, and wait for them after backward; on a CPU, "
+        "torch's fully_shard waits for each one itself.",
         run.where(blocked)[0],
         (),
         wait,
