@@ -41,6 +41,19 @@ def test_one_collective_a_row(tmp_path: Path) -> None:
     assert "the last collective starts 11.0 ms before backward ends." in table
 
 
+def test_a_note_on_columns_names_only_columns_of_the_table(ranks: list[Path], tmp_path: Path) -> None:
+    """Times were said to be "in the step" in captures without steps, and explained below tables that hold no times."""
+    times = "note: ready, launch, start, end: time since the first of these in the "
+    assert f"{times}step\n" in run("collectives", ranks[0]).stdout
+    assert times not in run("collectives", "traces/bucketed_1mb.sqlite").stdout, "a row per bucket has no times"
+    capture = known_truth()
+    capture.ranges = []
+    without = run("collectives", write_capture(tmp_path / "no_steps.sqlite", capture)).stdout
+    assert f"{times}capture\n" in without
+    assert "note: clocks of the ranks" not in without, "there is only one"
+    assert "note: clocks of the ranks" in run("collectives", *ranks).stdout
+
+
 def test_files_of_other_names_are_one_run_if_the_user_or_the_traces_say_so(ranks: list[Path], tmp_path: Path) -> None:
     moved = [path.rename(tmp_path / f"node{index}.sqlite") for index, path in enumerate(ranks)]
     assert len(json.loads(run("skew", "--separate", "--format", "json", *moved).stdout)) == 2

@@ -51,7 +51,7 @@ def collectives_view(
     title = f"{source} · {count_noun(count, 'collective')}\n{headline.text}"
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [*outliers, *result.warnings]
-    if count:
+    if count and len(run.ranks) > 1:
         notes.insert(0, alignment_note(result.alignment))
     shown: Sequence[Row] = ()
     if by in {None, "collective"}:
@@ -59,11 +59,12 @@ def collectives_view(
         rows = [
             result.only_known(_collective_row(one, origins[one.step_identity]), one.name) for one in result.collectives
         ]
-        if count:
-            notes.append("ready, launch, start, end: time since the first of these in the step")
         if by is None and len(rows) > MOST_ROWS:
             shown, note = _digest_rows(result, rows)
             notes.append(f"{note}; all {count_noun(count, 'collective')}: --by collective")
+        if any("ready_ms" in row for row in shown or rows):
+            whole = "step" if run.has_steps else "capture"
+            notes.append(f"ready, launch, start, end: time since the first of these in the {whole}")
     else:
         rows = list(_summed_rows(result, by or ""))
     document = run_document(
