@@ -150,10 +150,10 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
         advice.append(f"steps: {ONLY_WARMUP}")
     elif not any(process.steps or process.warmup_steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
-    if has_work and not any(process.backward_ranges for process in processes):
-        is_inferred = any(rank.backward == "inferred" for rank in ranks)
-        how = "it is inferred from autograd's threads" if is_inferred else "and no thread is known to be autograd's"
-        advice.append(f"backward: no range names it, {how}; name yours with --backward-range")
+    is_inferred = any(rank.backward == "inferred" for rank in ranks)  # which a warning says
+    if has_work and not is_inferred and not any(process.backward_ranges for process in processes):
+        how = "no range names it, and no thread is known to be autograd's; name yours with --backward-range"
+        advice.append(f"backward: {how}")
     if all(process.rank is None for process in processes):
         advice.append("ranks: the trace does not tell which process is which rank")
     return advice

@@ -11,11 +11,13 @@ from tests.drawing import draw_trace
 @pytest.mark.parametrize(
     ("thread", "said"),
     [
-        ("pt_autograd_0", "it is inferred from autograd's threads"),
-        ("main", "and no thread is known to be autograd's"),
+        ("pt_autograd_0", "backward is inferred from what autograd's threads launched"),
+        ("main", "backward: no range names it, and no thread is known to be autograd's"),
     ],
 )
 def test_backward_is_said_to_be_inferred_only_where_it_is(thread: str, said: str) -> None:
+    """It was said twice: in the advice and in the warnings."""
     trace = draw_trace(ranges={"step 0": "####"}, launches={thread: "aN"}, streams={7: ".aa.", 9: "..NN"})
-    (advice,) = [text for text in take_inventory(trace).advice if text.startswith("backward")]
-    assert said in advice
+    found = take_inventory(trace)
+    (line,) = [text for text in (*found.advice, *found.warnings) if text.startswith("backward")]
+    assert line.startswith(said)
