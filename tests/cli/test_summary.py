@@ -294,3 +294,17 @@ def test_a_gpu_without_peers_has_nothing_to_hide_either(world: int | None, who: 
     assert found["headline"].startswith(who)
     assert "communicates with nobody" in found["headline"]
     assert "0.0 ms per step" not in run(trace).stdout
+
+
+def test_the_reason_why_there_is_no_figure_is_said_once(tmp_path: Path) -> None:
+    """The headline gave the reason, and the notes below it repeated it for each process."""
+    capture = Capture(kernels=[Kernel("gemm", 1 * MS, 2 * MS, 0, 100)])
+    trace = write_capture(tmp_path / "alone.sqlite", capture)
+    for command in ("summary", "overlap"):
+        assert run(command, trace).stdout.lower().count("nothing in this trace is known to communicate") == 1
+    (found,) = summary(trace)["runs"]
+    assert found["not_known"] == ["process 100: no overlap figure: nothing in this trace is known to communicate"]
+
+
+def test_what_is_known_is_not_listed_as_not_known() -> None:
+    assert re.search(r"^notes  +2 warm-up steps left out$", run(TRACES / "overlap.sqlite").stdout, re.MULTILINE)

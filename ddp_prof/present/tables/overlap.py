@@ -33,7 +33,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         of_node: Row = {"node": rank.node} if has_nodes else {}
         of_rank = [_step_row(rank, step) for step in rank.steps] if by_step else [_rank_row(rank)]
         rows += [{"run": run, **of_node, **row} for row in of_rank]
-    notes = overlap_notes(result)
+    notes = overlap_notes(result, headline)
     if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
         notes.append(
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
@@ -79,9 +79,13 @@ def profiler_name(result: TraceOverlap) -> str:
     return f"{name} {result.producer}" if result.producer and name == "nsys" else name
 
 
-def overlap_notes(result: TraceOverlap) -> list[str]:
-    """Return what is unknown or assumed, one line each."""
-    reasons = [f"{rank.name}: no overlap figure: {rank.reason}" for rank in result.ranks if rank.reason]
+def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
+    """Return what is unknown or assumed, one line each, without reasons that the headline gives."""
+    reasons = [
+        f"{rank.name}: no overlap figure: {rank.reason}"
+        for rank in result.ranks
+        if rank.reason and rank.reason.lower() not in headline.lower()
+    ]
     unknown = {}
     for rank in result.ranks:
         if not rank.reason and rank.dependencies and rank.dependencies.reason:

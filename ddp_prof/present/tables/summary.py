@@ -116,7 +116,7 @@ def _lines(run: SummarizedRun) -> list[str]:
         "gain": run.headline,
         "cause": None if run.summary.reason else run.cause,
         "doctor": _doctor(run),
-        "not known": "; ".join(overlap_notes(run.result)) or None,
+        "notes": "; ".join(overlap_notes(run.result, run.headline)) or None,
         "next": run.next_commands[0],
         "": run.next_commands[1],
     }
