@@ -51,6 +51,18 @@ def test_pages_lead_to_each_other(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert visit.complaints == []
 
 
+@pytest.mark.parametrize("steps", [2, 4, 12])
+def test_the_axis_of_steps_names_each_step_once(
+    steps: int, visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of few steps there were labels at halves, too, which were rounded: 1 2 2 3 3 4."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    write_report([run_of(cpu_run(steps=steps), "overlap")], tmp_path)
+    visit.open(tmp_path / "index.html")
+    labels = visit.page.locator("#chart-overlap-by-step .xtick text").all_text_contents()
+    assert 1 < len(labels) == len(set(labels))
+
+
 def test_a_figure_is_repainted_with_the_readers_look(visit: Visit, tmp_path: Path) -> None:
     palette = theme.LIGHT
     bars = {

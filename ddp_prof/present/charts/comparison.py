@@ -149,12 +149,14 @@ def draw_overlap_by_step(results: Sequence[TraceOverlap]) -> Chart:
     """Draw one band per run from 0 to 100 %: a dot per step of each rank, a line for the mean over ranks."""
     steps = [step for result in results for rank in result.ranks for step in rank.marked_steps]
     repeated = any(step.step not in (None, step.step_key) for step in steps)
+    title = "step, counted from the first" if repeated else "step"
+    most_ticks = min(10, len({step.step_key for step in steps}))
     limits = [(row + side * _HALF, text) for row in range(len(results)) for side, text in ((-1, "100 %"), (1, "0 %"))]
     return _steps_chart(
         [trace for row, result in enumerate(results) for trace in _overlap_traces(row, result)],
         results,
         "Overlap of each step",
-        axis("step, counted from the first" if repeated else "step", fixedrange=True, tickformat="d", showgrid=False),
+        axis(title, fixedrange=True, tickformat="d", nticks=most_ticks, showgrid=False),
         row_height=66,
         shapes=[
             {
