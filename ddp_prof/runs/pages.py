@@ -20,10 +20,10 @@ from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
 from ddp_prof.present.html.report import PagesOutcome, Place, write_pages_in_turn, write_run_pages
 from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
-from ddp_prof.runs.run import Run, timeline_sources
+from ddp_prof.runs.run import DOCTOR, Run, timeline_sources
 from ddp_prof.runs.workers import count_cores, pack_task, run_tasks, unpickle_with_names
 
-MEASURES = ("overlap", "collectives", "kernels", "device use")
+MEASURES = (*DOCTOR, "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""
 MOST_STEPS = 200
 """Steps of a run to choose from on its page on why communication is exposed."""
@@ -48,7 +48,7 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, use))
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, use, run.doctor))
     return found
 
 

@@ -306,5 +306,15 @@ def test_the_reason_why_there_is_no_figure_is_said_once(tmp_path: Path) -> None:
     assert found["not_known"] == ["process 100: no overlap figure: nothing in this trace is known to communicate"]
 
 
+def test_a_report_gives_the_advice_of_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its first page told what is exposed and why, but not what to change."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    trace = TRACES / "flat.sqlite"
+    assert run("report", trace, "-o", tmp_path / "report").exit_code == 0
+    (advice,) = re.findall(r"^doctor +(.*)", run(trace).stdout, re.MULTILINE)
+    assert advice.startswith("one bucket for all gradients (at most 34.4 ms per step): Take several buckets")
+    assert advice in (tmp_path / "report" / "index.html").read_text(encoding="utf-8")
+
+
 def test_what_is_known_is_not_listed_as_not_known() -> None:
     assert re.search(r"^notes  +2 warm-up steps left out$", run(TRACES / "overlap.sqlite").stdout, re.MULTILINE)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.kernels.device_use import DeviceUse, measure_rank_use
 from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_kernels
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
@@ -60,4 +61,13 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
     ranks = find_rank_events(trace)
     kernels = measure_kernels(list(map(find_kernel_runs, ranks)))
     use = kernels_views(result, DeviceUse(tuple(map(measure_rank_use, ranks)), kernels))
-    return ReportRun(name, result, lambda: (source_of(label, trace),), explanation, summary, lambda: steps, use)
+    return ReportRun(
+        name,
+        result,
+        lambda: (source_of(label, trace),),
+        explanation,
+        summary,
+        lambda: steps,
+        use,
+        lambda: Diagnosis((), ()),
+    )

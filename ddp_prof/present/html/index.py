@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.collectives.straggler import RankStepView
+from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
@@ -21,6 +23,7 @@ from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.comparison import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import warnings_by_run
+from ddp_prof.present.tables.summary import SummarizedRun, main_advice
 from ddp_prof.present.text import percent, source_name
 from ddp_prof.present.timeline.model import Source
 
@@ -35,6 +38,7 @@ class ReportRun:
         summary: Its row in the comparison of all runs.
         load_steps: Returns what each rank communicated, by the key of the step.
         use: Tables on how its devices spent their time, by name.
+        diagnose: Asks the doctor.
     """
 
     name: str
@@ -44,6 +48,11 @@ class ReportRun:
     summary: VariantSummary
     load_steps: Callable[[], Mapping[int, Sequence[RankStepView]]]
     use: Mapping[str, TableView]
+    diagnose: Callable[[], Diagnosis]
+
+    @cached_property
+    def advice(self) -> str:
+        return main_advice(SummarizedRun(self.result, self.summary, self.explanation, self.diagnose()))
 
     @property
     def cause(self) -> Headline:
@@ -133,6 +142,7 @@ def _run_values(
         **pages,
         "gain": gain_headline(run.summary),
         "finding": run.cause.text,
+        "advice": run.advice,
         "skew": skew_headline(run.explanation.skew).text,
         "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],

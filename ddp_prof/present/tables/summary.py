@@ -115,7 +115,7 @@ def _lines(run: SummarizedRun) -> list[str]:
         "communication": _communication(run.summary),
         "gain": run.headline,
         "cause": None if run.summary.reason else run.cause,
-        "doctor": _doctor(run),
+        "doctor": main_advice(run),
         "notes": "; ".join(overlap_notes(run.result, run.headline)) or None,
         "next": run.next_commands[0],
         "": run.next_commands[1],
@@ -174,7 +174,8 @@ def _communication(summary: VariantSummary) -> str | None:
     )
 
 
-def _doctor(run: SummarizedRun) -> str:
+def main_advice(run: SummarizedRun) -> str:
+    """Return the doctor's first finding, with its advice, and how many more there are."""
     if (diagnosis := run.diagnosis) is None:
         return "not run, because the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:
