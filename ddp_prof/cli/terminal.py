@@ -133,34 +133,33 @@ def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None
         bar.stop()
 
 
-def _set_quiet(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        context.meta[_QUIET] = True
-        _set_level(context, logging.ERROR)
-
-
-def _set_verbose(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
-    if value:
-        logging.basicConfig(format="%(message)s", force=True)
-        _set_level(context, logging.INFO)
-
-
-def _set_level(context: click.Context, level: int) -> None:
+def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:
     """Set the level of our log until the command ends."""
+    if not value:
+        return
     log = logging.getLogger("ddp_prof")
-    log.setLevel(level)
+    if parameter.name == "quiet":
+        context.meta[_QUIET] = True
+        log.setLevel(logging.ERROR)
+    else:
+        logging.basicConfig(format="%(message)s", force=True)
+        log.setLevel(logging.INFO)
     context.call_on_close(partial(log.setLevel, logging.NOTSET))
 
 
 VERBOSITY = [
     click.Option(
-        ["-q", "--quiet"], is_flag=True, expose_value=False, callback=_set_quiet, help="Leave out notes and progress."
+        ["-q", "--quiet"],
+        is_flag=True,
+        expose_value=False,
+        callback=_set_verbosity,
+        help="Leave out notes and progress.",
     ),
     click.Option(
         ["-v", "--verbose"],
         is_flag=True,
         expose_value=False,
-        callback=_set_verbose,
+        callback=_set_verbosity,
         help="Say on stderr what is read, and how long that takes.",
     ),
 ]
