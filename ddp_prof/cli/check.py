@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Loader, trace_command
+from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import progress, say
 from ddp_prof.errors import NotMetError
 from ddp_prof.present.table import TableOptions, show
@@ -49,7 +49,7 @@ def _milliseconds_to_ns(_context: click.Context, _parameter: click.Parameter, ms
 _limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
 
 
-@trace_command("check", "--min-overlap 50% --max-tail-ms 40 traces/overlap.sqlite")
+@click.command("check", cls=TraceCommand, example="--min-overlap 50% --max-tail-ms 40 traces/overlap.sqlite")
 @click.option(
     "--min-overlap",
     metavar="SHARE",

@@ -6,9 +6,9 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial, update_wrapper
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,38 +26,45 @@ INTERRUPTED = 130
 _GENERAL = frozenset({"--quiet", "--verbose", "--help"})
 
 
-def trace_command(
-    name: str, example: str, *, reads_traces: bool = True, prints_tables: bool = True
-) -> Callable[[Callable[..., None]], click.Command]:
-    """Make a function a command; ``example`` is what follows ``ddp-prof NAME`` in the example of the help.
+class TraceCommand(click.Command):
+    """A command with shared options, which its help lists after its own.
 
     The function is called with its own options and
 
     - if it reads traces: ``traces``, the paths, and ``load``, a :class:`Loader`;
     - if it prints tables: ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
+
+    ``example`` is what follows ``ddp-prof NAME`` in the example of the help.
     """
 
-    def decorate(function: Callable[..., None]) -> click.Command:
-        def run(**values: Any) -> None:
-            if reads_traces:
-                values["load"] = _take_loader(values)
-            if prints_tables:
-                form, wide, columns = (values.pop(name) for name in ("form", "wide", "columns"))
-                values["output"] = TableOptions(form, wide, columns, is_quiet())
-            function(**values)
-
-        command = click.command(name, cls=TraceCommand, epilog=f"Example: ddp-prof {name} {example}")
-        made = command(update_wrapper(run, function))
-        made.params += _TABLE_OPTIONS if prints_tables else ()
+    def __init__(
+        self,
+        name: str,
+        *,
+        example: str,
+        params: list[click.Parameter],
+        reads_traces: bool = True,
+        prints_tables: bool = True,
+        **attributes: Any,
+    ) -> None:
+        params += _TABLE_OPTIONS if prints_tables else ()
         if reads_traces:
-            made.params = [_TRACES, *made.params, *_READING_OPTIONS]
-        return made
+            params = [_TRACES, *params, *_READING_OPTIONS]
+        super().__init__(name, params=params, epilog=f"Example: ddp-prof {name} {example}", **attributes)
+        self.reads_traces, self.prints_tables = reads_traces, prints_tables
 
-    return decorate
-
-
-class TraceCommand(click.Command):
-    """A command whose help lists its own options before the shared ones."""
+    def invoke(self, ctx: click.Context) -> Any:
+        values = ctx.params
+        if self.reads_traces:
+            if values["one_run"] and values["separate"]:
+                raise click.UsageError("--one-run and --separate exclude each other")
+            options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
+            others = (values.pop(name) for name in ("jobs", "scheduler", "strict"))
+            values["load"] = Loader(LoadOptions(**options), *others)
+        if self.prints_tables:
+            form, wide, columns = (values.pop(name) for name in ("form", "wide", "columns"))
+            values["output"] = TableOptions(form, wide, columns, is_quiet())
+        return super().invoke(ctx)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
@@ -94,14 +101,6 @@ class Loader:
                 self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _warn_left_out
             )
             return load_runs(files, replace(self.options, **reading), workers=workers, measures=measures)
-
-
-def _take_loader(values: dict[str, Any]) -> Loader:
-    """Make the loader from the options for reading, and remove these from ``values``."""
-    if values["one_run"] and values["separate"]:
-        raise click.UsageError("--one-run and --separate exclude each other")
-    options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
-    return Loader(LoadOptions(**options), *(values.pop(name) for name in ("jobs", "scheduler", "strict")))
 
 
 def _warn_left_out(error: TraceError) -> None:

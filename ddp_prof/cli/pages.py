@@ -9,14 +9,16 @@ from time import monotonic
 
 import click
 
-from ddp_prof.cli.options import Loader, trace_command
+from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
 
 SECONDS_TO_TELL = 15
 """Remaining time of the pages above which a note says how long they take."""
 
 
-@trace_command("report", "traces/naive.sqlite traces/overlap.sqlite -o report", prints_tables=False)
+@click.command(
+    "report", cls=TraceCommand, example="traces/naive.sqlite traces/overlap.sqlite -o report", prints_tables=False
+)
 @click.option(
     "-o",
     "--output",
@@ -93,7 +95,7 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: st
     return numbers
 
 
-@trace_command("timeline", "traces/overlap.sqlite -o overlap.html", prints_tables=False)
+@click.command("timeline", cls=TraceCommand, example="traces/overlap.sqlite -o overlap.html", prints_tables=False)
 @click.option(
     "-o",
     "--output",
@@ -140,7 +142,7 @@ def timeline(
         say("\n".join(map(str, pictures)))
 
 
-@trace_command("export", "traces/overlap.sqlite -o overlap.json.gz", prints_tables=False)
+@click.command("export", cls=TraceCommand, example="traces/overlap.sqlite -o overlap.json.gz", prints_tables=False)
 @click.option(
     "-o",
     "--output",

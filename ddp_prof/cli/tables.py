@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Loader, trace_command
+from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say
 from ddp_prof.errors import TraceError
 from ddp_prof.present.table import TableOptions, TableView, show
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddp_prof.present.headlines import Headline
 
 
-@trace_command("summary", "traces/overlap.sqlite")
+@click.command("summary", cls=TraceCommand, example="traces/overlap.sqlite")
 def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """The answer in ten lines: a step's parts, what of communication is exposed, what hiding it would gain at most.
 
@@ -52,7 +52,7 @@ def summary_views(runs: list[Run]) -> list[TableView]:
     return [summary_view(summarized)]
 
 
-@trace_command("info", "traces/overlap.sqlite")
+@click.command("info", cls=TraceCommand, example="traces/overlap.sqlite")
 def info(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What a trace holds, and what is missing for which question."""
     show(output, _info_views(load.runs(traces, "inventory")))
@@ -64,7 +64,7 @@ def _info_views(runs: list[Run]) -> list[TableView]:
     return [info_view(file) for run in runs for file in run.inventory()]
 
 
-@trace_command("overlap", "--steps traces/overlap.sqlite")
+@click.command("overlap", cls=TraceCommand, example="--steps traces/overlap.sqlite")
 @click.option("--steps", is_flag=True, help="One row per step instead of one row per rank.")
 def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:
     """How much communication hides behind compute, per rank and step.
@@ -85,7 +85,7 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
     return [overlap_view(result, next(headlines), by_step=by_step) for result in results]
 
 
-@trace_command("collectives", "--by bucket traces/bucketed_10mb.sqlite")
+@click.command("collectives", cls=TraceCommand, example="--by bucket traces/bucketed_10mb.sqlite")
 @click.option(
     "--by",
     type=click.Choice(["collective", "step", "bucket", "group"]),
@@ -150,7 +150,7 @@ def _refuse_to_draw_several(runs: list[Run], page: Path | None, png: Path | None
         raise click.UsageError("--html and --png show one run: pass the traces of a single one")
 
 
-@trace_command("critical", "traces/overlap.sqlite")
+@click.command("critical", cls=TraceCommand, example="traces/overlap.sqlite")
 def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What the critical path of each step consists of: compute, transfer, waiting, host.
 
@@ -167,7 +167,7 @@ def _critical_views(runs: list[Run]) -> list[TableView]:
     return [critical_view(run.analysis(), run.critical()) for run in runs]
 
 
-@trace_command("doctor", "traces/flat.sqlite")
+@click.command("doctor", cls=TraceCommand, example="traces/flat.sqlite")
 def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
 
@@ -183,7 +183,7 @@ def _doctor_views(runs: list[Run]) -> list[TableView]:
     return [doctor_view(run.analysis(), run.doctor()) for run in runs]
 
 
-@trace_command("skew", "traces/overlap.sqlite")
+@click.command("skew", cls=TraceCommand, example="traces/overlap.sqlite")
 @click.option("--html", "page", type=Output(), help="Also write a page with the picture.")
 @click.option("--png", type=Output(), help="Also write the picture; needs Chromium.")
 def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
@@ -213,7 +213,7 @@ def _skew_views(runs: list[Run]) -> list[TableView]:
 _KERNEL_TABLES = ("kernels", "hidden", "idle")
 
 
-@trace_command("kernels", "--top 5 traces/overlap.sqlite")
+@click.command("kernels", cls=TraceCommand, example="--top 5 traces/overlap.sqlite")
 @click.option(
     "--table",
     "name",
@@ -242,7 +242,7 @@ def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: in
     return [of_run[name] for of_run in tables for name in names]
 
 
-@trace_command("compare", "--waterfall traces/naive.sqlite traces/overlap.sqlite")
+@click.command("compare", cls=TraceCommand, example="--waterfall traces/naive.sqlite traces/overlap.sqlite")
 @click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
 @click.option("--html", "page", type=Output(), help="Also write a page with the waterfall.")
 @click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
@@ -322,7 +322,7 @@ QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableVie
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")
 
 
-@trace_command("results", "traces/results.db", reads_traces=False)
+@click.command("results", cls=TraceCommand, example="traces/results.db", reads_traces=False)
 @click.argument(
     "database", default=lambda: OWN_RESULTS if OWN_RESULTS.is_file() else RESULTS, type=click.Path(path_type=Path)
 )
