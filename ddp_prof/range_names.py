@@ -13,10 +13,12 @@ A range name is a name and fields, separated by ``|``::
     reduce_scatter|bucket=3|bytes=1048576|params=2
     all_gather|bucket=3|bytes=1048576|params=2
     broadcast|bucket=0|bytes=64|params=1
-    buckets|bytes=1048576,2097152|others=0
+    all_gather|bucket=3|bytes=1048576|params=2|group=1 [0, 2]|ranks=2
+    buckets|bytes=1048576,2097152|others=0|group=0 [0, 1]|ranks=2
 
 An optimizer that updates one bucket, within backward or synchronize, names the bucket. ``late=1`` marks the collective
-of gradients that arrived after their bucket was sent. A step that holds a range with ``unfinished=1`` is not complete,
+of gradients that arrived after their bucket was sent. ``group`` is the name of the process group, the same on all its
+ranks, and ``ranks`` is their number. A step that holds a range with ``unfinished=1`` is not complete,
 because the program ended in it. If DDP's own all-reduces have no ranges, ``buckets`` gives their sizes before a
 backward pass, and the number of other all-reduces after them.
 

@@ -26,6 +26,7 @@ from ddp_prof.annotate.ranges import NestedRange, OpenRange
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
 """nsys sets one of them for the program that it runs."""
+_NAMED_RANKS = 16
 DEFAULT_HOOKS = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
 Hook = Callable[[Any, Any], torch.futures.Future[torch.Tensor]]
 """A communication hook of DDP: takes its state and a bucket."""
@@ -303,7 +304,8 @@ class BucketMarks:
         sizes = known["bucket_sizes"] if finds_unused else known.get("rebuilt_bucket_sizes")
         if not sizes:
             return None
-        return ranges.buckets([int(size) for size in sizes.split(",")], others=int(finds_unused))
+        names = name_group(ddp.process_group)
+        return ranges.buckets([int(size) for size in sizes.split(",")], int(finds_unused), **names)
 
     def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
         """Register the user's hook inside ours; replaces ``ddp.register_comm_hook``."""
@@ -317,12 +319,24 @@ class BucketMarks:
         if self._hook is None or sends_through_its_state(self._hook, self._state, self._group.marked):
             future, spans = self._group.reduce_bucket(bucket, self._hook, self._state)
         else:  # its messages are not known
-            spans = [ranges.start_all_reduce(bucket.index(), bucket.buffer().nbytes, len(bucket.parameters()))]
+            size, params = bucket.buffer().nbytes, len(bucket.parameters())
+            spans = [ranges.start_all_reduce(bucket.index(), size, params, **self._group.names)]
             future = self._hook(self._state, bucket)
             future.add_done_callback(spans[0].end)
         for span in spans:
             _passes.add_bucket(span)
         return future
+
+
+def name_group(group: dist.ProcessGroup | None) -> dict[str, range_names.Value]:
+    """Return the fields by which a range names a process group: torch's name with the ranks, and their number.
+
+    Groups of different ranks may have one name, for example those that another group was split into.
+    """
+    group = group or dist.distributed_c10d._get_default_group()
+    ranks = dist.get_process_group_ranks(group)
+    shown = ", ".join(map(str, ranks[:_NAMED_RANKS])) + (", ..." if len(ranks) > _NAMED_RANKS else "")
+    return {"group": f"{group.group_name} [{shown}]".replace("|", " "), "ranks": len(ranks)}
 
 
 class MarkingGroup(dist.ProcessGroup):
@@ -331,6 +345,7 @@ class MarkingGroup(dist.ProcessGroup):
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         super().__init__(dist.get_rank(group), dist.get_world_size(group))  # type: ignore[call-arg]  # torch's stub
         self.marked = group or dist.distributed_c10d._get_default_group()
+        self.names = name_group(self.marked)
 
     def reduce_bucket(
         self, bucket: Any, hook: Hook | None = None, state: Any = None
@@ -361,7 +376,7 @@ class MarkingGroup(dist.ProcessGroup):
 
     def mark(self, tensor: torch.Tensor, launch: Callable[[], Any]) -> Any:
         """Launch the all-reduce of a tensor with a range."""
-        span = ranges.start_all_reduce(self.bucket, tensor.nbytes, self.params)
+        span = ranges.start_all_reduce(self.bucket, tensor.nbytes, self.params, **self.names)
         self.spans.append(span)
         work = launch()
         work.get_future().add_done_callback(span.end)
@@ -422,7 +437,7 @@ class MarkedCollective:
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **options: Any) -> Any:
         on_host = is_on_host(output_tensor, group)
         size = max(output_tensor.nbytes, input_tensor.nbytes)
-        span = ranges.start_collective(self._name, self._bucket, size, self._params)
+        span = ranges.start_collective(self._name, self._bucket, size, self._params, **name_group(group))
         with ExitStack() as waiting:
             if on_host and not options.get("async_op"):  # the call blocks, on whichever thread
                 waiting.callback(ranges.start_synchronize().end)

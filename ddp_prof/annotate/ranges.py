@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple, Protocol
 
 from ddp_prof import range_names
+from ddp_prof.range_names import Value
 
 try:
     import nvtx
@@ -289,15 +290,16 @@ def optimizer() -> NestedRange:
     return NestedRange(range_names.OPTIMIZER)
 
 
-def buckets(sizes: Sequence[int], others: int = 0) -> NestedRange:
+def buckets(sizes: Sequence[int], others: int = 0, **more: Value) -> NestedRange:
     """Return a range that records the sizes of the next backward pass's buckets, if their collectives have no ranges.
 
     Args:
         sizes: Bytes of each bucket, in the order of launch.
         others: Number of other collectives that are launched after them.
+        more: Further fields of the range.
     """
     text = ",".join(map(str, sizes))
-    return NestedRange(range_names.format_range(range_names.BUCKETS, bytes=text, others=others))
+    return NestedRange(range_names.format_range(range_names.BUCKETS, bytes=text, others=others, **more))
 
 
 def start_synchronize() -> OpenRange:
@@ -306,12 +308,12 @@ def start_synchronize() -> OpenRange:
 
 
 # The argument is called ``bytes`` as the field of the range.
-def start_all_reduce(bucket: int, bytes: int, params: int, **more: int) -> OpenRange:  # noqa: A002
+def start_all_reduce(bucket: int, bytes: int, params: int, **more: Value) -> OpenRange:  # noqa: A002
     """Open the range of one all-reduce; see :func:`start_collective`."""
     return start_collective(range_names.ALL_REDUCE, bucket, bytes, params, **more)
 
 
-def start_collective(name: str, bucket: int, bytes: int, params: int, **more: int) -> OpenRange:  # noqa: A002
+def start_collective(name: str, bucket: int, bytes: int, params: int, **more: Value) -> OpenRange:  # noqa: A002
     """Open the range of one collective; end it when the collective completes.
 
     Args:
@@ -320,7 +322,7 @@ def start_collective(name: str, bucket: int, bytes: int, params: int, **more: in
         bytes: Size of the whole tensor: the tensor of an all-reduce, the input of a reduce-scatter, the output of an
             all-gather.
         params: Number of parameters in the tensor.
-        more: Further fields of the range.
+        more: Further fields of the range: the name of its process ``group``, the number of its ``ranks``, or ``late``.
 
     Raises:
         ValueError: There is no such collective.
@@ -331,5 +333,5 @@ def start_collective(name: str, bucket: int, bytes: int, params: int, **more: in
 
 
 @lru_cache(maxsize=8192)  # the same few names every step
-def _collective_text(name: str, bucket: int, size: int, params: int, **more: int) -> str:
+def _collective_text(name: str, bucket: int, size: int, params: int, **more: Value) -> str:
     return range_names.format_range(name, bucket=bucket, bytes=size, params=params, **more)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from ddp_prof import annotate, range_names
 from ddp_prof.annotate import OpenRange
-from ddp_prof.annotate.hooks import is_on_host
+from ddp_prof.annotate.hooks import is_on_host, name_group
 from ddp_prof.errors import CommunicationError, first_line
 
 PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "broken pipe", "socket", "remote process")
@@ -83,7 +83,7 @@ def launch(
     reduce-scatter, the output of an all-gather; ``params`` is the number of parameters in it.
     """
     operation = f"{name.replace('_', '-')} of bucket {bucket}"
-    span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more)
+    span = annotate.start_collective(name, bucket, tensor.nbytes, params, **more, **name_group(group))
     try:
         started = start()
         works = started if isinstance(started, list) else [started]

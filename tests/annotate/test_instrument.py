@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook, bf16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
@@ -150,11 +151,11 @@ def everything(rank: int) -> dict[str, Any]:
     }
 
 
-def fsdp() -> list[str]:
+def fsdp(**options: Any) -> list[str]:
     model = make_model()
     for layer in model:
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, **options)
+    fully_shard(model, **options)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorder = annotate.Recorder()
     with annotate.only_sink(recorder):
@@ -214,7 +215,7 @@ def names_of(texts: list[str]) -> list[str]:
     return [parse_range(text).name for text in texts]
 
 
-BUCKETS = [f"all_reduce|bucket={index}|bytes={LAYER_BYTES}|params=2" for index in (0, 1)]
+BUCKETS = [f"all_reduce|bucket={index}|bytes={LAYER_BYTES}|params=2|group=0 [0, 1]|ranks=2" for index in (0, 1)]
 PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|device=cpu"
 
 
@@ -222,6 +223,22 @@ PROCESS = "process|rank=1|world=2|variant=DistributedDataParallel|backend=gloo|d
 def test_phases_and_buckets_are_marked_once(results: list[dict[str, Any]], how: str) -> None:
     found = results[1][how]["step"] if how in ("nsys", "own") else results[1][how]
     assert found == ["step|index=2", PROCESS, "forward", "backward", *BUCKETS, "synchronize", "optimizer"]
+
+
+def fsdp_of_groups(rank: int) -> list[str]:
+    """The marks of a step of FSDP2 within ranks 0 and 2, and within ranks 1 and 3."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("shard", "replicate"))
+    return fsdp(mesh=mesh["shard"])
+
+
+def test_marks_of_fsdp2_name_their_group() -> None:
+    """Without its name, collectives of two groups count as one collective of four ranks."""
+    ranges = [[parse_range(text) for text in of_rank] for of_rank in run_ranks(fsdp_of_groups, world=4)]
+    groups = [{each.text("group") for each in of_rank if each.number("bucket") is not None} for of_rank in ranges]
+    assert [len(names) for names in groups] == [1] * 4
+    assert groups[0] == groups[2] != groups[1] == groups[3]
+    assert str(groups[0]).endswith("[0, 2]'}")
+    assert {each.number("ranks") for each in ranges[0] if each.name == "reduce_scatter"} == {2}
 
 
 def test_a_hook_of_torchs_keeps_a_group_that_is_not_the_models(results: list[dict[str, Any]]) -> None:
@@ -297,7 +314,7 @@ def test_under_torch_profiler_ddp_keeps_its_own_all_reduce_and_its_buckets_are_k
     results: list[dict[str, Any]], how: str, others: int
 ) -> None:
     found = ranges_under_profiler(results[0][how])
-    sizes = f"buckets|bytes={LAYER_BYTES},{LAYER_BYTES}|others={others}"
+    sizes = f"buckets|bytes={LAYER_BYTES},{LAYER_BYTES}|others={others}|group=0 [0, 1]|ranks=2"
     assert {"step|index=2", "forward", sizes, "backward", "optimizer", "synchronize"} <= set(found)
     assert not any(name.startswith("all_reduce|") for name in found)
     assert results[0][how]["buckets"] == [(0, LAYER_BYTES), (1, LAYER_BYTES), *[(None, None)] * others]

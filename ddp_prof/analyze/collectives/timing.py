@@ -42,7 +42,7 @@ from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import RankResult
-from ddp_prof.range_names import FORWARD, PHASES
+from ddp_prof.range_names import FORWARD, PHASES, parse_range
 from ddp_prof.table import positions
 from ddp_prof.trace import (
     NO_TIME,
@@ -85,7 +85,7 @@ class CollectiveTimings(Table):
             then hide it.
         operation: Index into ``attribution.OPERATIONS``.
         bucket, bytes: From our range. Without our range, bytes are from the arguments that the profiler recorded.
-        group: Index into :attr:`RankCollectives.groups`.
+        group: Index into :attr:`RankCollectives.groups`, as the profiler recorded it, or else from our range.
         sequence: Its number within the group, if the profiler recorded it.
         input_ns: End of its input, not after its start.
         slack_ns, held_by: See ``blocking.Consumers``.
@@ -202,7 +202,6 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     recorded = CollectiveMetadata(
         *(take_or_unknown(getattr(trace.collective_metadata, one.name), at) for one in fields(CollectiveMetadata))
     )
-    groups = np.unique(recorded.group_id[recorded.group_id != UNKNOWN])
     blocking = _find_blocking_reason(rank, events)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
@@ -212,6 +211,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     of_gradients &= ~np.isin(operation, _WITHOUT_GRADIENTS)
     ready, source = _find_ready_times(rank, events, of_gradients)
     own_bytes = take_or_unknown(ranges.bytes, row)
+    groups, group = _find_groups(trace, recorded.group_id, take_or_unknown(ranges.named_by, row))
     timings = CollectiveTimings(
         step=events.step,
         lane=events.lane,
@@ -225,8 +225,8 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         operation=operation,
         bucket=take_or_unknown(ranges.bucket, row),
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, recorded.bytes),
-        group=np.where(recorded.group_id == UNKNOWN, UNKNOWN, np.searchsorted(groups, recorded.group_id)),
-        group_size=recorded.group_size,
+        group=group,
+        group_size=np.where(recorded.group_id == UNKNOWN, take_or_unknown(ranges.group_size, row), recorded.group_size),
         sequence=recorded.sequence,
         input_ns=_input_ends(rank, events),
         **needs,
@@ -240,7 +240,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         world_size=trace.world_size,
         timings=timings,
         consumers=names,
-        groups=tuple(trace.names[group] for group in groups.tolist()),
+        groups=groups,
         step_numbers=rank.steps.number,
         step_keys=rank.steps.keys,
         backward_end_ns=rank.backward_end_ns,
@@ -251,6 +251,23 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
     )
+
+
+def _find_groups(trace: Trace, recorded: Ints, named_by: Ints) -> tuple[tuple[str, ...], Ints]:
+    """The names of the communicators, and the index of each collective's among them.
+
+    ``recorded`` and ``named_by`` are indices into the trace's names: of the communicator's name that the profiler
+    recorded, and of the range of ours that contains it.
+    """
+    texts = {name_id: trace.names[name_id] for name_id in set(distinct(recorded)) - {UNKNOWN}}
+    texts |= {
+        name_id: parse_range(trace.names[name_id]).text("group") or ""
+        for name_id in set(distinct(named_by[recorded == UNKNOWN])) - {UNKNOWN}
+    }
+    names = sorted(set(texts.values()))
+    number = {UNKNOWN: UNKNOWN} | {name_id: names.index(text) for name_id, text in texts.items()}
+    group = [number[name_id] for name_id in np.where(recorded == UNKNOWN, named_by, recorded).tolist()]
+    return tuple(names), np.array(group, np.int64)
 
 
 def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:

@@ -132,8 +132,9 @@ class CollectiveRanges(Table):
     """The ranges around collectives, from the launch to the completion as seen by the host.
 
     Gloo's own events start later than their launch: their ``launch_ns`` is ``NO_TIME`` if it was not recorded.
-    ``span`` is a row of the trace's spans, ``operation`` an index into :data:`OPERATIONS`. Fields that the name of a
-    range does not contain are ``UNKNOWN``.
+    ``span`` is a row of the trace's spans, ``operation`` an index into :data:`OPERATIONS`. ``named_by`` is an index
+    into ``Trace.names``, of the range that names the process group: the range itself, or that of the buckets' sizes.
+    Fields that no range contains are ``UNKNOWN``.
     """
 
     span: Ints
@@ -144,6 +145,8 @@ class CollectiveRanges(Table):
     operation: Ints
     bucket: Ints
     bytes: Ints
+    named_by: Ints
+    group_size: Ints
 
     @property
     def launch_or_start_ns(self) -> Ints:
@@ -192,6 +195,10 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         operation=np.array(operation, np.int64),
         bucket=number("bucket"),
         bytes=number("bytes"),
+        named_by=np.where(
+            np.isin(name_id, [index for index, name in names.items() if name.text("group")]), name_id, UNKNOWN
+        ),
+        group_size=number("ranks"),
     )
     if not np.isin(spans.lane[gloo], phases.lane).any():  # threads of gloo take them up
         is_gloo, launch_ns = np.isin(span, gloo), ranges.launch_ns.copy()
@@ -230,7 +237,10 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
     DDP launches its buckets in order, and threads of gloo take them up in that order. ``size_spans`` are the spans
     whose names list the sizes of the buckets. A pass is left as it is if the ranges before it list different sizes.
     """
-    bucket, size, launch_ns = ranges.bucket.copy(), ranges.bytes.copy(), ranges.launch_or_start_ns
+    bucket, size, named_by, group_size = (
+        getattr(ranges, name).copy() for name in ("bucket", "bytes", "named_by", "group_size")
+    )
+    launch_ns = ranges.launch_or_start_ns
     reduces = np.flatnonzero(ranges.operation == OPERATIONS.index(ALL_REDUCE))
     reduces = reduces[np.lexsort((ranges.start_ns[reduces], launch_ns[reduces]))]
     passes = phases.union_of(BACKWARD_PHASE)
@@ -238,15 +248,18 @@ def _number_buckets(trace: Trace, size_spans: Ints, phases: Phases, ranges: Coll
     following = np.searchsorted(passes.start_ns, trace.spans.start_ns[size_spans])
     for number in range(len(passes)):
         latest = following[following <= number].max(initial=UNKNOWN)
-        names = {trace.names[name_id] for name_id in trace.spans.name_id[size_spans[following == latest]]}
-        if len(names) != 1:  # models with different buckets
+        name_ids = set(distinct(trace.spans.name_id[size_spans[following == latest]]))
+        if len(name_ids) != 1:  # models with different buckets, or of different groups
             continue
-        (fields,) = map(parse_range, names)
+        (name_id,) = name_ids
+        fields = parse_range(trace.names[name_id])
         sizes = [int(text) for text in (fields.text("bytes") or "").split(",") if text.isdecimal() and len(text) < 19]
         rows = reduces[first[number] : end[number]]
         if len(rows) == len(sizes) + (fields.number("others") or 0):
             bucket[rows[: len(sizes)]], size[rows[: len(sizes)]] = np.arange(len(sizes)), sizes
-    return replace(ranges, bucket=bucket, bytes=size)
+            if fields.text("group"):
+                named_by[rows], group_size[rows] = name_id, fields.number("ranks") or UNKNOWN
+    return replace(ranges, bucket=bucket, bytes=size, named_by=named_by, group_size=group_size)
 
 
 BACKWARD_PHASE, OPTIMIZER_PHASE = PHASES.index(BACKWARD), PHASES.index(OPTIMIZER)

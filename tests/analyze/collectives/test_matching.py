@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.matching import match_collectives
+from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.core.attribution import OPERATIONS
@@ -127,6 +128,24 @@ def test_groups_that_one_was_split_into_are_told_apart_by_their_ranks(tmp_path: 
     run = analysis_of(*traces)
     assert len(run.matches) == 2
     assert [wait.tolist() for wait in run.waits_ns] == [[1_000], [0], [1_000], [0]]
+
+
+def test_groups_that_ranges_name_are_told_apart() -> None:
+    """FSDP2 within ranks 0 and 2, and within ranks 1 and 3; all four ranks run the same collectives at one time."""
+    traces = [
+        draw_trace(
+            ranges={
+                f"process|rank={rank}|world=4|backend=gloo|device=cpu": "#" * 12,
+                f"all_gather|bucket=0|bytes=8|params=1|group=1 [{rank % 2}, {rank % 2 + 2}]|ranks=2": gather,
+            },
+            ranks={PID: rank}, world_size=4, path=f"rank{rank}",
+        )
+        for rank, gather in enumerate(("..######....", "..#######...", "...#####....", ".....####..."))
+    ]  # fmt: skip
+    found = measure_collectives(analysis_of(*traces))
+    assert [one.wait_ns for one in found.collectives] == [1, 3, 0, 0]
+    assert [(one.ranks, one.group) for one in found.collectives] == [(2, "1 [0, 2]"), (2, "1 [1, 3]")] * 2
+    assert found.matched == 2
 
 
 @pytest.mark.parametrize(

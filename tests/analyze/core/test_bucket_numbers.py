@@ -81,3 +81,11 @@ def test_a_broadcast_is_no_bucket() -> None:
     )
     found = find_collective_ranges(trace, PID, find_phases(trace, PID))
     assert sorted(zip(found.start_ns.tolist(), found.bucket.tolist(), strict=True)) == [(2, 0), (4, UNKNOWN), (6, 1)]
+
+
+def test_the_range_of_the_sizes_names_the_group_of_the_buckets() -> None:
+    sizes = "buckets|bytes=10,20|others=0|group=1 [0, 2]|ranks=2"
+    trace = draw_trace(ranges={sizes: "#.........", "backward": "..######..", "gloo:all_reduce": "...#.#...#"})
+    found = find_collective_ranges(trace, PID, find_phases(trace, PID))
+    assert found.named_by.tolist() == [trace.names.index(sizes)] * 2 + [UNKNOWN], "the last one is no bucket"
+    assert found.group_size.tolist() == [2, 2, UNKNOWN]
