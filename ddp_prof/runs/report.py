@@ -142,7 +142,7 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
 _OF_A_RANK = {
     "kernels": "kernels.kernel_times:find_kernel_runs",
     "device use": "kernels.device_use:measure_rank_use",
-    "critical": "critical.critical_path:measure_chains",
+    "critical": "critical.critical_path:find_rank_work",
     "facts": "doctor.evidence:measure_facts",
 }
 """The functions of ``ddp_prof.analyze`` that measure a rank; each is imported on first use."""

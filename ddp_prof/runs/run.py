@@ -160,8 +160,8 @@ class Run:
         from ddp_prof.analyze.critical.critical_path import measure_critical_paths
 
         self.prepare("collectives", "critical")
-        chains = [(file, of_rank) for file in self.files for of_rank in self.measured[file]["critical"]]
-        return measure_critical_paths(self.analysis(), chains)
+        work = [(file, of_rank) for file in self.files for of_rank in self.measured[file]["critical"]]
+        return measure_critical_paths(self.analysis(), work)
 
     def doctor(self) -> Diagnosis:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""

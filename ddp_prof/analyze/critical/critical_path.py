@@ -1,9 +1,21 @@
 """The critical path of each step over all ranks, and the parts of it.
 
-The path starts at the end of the step on the rank that ends last, and follows backwards what delayed each operation;
-see :mod:`~ddp_prof.analyze.critical.chains`. At a collective that several ranks have in common, it continues on the
-rank that arrived last, since no rank could go on before. If the clocks cannot tell that rank, the path stays on its
-rank, and the wait for peers is a part of its own. With the trace of a single rank, that wait is part of transfer.
+The path starts at the end of the step on the rank that ends last, and follows backwards what delayed each operation.
+An operation begins after the last of three: the end of the operation before it on its stream, the ends of what its
+stream waits for, and its launch. The last of the three leads to an earlier operation, and so on, until the path is as
+long as the step::
+
+    host        L......S...........L              S: the host waits for the device
+    stream 7    .kkkk..............kkk
+    stream 20   .....CCCCCCCCCCCC
+    path        lkkkkCCCCCCCCCCCChhlkkk           l: launch, h: host
+
+Before a launch, the path stays on the host back to the last time when the launching thread waited for the device, and
+goes on with what the thread waited for. So the parts of a path follow one another without a gap or an overlap.
+
+At a collective that several ranks have in common, it continues on the rank that arrived last, since no rank could go on
+before. If the clocks cannot tell that rank, the path stays on its rank, and the wait for peers is a part of its own.
+With the trace of a single rank, that wait is part of transfer.
 """
 
 from __future__ import annotations
@@ -18,12 +30,11 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import collective_rows
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.critical.chains import PARTS as CHAIN_PARTS
-from ddp_prof.analyze.critical.chains import Chains, find_work, follow_chains
-from ddp_prof.analyze.critical.replay import Replay, find_replay, join_replays, measure_gains
+from ddp_prof.analyze.critical.replay import Replay, Work, find_replay, find_work, join_replays, measure_gains
 from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
-from ddp_prof.table import UNKNOWN, Ints, distinct_rows, empty, positions, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct_rows, empty, positions, take_or_unknown
+from ddp_prof.trace import Category
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 
@@ -36,22 +47,25 @@ NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited 
 
 
 @dataclass(frozen=True)
-class RankChains:
-    """The chains of one rank.
+class RankWork:
+    """What paths are followed through on one rank.
 
     Attributes:
-        of_timing: Row in ``chains`` of each of the rank's collectives, in the order of its timings.
-        window_start_ns: Start of each step's window.
-        end_ns: End of each step's last operation that was launched by threads that train.
+        of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
+        last: Row in ``work`` of each step's last operation that was launched by threads that train; ``UNKNOWN`` if it
+            has none.
+        start_ns: Start of each step's window.
+        end_ns: End of each step's last operation.
         replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
-        reason: Why there are no chains; ``None`` if there are.
+        reason: Why paths cannot be followed; ``None`` if they can.
     """
 
     process: int
     device: int | None
-    chains: Chains
+    work: Work
     of_timing: Ints
-    window_start_ns: Ints
+    last: Ints
+    start_ns: Ints
     end_ns: Ints
     replay: Replay | None
     reason: str | None
@@ -126,7 +140,7 @@ class RunCritical(FrameResult):
         return make_frame_from_rows(columns, rows)
 
 
-def measure_chains(rank: RankEvents) -> RankChains:
+def find_rank_work(rank: RankEvents) -> RankWork:
     coverage = rank.blocking.coverage
     on_host = rank.device is None or coverage.source == "host"
     reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
@@ -134,38 +148,39 @@ def measure_chains(rank: RankEvents) -> RankChains:
         reason = reason or why_unknown(rank) or NO_HOST_PATH
     if reason:
         nothing = np.empty(0, np.int64)
-        return RankChains(rank.process, rank.device, empty(Chains), nothing, nothing, nothing, None, reason)
-    trace, events, window = rank.trace, rank.events, rank.breakdown
-    step = np.full(len(trace.activities), UNKNOWN, np.int64)
-    on_device = events.activity != UNKNOWN
-    step[events.activity[on_device]] = events.step[on_device]
+        return RankWork(rank.process, rank.device, empty(Work), nothing, nothing, nothing, nothing, None, reason)
+    events, work, steps = rank.events, find_work(rank), len(rank.steps)
     # A step does not have to wait for what other threads launch, such as data loaders.
-    trains = on_device & (events.step != UNKNOWN)
+    trains = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
     if np.any(trains & (events.launcher == rank.main_thread)):
         trains &= np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
-    ends_ns = last_by_step(events.end_ns, np.where(trains, events.step, UNKNOWN), len(rank.steps))
-    step_of_training = np.full(len(trace.activities), UNKNOWN, np.int64)
-    step_of_training[events.activity[trains]] = events.step[trains]
-    trains[trains] = events.end_ns[trains] == ends_ns[events.step[trains]]
-    last = np.full(len(rank.steps), UNKNOWN, np.int64)
-    last[events.step[trains]] = events.activity[trains]
-    ends_ns = np.where(last == UNKNOWN, window.start_ns, ends_ns)
-    work = find_work(rank)
-    of_step = step_of_training[work.activity]
-    rows = np.flatnonzero(of_step != UNKNOWN)[::-1]  # work is stream by stream in the order of launch
-    lasts = rows[distinct_rows(of_step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
+    step_of = np.full(len(rank.trace.activities), UNKNOWN, np.int64)
+    step_of[events.activity[trains]] = events.step[trains]
+    step = step_of[work.activity]
+    ends_ns = last_by_step(work.end_ns, step, steps)
+    is_last = (step != UNKNOWN) & (work.end_ns == ends_ns[step])
+    last = np.full(steps, UNKNOWN, np.int64)
+    last[step[is_last]] = np.flatnonzero(is_last)
+    rows = np.flatnonzero(step != UNKNOWN)[::-1]  # work is stream by stream in the order of launch
+    rows = rows[distinct_rows(step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
     step_of_last = np.full(len(work), UNKNOWN, np.int64)
-    step_of_last[lasts] = of_step[lasts]
-    chains = follow_chains(work, step, window.start_ns, ends_ns, last)
-    row_of = positions(chains.activity, len(trace.activities))
-    of_timing = take_or_unknown(row_of, events.activity[collective_rows(rank)])
-    replay = find_replay(rank, work, step_of_last)
-    return RankChains(rank.process, rank.device, chains, of_timing, window.start_ns, ends_ns, replay, None)
+    step_of_last[rows] = step[rows]
+    return RankWork(
+        process=rank.process,
+        device=rank.device,
+        work=work,
+        of_timing=positions(work.activity, len(rank.trace.activities))[events.activity[collective_rows(rank)]],
+        last=last,
+        start_ns=rank.breakdown.start_ns,
+        end_ns=np.where(last == UNKNOWN, rank.breakdown.start_ns, ends_ns),
+        replay=find_replay(rank, work, step_of_last),
+        reason=None,
+    )
 
 
-def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankChains]]) -> RunCritical:
-    """The critical path of each step of a run; ``chains`` are pairs of a file and the chains of a rank in it."""
-    by_rank = {(file, one.process, one.device): one for file, one in chains}
+def measure_critical_paths(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> RunCritical:
+    """The critical path of each step of a run; ``work`` are pairs of a file and the work of a rank in it."""
+    by_rank = {(file, one.process, one.device): one for file, one in work}
     ranks = [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
     if reason:
@@ -176,7 +191,7 @@ def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankCh
     for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
         ends = run.alignment.offset_for(rank.clock).common_ns(own.end_ns)
         for step, (key, end) in enumerate(zip(rank.step_keys.tolist(), ends.tolist(), strict=True)):
-            if key != UNKNOWN and own.end_ns[step] > own.window_start_ns[step]:
+            if key != UNKNOWN and own.end_ns[step] > own.start_ns[step]:
                 last[key] = max(last.get(key, (end, index, step)), (end, index, step))
     paths = tuple(walker.walk(index, step) for _, (_, index, step) in sorted(last.items()))
     reason = None if paths else why_no_steps((rank.reason for rank in run.ranks), NO_WORK)
@@ -184,47 +199,59 @@ def measure_critical_paths(run: RunAnalysis, chains: Iterable[tuple[Path, RankCh
 
 
 class _Walker:
-    """Follows chains from collective to collective, over all ranks of a run."""
+    """Follows paths from operation to operation, over all ranks of a run."""
 
-    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains], gains: _Gains) -> None:
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], gains: _Gains) -> None:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
-        self.timing_of = [positions(chains.of_timing, len(chains.chains)) for chains in ranks]
+        self.timing_of = [positions(own.of_timing, len(own.work)) for own in ranks]
         self.match_of = [
             positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
-        """Follow the path backwards from the end of a rank's step."""
+        """Follow the path backwards from the end of a rank's step, until it is as long as the step."""
         first, own = self.run.ranks[index], self.ranks[index]
-        window_ns = left = int(own.end_ns[step] - own.window_start_ns[step])
-        row = int(np.flatnonzero((own.chains.activity == UNKNOWN) & (own.chains.step == step))[0])
+        now, at = int(own.end_ns[step]), int(own.last[step])
+        window_ns = left = now - int(own.start_ns[step])
         parts = dict.fromkeys(PARTS, 0)
         on_path: list[tuple[int, int, int]] = []  # rank, timing, how long
         changes = 0
         seen = set()  # with wrong clocks, the path could go back and forth between ranks
-        while (index, row) not in seen:
-            seen.add((index, row))
-            chains = self.ranks[index].chains
-            left -= _add_parts(parts, {part: int(getattr(chains, f"{part}_ns")[row]) for part in CHAIN_PARTS}, left)
-            before = int(chains.before[row])
-            if not left or before == UNKNOWN:
-                break
-            arrived_ns = int(chains.from_ns[row])
-            timing = int(self.timing_of[index][before])
-            if timing == UNKNOWN:  # in a warm-up step, for example: not measured
-                break
-            late, begins_ns = self._last_to_arrive(index, timing)
-            length = max(0, arrived_ns - begins_ns)
-            wait_ns = 0 if self.can_change else max(0, int(self.run.waits_ns[index][timing]))
-            used = _add_parts(parts, {"transfer": max(0, length - wait_ns), "peer_wait": min(wait_ns, length)}, left)
-            left -= used
-            on_path.append((index, timing, used))
-            row = before
-            if late != index:
-                changes += 1
-                row = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
-                index = late
+
+        def go_back(until_ns: int, part: str) -> None:
+            nonlocal now, left
+            length = min(max(0, now - until_ns), left)
+            parts[part] += length
+            now, left = now - length, left - length
+
+        while left and at != UNKNOWN:
+            work = self.ranks[index].work
+            if work.category.item(at) == Category.COMMUNICATION:
+                if (index, at) in seen:
+                    break
+                seen.add((index, at))
+                timing, before = int(self.timing_of[index][at]), left
+                late, begins_ns, wait_ns = self._last_to_arrive(index, at, timing)
+                go_back(begins_ns + wait_ns, "transfer")
+                go_back(begins_ns, "peer_wait")
+                if timing != UNKNOWN:  # else it is one of a warm-up step, for example: not measured
+                    on_path.append((index, timing, before - left))
+                if late != index:
+                    changes += 1
+                    at = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
+                    index, work = late, self.ranks[late].work
+                now = work.start_ns.item(at)
+            else:
+                go_back(work.start_ns.item(at), "copies" if work.category.item(at) == Category.MEMORY else "compute")
+            bound_by, launch_ns = work.bound_by.item(at), work.launch_ns.item(at)
+            if bound_by != UNKNOWN:
+                go_back(work.end_ns.item(bound_by), "queue")
+            else:
+                go_back(launch_ns, "host" if launch_ns == NO_TIME else "launch")
+                if (bound_by := work.after_sync.item(at)) != UNKNOWN:
+                    go_back(work.end_ns.item(bound_by), "host")
+            at = bound_by
         parts["host"] += left
         key = int(first.step_keys[step])
         gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in on_path])
@@ -247,12 +274,16 @@ class _Walker:
             ),
         )
 
-    def _last_to_arrive(self, index: int, timing: int) -> tuple[int, int]:
-        """The rank that began a collective last, and when, on this rank's clock."""
-        own_ns = int(self.run.ranks[index].timings.start_ns[timing])
+    def _last_to_arrive(self, index: int, at: int, timing: int) -> tuple[int, int, int]:
+        """The rank that began a collective last, when, on this rank's clock, and for how long this rank waited then."""
+        own_ns = self.ranks[index].work.start_ns.item(at)
+        if timing == UNKNOWN:
+            return index, own_ns, 0
         match = int(self.match_of[index][timing])
-        if not self.can_change or match == UNKNOWN:
-            return index, own_ns
+        if not self.can_change:
+            return index, own_ns, max(0, int(self.run.waits_ns[index][timing]))
+        if match == UNKNOWN:
+            return index, own_ns, 0
         arrivals = {}
         for other, row in enumerate(self.run.matches.rows[match].tolist()):
             if row != UNKNOWN:
@@ -262,23 +293,25 @@ class _Walker:
         late = max(arrivals, key=arrivals.__getitem__)
         lag = arrivals[late] - arrivals[index]
         if lag <= (self.run.alignment.residual_p95_ns or 0):
-            return index, own_ns
-        return late, own_ns + lag
+            return index, own_ns, 0
+        return late, own_ns + lag, 0
 
 
 class _Gains:
     """Computes how much earlier steps would end without a collective; ``reason`` is why this is not known, if so."""
 
-    def __init__(self, run: RunAnalysis, ranks: Sequence[RankChains]) -> None:
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork]) -> None:
         replays = [one.replay for one in ranks if one.replay]
         self.reason = None if len(replays) == len(ranks) else CALLS_OUT_OF_ORDER
         if len(replays) > 1 and run.alignment.residual_p95_ns is None:
             self.reason = NO_COMMON_CLOCK
         if self.reason:
             return
-        self._chains = ranks
+        self._ranks = ranks
         self._first = np.cumsum([0, *(len(replay.times) for replay in replays)]).tolist()
-        self._arrivals = [replay.arrivals for replay in replays]
+        self._arrivals = [
+            positions(replay.times.collective, len(own.work)) for own, replay in zip(ranks, replays, strict=True)
+        ]
         keyed, common_ns = [], []
         for rank, replay in zip(run.ranks, replays, strict=True):
             times = replace(replay.times, step=take_or_unknown(rank.step_keys, replay.times.step))
@@ -296,7 +329,7 @@ class _Gains:
 
     def _arrival(self, index: int, timing: int) -> int:
         """The row of a collective's arrival in the joined replay."""
-        return int(self._first[index] + self._arrivals[index][self._chains[index].of_timing[timing]])
+        return int(self._first[index] + self._arrivals[index][self._ranks[index].of_timing[timing]])
 
     def for_collectives(self, key: int, collectives: Sequence[tuple[int, int]]) -> Sequence[int | None]:
         """How much earlier a step would end without each collective (index of its rank, row in its timings)."""
@@ -305,13 +338,3 @@ class _Gains:
         arrivals = self._place[[self._arrival(*one) for one in collectives]]
         gains: list[int | None] = measure_gains(self._replay, arrivals, key).tolist()
         return gains
-
-
-def _add_parts(parts: dict[str, int], more: dict[str, int], most: int) -> int:
-    """Add parts up to a total of ``most``, cutting the last ones; return the sum that was added."""
-    left = most
-    for part, length in more.items():
-        taken = min(length, left)
-        parts[part] += taken
-        left -= taken
-    return most - left

@@ -27,11 +27,11 @@ from functools import cached_property
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.critical.chains import Work
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
     Ints,
+    Mask,
     Table,
     begins_run,
     concatenate,
@@ -40,8 +40,66 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
+from ddp_prof.trace import Category
 
 _NEVER = -(2**60)
+
+
+@dataclass(frozen=True)
+class Work(Table):
+    """The operations of one device, stream by stream in the order of their launch.
+
+    Attributes:
+        bound_by: Row in this table of the operation that delayed it; ``UNKNOWN`` if its launch came last.
+        launch_ns: Start of the launch call; ``NO_TIME`` if it is not in the trace.
+        after_sync: Row in this table of what its thread last waited for before the launch; ``UNKNOWN`` if nothing.
+    """
+
+    activity: Ints
+    category: Ints
+    start_ns: Ints
+    end_ns: Ints
+    bound_by: Ints
+    launch_ns: Ints
+    after_sync: Ints
+
+    @property
+    def bound_ns(self) -> Ints:
+        """When each operation could begin; ``NO_TIME`` if nothing is known that delayed it."""
+        return np.where(self.bound_by == UNKNOWN, self.launch_ns, self.end_ns[self.bound_by])
+
+    @property
+    def is_collective(self) -> Mask:
+        rows: Mask = self.category == Category.COMMUNICATION
+        return rows
+
+
+def find_work(rank: RankEvents) -> Work:
+    """What delayed each operation of a device. When the main thread waits, launches of autograd's threads wait, too."""
+    trace, dependencies, calls = rank.trace, rank.dependencies(), rank.host_calls
+    activities, rows = trace.activities, calls.work
+    place = positions(rows, len(activities))
+    start, end, stream = activities.start_ns[rows], activities.end_ns[rows], dependencies.stream[rows]
+    launching = trace.launching_calls[rows]
+    launch = take_or_unknown(trace.calls.start_ns, launching, NO_TIME)
+
+    bound_by, bound_ns = np.full(len(rows), UNKNOWN, np.int64), launch.copy()
+    follows = np.flatnonzero(~begins_run(stream))
+    later = follows[end[follows - 1] >= bound_ns[follows]]
+    bound_by[later], bound_ns[later] = later - 1, end[later - 1]
+    producer, consumer = place[dependencies.edges.producer], place[dependencies.edges.consumer]
+    known = (producer != UNKNOWN) & (consumer != UNKNOWN)
+    producer, consumer = producer[known], consumer[known]
+    order = np.lexsort((end[producer], consumer))[::-1]
+    order = order[begins_run(consumer[order])]  # of several producers, the one that ends last
+    producer, consumer = producer[order], consumer[order]
+    later_edge = end[producer] >= bound_ns[consumer]
+    bound_by[consumer[later_edge]] = producer[later_edge]
+
+    thread = take_or_unknown(trace.calls.lane, launching)
+    any_place = np.full(len(rows), np.iinfo(np.int64).max)
+    after = calls.last_before(thread, rank.main_thread, launch, any_place, calls.waited)
+    return Work(rows, activities.category[rows], start, end, bound_by, launch, take_or_unknown(calls.latest, after))
 
 
 @dataclass(frozen=True)
@@ -49,7 +107,7 @@ class Times(Table):
     """Times of one device and its host, ordered so that each comes after those on which it depends.
 
     Attributes:
-        collective: Number of the device's collective that arrives at this time, ``UNKNOWN`` for other times.
+        collective: Row in :class:`Work` of the collective that arrives at this time, ``UNKNOWN`` for other times.
         step: The step, if a stream's last operation of it ends at this time, else ``UNKNOWN``.
     """
 
@@ -78,12 +136,6 @@ class Replay:
     times: Times
     links: Links
 
-    @property
-    def arrivals(self) -> Ints:
-        """Row of the arrival of each of the device's collectives."""
-        rows = np.flatnonzero(self.times.collective != UNKNOWN)
-        return rows[np.argsort(self.times.collective[rows])]
-
     @cached_property
     def heads(self) -> Ints:
         return np.argsort(self.links.head, kind="stable")
@@ -102,16 +154,13 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     inside = (producer != UNKNOWN) & (consumer != UNKNOWN)
     producer, consumer = producer[inside], consumer[inside]
 
-    before = np.where(begins_run(stream), UNKNOWN, rows - 1)
-    bound_ns = np.maximum(work.launch_ns, take_or_unknown(work.end_ns, before, NO_TIME))
-    np.maximum.at(bound_ns, consumer, work.end_ns[producer])
+    bound_ns, is_collective = work.bound_ns, work.is_collective
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
-    own_ns = lag_ns + np.where(work.part == UNKNOWN, 0, work.end_ns - work.start_ns)
+    own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
 
     # Times in the order of calls: two of a collective, one of another operation that is kept or of a call that waits.
-    is_collective = work.part == UNKNOWN
     is_kept = is_collective | (step_of_last != UNKNOWN)
     is_kept[np.concatenate([producer, consumer, syncs.awaited])] = True
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
@@ -126,7 +175,7 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     step = np.full(len(order), UNKNOWN)
     step[ends] = step_of_last[kept]
     time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
-    times = Times(time_ns, positions(arrivals, len(order)), step)
+    times = Times(time_ns, take_or_unknown(collectives, positions(arrivals, len(order))), step)
 
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]

@@ -15,8 +15,8 @@ from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.critical.chains import find_work
 from ddp_prof.analyze.critical.critical_path import RunCritical
+from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.kernels.device_use import measure_starvation
@@ -388,8 +388,8 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
         return 0, 0
     work = find_work(rank)
     stream = rank.dependencies().stream[work.activity]
-    bound_ns = np.where(work.bound_by == UNKNOWN, work.launch_ns, work.end_ns[work.bound_by])
-    rows = np.flatnonzero((work.part == UNKNOWN) & (bound_ns != NO_TIME))
+    bound_ns = work.bound_ns
+    rows = np.flatnonzero(work.is_collective & (bound_ns != NO_TIME))
     late = rows[work.start_ns[rows] - bound_ns[rows] > NEXT_NS]
     by_end = np.argsort(work.end_ns, kind="stable")
     first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - NEXT_NS)

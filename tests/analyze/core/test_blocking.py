@@ -11,7 +11,7 @@ import pytest
 from ddp_prof.analyze.core.attribution import Events
 from ddp_prof.analyze.core.blocking import NO_COPIES, host_blocking
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.critical.critical_path import measure_chains
+from ddp_prof.analyze.critical.critical_path import find_rank_work
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category, Synchronizations, SyncKind
 from tests.drawing import MAIN, PID, draw_trace, instants, picture_of, runs, table
@@ -124,4 +124,4 @@ def test_without_the_copies_that_were_called_for_nothing_is_known_of_waits(is_re
     trace = load_trace(write_capture(tmp_path / "x.sqlite", capture))
     (rank,) = find_rank_events(trace)
     reason = None if is_recorded else NO_COPIES
-    assert (rank.blocking.coverage.reason, measure_chains(rank).reason) == (reason, reason)
+    assert (rank.blocking.coverage.reason, find_rank_work(rank).reason) == (reason, reason)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, measure_chains, measure_critical_paths
+from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, find_rank_work, measure_critical_paths
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
@@ -27,8 +27,8 @@ Parts = tuple[int, int, int]
 def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
     ranks = [(trace, find_rank_events(trace)) for trace in traces]
     run = merge_analyses([analyze_trace(trace, of_trace) for trace, of_trace in ranks])
-    chains = [(trace.path, measure_chains(rank)) for trace, of_trace in ranks for rank in of_trace]
-    found = measure_critical_paths(run, chains).steps
+    work = [(trace.path, find_rank_work(rank)) for trace, of_trace in ranks for rank in of_trace]
+    found = measure_critical_paths(run, work).steps
     assert all(sum(path.parts_ns.values()) == path.window_ns for path in found)
     return found
 
@@ -36,7 +36,7 @@ def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
 def test_a_frame_has_a_row_per_step_and_a_column_per_part() -> None:
     trace = one_bucket(kernel=4, collective=12, then=6).trace()
     (rank,) = find_rank_events(trace)
-    found = measure_critical_paths(analyze_trace(trace, [rank]), [(trace.path, measure_chains(rank))])
+    found = measure_critical_paths(analyze_trace(trace, [rank]), [(trace.path, find_rank_work(rank))])
     (row,) = found.to_frame().to_dict("records")
     (path,) = found.steps
     assert (row["window_ns"], row["rank"], row["changes"]) == (path.window_ns, path.rank, 0)
@@ -230,6 +230,31 @@ def test_a_rank_without_steps_ends_no_step_of_the_others() -> None:
     assert (path.step, path.rank, path.window_ns, path.parts_ns) == (0, "rank 0", alone.window_ns, alone.parts_ns)
 
 
+def test_on_another_rank_the_path_goes_back_before_the_step_of_that_rank() -> None:
+    """What the rank that arrived last computed before its own step 1 was called the host."""
+    #  step      0         1 on rank 0                      1 on rank 1
+    #  rank 0    kkkkkkkkkkkkkkkAAAAAAAAAAAAAAAAAAAAAAAAcccc
+    #  rank 1    kkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkkAAAAccc
+    traces = []
+    for number, (kernel, collective, then) in enumerate([(10, 24, 4), (30, 4, 3)]):
+        device = Device()
+        with device.range("step 0"):
+            device.launch(0, 7, kernel, is_collective=False)
+        with device.range("step 1"):
+            device.launch(0, 7, 5, is_collective=False)
+            device.record(0, 7, 1)
+            device.wait(0, 20, 1)
+            device.launch(0, 20, collective, is_collective=True)
+            device.record(0, 20, 2)
+            device.wait(0, 7, 2)
+            device.launch(0, 7, then, is_collective=False)
+        trace = device.trace()
+        traces.append(replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=2, epoch_ns=0))
+    path = paths_of(*traces)[1]
+    assert (path.step, path.changes, path.window_ns) == (1, 1, 33)
+    assert parts_of(path) == (5 + 20 + 4, 4, 0)
+
+
 def test_where_clocks_cannot_tell_who_was_last_the_wait_is_a_part_of_its_own() -> None:
     path = path_of(rank_of(0, 4, 12, then=5), replace(rank_of(1, 12, 4, then=3), epoch_ns=None))
     assert (path.rank, path.changes) == ("rank 0", 0)
@@ -248,7 +273,7 @@ def test_where_the_order_of_an_operation_is_lost_nothing_is_said_of_what_waited(
     (rank,) = find_rank_events(traces[1])
     reason = "the trace does not tell the launch of 1 of the device's operations"
     assert (rank.blocking.coverage.reason, rank.blocking.total_ns) == (reason, None)
-    assert measure_chains(rank).reason == reason
+    assert find_rank_work(rank).reason == reason
     assert paths_of(*traces) == ()
 
 
@@ -273,14 +298,14 @@ def test_where_the_host_reduces_what_a_gpu_computed_there_is_no_path(count: int)
     ]
     assert paths_of(*traces) == ()
     (rank,) = find_rank_events(traces[0])
-    assert (rank.device, rank.blocking.by_step_ns.tolist(), measure_chains(rank).reason) == (0, [2], NO_HOST_PATH)
+    assert (rank.device, rank.blocking.by_step_ns.tolist(), find_rank_work(rank).reason) == (0, [2], NO_HOST_PATH)
 
 
 def test_of_a_host_without_collectives_none_is_said_to_have_run_on_it() -> None:
     names = {"process|rank=0|world=2|backend=gloo|device=cpu": "#" * 20, "step|index=0": "#" * 20}
     trace = draw_trace(ranges={**names, "forward": ".#####", "backward": "." * 8 + "#####"})
     (rank,) = find_rank_events(trace)
-    assert (rank.device, measure_chains(rank).reason) == (None, NO_COMMUNICATION)
+    assert (rank.device, find_rank_work(rank).reason) == (None, NO_COMMUNICATION)
 
 
 RANKS = st.integers(1, 4).flatmap(

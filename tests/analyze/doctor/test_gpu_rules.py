@@ -15,7 +15,7 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.critical.critical_path import measure_chains, measure_critical_paths
+from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, RunEvidence, measure_facts
 from ddp_prof.analyze.kernels.contention import Contention
@@ -45,7 +45,7 @@ def evidence_of(
         analysis=run,
         collectives=measure_collectives(run),
         overlap=measure_overlap(trace, ranks),
-        critical=measure_critical_paths(run, [(trace.path, measure_chains(rank)) for rank in ranks]),
+        critical=measure_critical_paths(run, [(trace.path, find_rank_work(rank)) for rank in ranks]),
         skew=measure_skew(run),
         facts=tuple(measure_facts(rank) for rank in ranks),
         contention=lambda: contention,
