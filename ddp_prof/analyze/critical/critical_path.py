@@ -30,10 +30,11 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import collective_rows
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.critical.replay import Replay, Work, find_replay, find_work, join_replays, measure_gains
+from ddp_prof.analyze.core.step_breakdown import first_work
+from ddp_prof.analyze.critical.replay import Ends, Replay, Work, find_replay, find_work, join_replays, measure_gains
 from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, distinct_rows, empty, positions, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct_rows, empty, positions, select, take_or_unknown
 from ddp_prof.trace import Category
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
@@ -52,10 +53,9 @@ class RankWork:
 
     Attributes:
         of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
-        last: Row in ``work`` of each step's last operation that was launched by threads that train; ``UNKNOWN`` if it
-            has none.
-        start_ns: Start of each step's window.
-        end_ns: End of each step's last operation.
+        last: Row in ``work`` of the operation with which each step ends; ``UNKNOWN`` if there is none.
+        start_ns: When each step begins.
+        end_ns: When it ends: at the end of ``last`` or, if that is the first work of the next step, at its start.
         replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
         reason: Why paths cannot be followed; ``None`` if they can.
     """
@@ -94,7 +94,7 @@ class StepPath:
         step: The step's own number, ``None`` if it has none.
         step_key: See ``Steps.keys``.
         rank: The rank on which the step ended last.
-        window_ns: Length of that rank's window.
+        window_ns: Length of that rank's step: of its window, or to the next step where the host runs ahead.
         parts_ns: The parts of the path, by :data:`PARTS`; they sum to ``window_ns``.
         changes: How often the path changes to another rank.
         collectives: The collectives on the path, from the last to the first.
@@ -150,30 +150,52 @@ def find_rank_work(rank: RankEvents) -> RankWork:
         nothing = np.empty(0, np.int64)
         return RankWork(rank.process, rank.device, empty(Work), nothing, nothing, nothing, nothing, None, reason)
     events, work, steps = rank.events, find_work(rank), len(rank.steps)
-    # A step does not have to wait for what other threads launch, such as data loaders.
-    trains = (events.activity != UNKNOWN) & (events.step != UNKNOWN)
-    if np.any(trains & (events.launcher == rank.main_thread)):
-        trains &= np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
-    step_of = np.full(len(rank.trace.activities), UNKNOWN, np.int64)
-    step_of[events.activity[trains]] = events.step[trains]
-    step = step_of[work.activity]
-    ends_ns = last_by_step(work.end_ns, step, steps)
-    is_last = (step != UNKNOWN) & (work.end_ns == ends_ns[step])
+    row = take_or_unknown(positions(work.activity, len(rank.trace.activities)), events.activity)
+    in_step = np.flatnonzero((row != UNKNOWN) & (events.step != UNKNOWN))
+    events, row = select(events, in_step), row[in_step]
+    start_ns, begins_ns = rank.breakdown.start_ns, first_work(rank.events, steps)
+    next_ns = np.where(rank.is_followed, np.append(begins_ns[1:], NO_TIME), NO_TIME)
+
+    # A step does not have to wait for what other threads launch, such as data loaders, nor for what still runs when the
+    # next step begins, such as a receive that was posted ahead.
+    trains = np.ones(len(events), np.bool_)
+    if np.any(events.launcher == rank.main_thread):
+        trains = np.isin(events.launcher, [rank.main_thread, *rank.gradient_threads])
+    has_ended = trains & (events.end_ns <= next_ns[events.step])
+    trains &= has_ended | ~np.isin(events.step, events.step[has_ended])
+    end_ns = np.maximum(start_ns, last_by_step(events.end_ns[trains], events.step[trains], steps))
+    is_last = trains & (events.end_ns == end_ns[events.step])
     last = np.full(steps, UNKNOWN, np.int64)
-    last[step[is_last]] = np.flatnonzero(is_last)
-    rows = np.flatnonzero(step != UNKNOWN)[::-1]  # work is stream by stream in the order of launch
+    last[events.step[is_last]] = row[is_last]
+
+    # Where the host runs ahead, a step lasts from its first work to that of the next one.
+    is_first = events.start_ns == begins_ns[events.step]
+    following = np.full(steps + 1, UNKNOWN, np.int64)
+    following[events.step[is_first]] = row[is_first]
+    following = following[1:]
+    to_next = rank.runs_ahead & (begins_ns != NO_TIME) & (next_ns > begins_ns) & (following != UNKNOWN)
+    start_ns = np.where(rank.runs_ahead & (begins_ns != NO_TIME), begins_ns, start_ns)
+
+    step = np.full(len(work), UNKNOWN, np.int64)
+    step[row[trains]] = events.step[trains]
+    rows = np.flatnonzero(~np.isin(step, [UNKNOWN, *np.flatnonzero(to_next)]))[::-1]
+    # Work is stream by stream in the order of launch, so these are the last operations of each step and stream.
     rows = rows[distinct_rows(step[rows], rank.dependencies().stream[work.activity[rows]])[0]]
-    step_of_last = np.full(len(work), UNKNOWN, np.int64)
-    step_of_last[rows] = step[rows]
+    ends = concatenate(
+        Ends(step[rows], rows, np.zeros_like(rows)),
+        Ends(np.flatnonzero(to_next), following[to_next], (work.end_ns - work.start_ns)[following[to_next]]),
+    )
     return RankWork(
         process=rank.process,
         device=rank.device,
         work=work,
-        of_timing=positions(work.activity, len(rank.trace.activities))[events.activity[collective_rows(rank)]],
-        last=last,
-        start_ns=rank.breakdown.start_ns,
-        end_ns=np.where(last == UNKNOWN, rank.breakdown.start_ns, ends_ns),
-        replay=find_replay(rank, work, step_of_last),
+        of_timing=take_or_unknown(
+            positions(work.activity, len(rank.trace.activities)), rank.events.activity[collective_rows(rank)]
+        ),
+        last=np.where(to_next, following, last),
+        start_ns=start_ns,
+        end_ns=np.where(to_next, next_ns, end_ns),
+        replay=find_replay(rank, work, ends),
         reason=None,
     )
 
@@ -227,7 +249,9 @@ class _Walker:
 
         while left and at != UNKNOWN:
             work = self.ranks[index].work
-            if work.category.item(at) == Category.COMMUNICATION:
+            if now <= work.start_ns.item(at):
+                pass  # it is the first work of the next step
+            elif work.category.item(at) == Category.COMMUNICATION:
                 if (index, at) in seen:
                     break
                 seen.add((index, at))
@@ -314,9 +338,8 @@ class _Gains:
         ]
         keyed, common_ns = [], []
         for rank, replay in zip(run.ranks, replays, strict=True):
-            times = replace(replay.times, step=take_or_unknown(rank.step_keys, replay.times.step))
-            keyed.append(replace(replay, times=times))
-            common_ns.append(run.alignment.offset_for(rank.clock).common_ns(times.time_ns))
+            keyed.append(replace(replay, ends=replace(replay.ends, step=rank.step_keys[replay.ends.step])))
+            common_ns.append(run.alignment.offset_for(rank.clock).common_ns(replay.times.time_ns))
         matches = [
             [self._arrival(index, timing) for index, timing in enumerate(rows) if timing != UNKNOWN]
             for rows in run.matches.rows.tolist()

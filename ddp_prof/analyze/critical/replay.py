@@ -108,12 +108,10 @@ class Times(Table):
 
     Attributes:
         collective: Row in :class:`Work` of the collective that arrives at this time, ``UNKNOWN`` for other times.
-        step: The step, if a stream's last operation of it ends at this time, else ``UNKNOWN``.
     """
 
     time_ns: Ints
     collective: Ints
-    step: Ints
 
 
 @dataclass(frozen=True)
@@ -132,20 +130,32 @@ class Links(Table):
 
 
 @dataclass(frozen=True)
+class Ends(Table):
+    """What a step ends with: it ends when the last of these has come.
+
+    Attributes:
+        row: A row of :class:`Work`, whose end it is; in a replay a row of :class:`Times`.
+        before_ns: How long before that the step ends. It is the duration of an operation that begins as the step ends.
+    """
+
+    step: Ints
+    row: Ints
+    before_ns: Ints
+
+
+@dataclass(frozen=True)
 class Replay:
     times: Times
     links: Links
+    ends: Ends
 
     @cached_property
     def heads(self) -> Ints:
         return np.argsort(self.links.head, kind="stable")
 
 
-def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | None:
-    """The times of a device and the links between them; ``None`` if a link contradicts the order of calls.
-
-    ``step_of_last`` is the step whose last operation on a stream each operation is, ``UNKNOWN`` for other operations.
-    """
+def find_replay(rank: RankEvents, work: Work, ends: Ends) -> Replay | None:
+    """The times of a device and the links between them; ``None`` if a link contradicts the order of calls."""
     trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
     rows = np.arange(len(work))
     stream, place = dependencies.stream[work.activity], dependencies.place[work.activity]
@@ -161,21 +171,25 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
 
     # Times in the order of calls: two of a collective, one of another operation that is kept or of a call that waits.
-    is_kept = is_collective | (step_of_last != UNKNOWN)
-    is_kept[np.concatenate([producer, consumer, syncs.awaited])] = True
+    is_kept = is_collective.copy()
+    is_kept[np.concatenate([producer, consumer, syncs.awaited, ends.row])] = True
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
     counts = [len(kept), len(collectives), len(syncs.place)]
     order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
-    ends, arrivals, sync_of = np.split(positions(order, len(order)), np.cumsum(counts)[:-1])
+    completed, arrivals, sync_of = np.split(positions(order, len(order)), np.cumsum(counts)[:-1])
     # For each operation: the row of its end, and the row that others delay, which for a collective is its arrival.
     end_of = np.full(len(work), UNKNOWN, np.int64)
-    end_of[kept] = ends
+    end_of[kept] = completed
     begin_of = end_of.copy()
     begin_of[collectives] = arrivals
-    step = np.full(len(order), UNKNOWN)
-    step[ends] = step_of_last[kept]
+    at_arrival = is_collective[ends.row] & (ends.before_ns > 0)
+    ends = replace(
+        ends,
+        row=np.where(at_arrival, begin_of[ends.row], end_of[ends.row]),
+        before_ns=np.where(at_arrival, 0, ends.before_ns),
+    )
     time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
-    times = Times(time_ns, take_or_unknown(collectives, positions(arrivals, len(order))), step)
+    times = Times(time_ns, take_or_unknown(collectives, positions(arrivals, len(order))))
 
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
@@ -208,7 +222,7 @@ def find_replay(rank: RankEvents, work: Work, step_of_last: Ints) -> Replay | No
     ]
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
-    return Replay(times, Links(tail, head, length_ns, is_duration)) if np.all(tail < head) else None
+    return Replay(times, Links(tail, head, length_ns, is_duration), ends) if np.all(tail < head) else None
 
 
 def join_replays(
@@ -216,7 +230,7 @@ def join_replays(
 ) -> tuple[Replay, Ints] | None:
     """Join the replays of several ranks: no rank goes on from a collective before all ranks have arrived.
 
-    The steps of their times must be the same numbers on all ranks. ``common_ns`` are the times on the common clock.
+    The steps of their ends must be the same numbers on all ranks. ``common_ns`` are the times on the common clock.
     ``matches`` holds the arrivals of each common collective, as rows of the concatenated times.
 
     Returns:
@@ -247,13 +261,17 @@ def join_replays(
     times = select(times, order)
     since_ns = times.time_ns[links.head] - take_or_unknown(times.time_ns, links.tail, 0)
     links = replace(links, length_ns=np.where(links.is_duration == 1, since_ns, links.length_ns))
-    return (Replay(times, links), place) if np.all(links.tail < links.head) else None
+    ends = concatenate(
+        *(replace(one.ends, row=place[one.ends.row + offset]) for one, offset in zip(replays, first, strict=False))
+    )
+    return (Replay(times, links, ends), place) if np.all(links.tail < links.head) else None
 
 
 def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
     """How much earlier a step would end if one of these collectives (rows of their arrivals) took no time, for each."""
     time_ns, links = replay.times.time_ns, replay.links
-    lasts = np.flatnonzero(replay.times.step == step)
+    ends = select(replay.ends, replay.ends.step == step)
+    lasts, before_ns = ends.row, ends.before_ns
     if not len(arrivals) or not len(lasts):
         return np.zeros(len(arrivals), np.int64)
     first, last = int(arrivals.min()), int(lasts.max())
@@ -262,7 +280,8 @@ def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
 
     # The longest chain from each time to the end of the step.
     left = np.full(max(0, last - first) + 1, _NEVER)
-    left[lasts[lasts >= first] - first] = 0
+    is_after = lasts >= first
+    np.maximum.at(left, lasts[is_after] - first, -before_ns[is_after])
     within = np.flatnonzero(links.tail >= first)
     within = within[np.argsort(-links.tail[within], kind="stable")]
     to_end: list[int] = left.tolist()
@@ -272,12 +291,12 @@ def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:
     left = np.array(to_end)
 
     chains_ns = take_or_unknown(time_ns, links.tail, 0) + links.length_ns + left[links.head - first]
-    end_ns = int(time_ns[lasts].max())
+    ends_ns = time_ns[lasts] - before_ns
     gains = []
     for arrival in arrivals.tolist():
         beside = chains_ns[(links.tail < arrival) & (links.head > arrival)]
         through = left[links.head[(links.tail == arrival) & (links.is_duration == 1)] - first]
-        done = time_ns[lasts[lasts <= arrival]]
+        done = ends_ns[lasts <= arrival]
         without = [beside.max(initial=_NEVER), time_ns[arrival] + through.max(initial=_NEVER), done.max(initial=_NEVER)]
-        gains.append(end_ns - int(max(without)))
+        gains.append(int(ends_ns.max() - max(without)))
     return np.array(gains, np.int64)

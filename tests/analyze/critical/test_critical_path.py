@@ -308,6 +308,129 @@ def test_of_a_host_without_collectives_none_is_said_to_have_run_on_it() -> None:
     assert (rank.device, find_rank_work(rank).reason) == (None, NO_COMMUNICATION)
 
 
+SEND_RECV = "ncclDevKernel_SendRecv(x)"
+
+
+def run_pipeline(
+    steps: int, batches: int, ahead: int, kernels: list[list[int]], transfer: int, gap: int
+) -> list[Trace]:
+    """Ranks that hand batches on, each to the next one; only their forward.
+
+    Args:
+        batches: Of each step.
+        ahead: How many batches before the one that needs it a receive is posted.
+        kernels: The lengths of each rank's kernels, which come again and again.
+        gap: What each launch takes.
+    """
+    lengths: dict[tuple[int, str, int], int] = {}  # of what a rank sends and receives
+    while True:
+        devices, places = [], {}
+        for rank, own in enumerate(kernels):
+            device, posted = Device(), 0
+            for step in range(steps):
+                with device.range(f"step {step}"):
+                    for batch in range(step * batches, (step + 1) * batches):
+                        while rank and posted < min(steps * batches, batch + 1 + ahead):
+                            places[rank, "receive", posted] = device, len(device.operations)
+                            length = lengths.get((rank, "receive", posted), 0)
+                            device.launch(gap, 21, length, is_collective=True, name=SEND_RECV)
+                            device.record(0, 21, 100 + posted)
+                            posted += 1
+                        device.wait(0, 7, 100 + batch)
+                        device.launch(gap, 7, own[batch % len(own)], is_collective=False)
+                        if rank < len(kernels) - 1:
+                            device.record(0, 7, 1)
+                            device.wait(0, 20, 1)
+                            places[rank, "send", batch] = device, len(device.operations)
+                            length = lengths.get((rank, "send", batch), 0)
+                            device.launch(gap, 20, length, is_collective=True, name=SEND_RECV)
+                    device.record(0, 20, 2)
+                    device.wait(0, 7, 2)
+                    device.launch(gap, 7, 3, is_collective=False, name="optimizer")
+            devices.append(device)
+        known, lengths = lengths, {}
+        starts = {place: device.operations[row].start for place, (device, row) in places.items()}
+        for (rank, what, batch), start in starts.items():
+            peer = (rank + 1, "receive", batch) if what == "send" else (rank - 1, "send", batch)
+            lengths[rank, what, batch] = max(start, starts[peer]) + transfer - start
+        if lengths == known:
+            break
+    return [
+        replace(device.trace(), path=Path(f"rank{rank}.sqlite"), ranks={PID: rank}, world_size=len(kernels), epoch_ns=0)
+        for rank, device in enumerate(devices)
+    ]
+
+
+def longest_paths(trace: Trace) -> list[int]:
+    """How long the path of each step is at most: where the host runs ahead until the next step, else as its window."""
+    (rank,) = find_rank_events(trace)
+    times, window_ns = rank.step_times, rank.breakdown.window_ns
+    return [
+        int(length if rank.runs_ahead and length != UNKNOWN else window)
+        for length, window in zip(times.length_ns, window_ns, strict=True)
+    ]
+
+
+def test_a_receive_that_is_posted_ahead_does_not_make_the_path_longer_than_its_step() -> None:
+    """The path of step 0 ended with the receive for step 1, long after step 1 had begun."""
+    trace = run_pipeline(steps=4, batches=2, ahead=2, kernels=[[10, 10], [10, 12]], transfer=4, gap=1)[1]
+    (rank,) = find_rank_events(trace)
+    assert rank.runs_ahead
+    assert rank.step_times.length_ns.tolist() == [27, 27, 27, UNKNOWN]
+    assert [path.window_ns for path in paths_of(trace)] == [27, 27, 27, 25]
+
+
+@pytest.mark.slow
+@settings(max_examples=200, deadline=None)
+@given(programs().filter(lambda device: tells_needs(device) and any(one.is_collective for one in device.operations)))
+def test_what_a_collective_would_gain_is_how_much_earlier_the_next_step_begins(drawn: Device) -> None:
+    """Where the host runs ahead. The next step is one kernel, which waits for the streams of collectives."""
+
+    def run(*free: int) -> Device:
+        device = drawn.again(*free)
+        for stream in (20, 21):
+            device.record(0, stream, 9)
+            device.wait(0, 7, 9)
+        with device.range("step 1"):
+            device.launch(0, 7, 1000, is_collective=False)
+        return device
+
+    device = run()
+    operations = device.operations
+    device.ranges.append(("step 0", 0, operations[-1].launch))
+    trace = device.trace()
+    (rank,) = find_rank_events(trace)
+    assume(rank.runs_ahead and rank.step_times.length_ns[0] > 0)
+    path = paths_of(trace)[0]
+    assert (path.step, path.window_ns) == (0, rank.step_times.length_ns[0])
+    collectives = [row for row, one in enumerate(operations) if one.is_collective]
+    collectives.sort(key=lambda row: (operations[row].launch, operations[row].start))
+    told = {collectives[one.index]: one.gain_ns for one in path.collectives}
+    assert told == {row: operations[-1].start - run(row).operations[-1].start for row in told}
+
+
+@pytest.mark.slow
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.integers(2, 4),
+    batches=st.integers(1, 3),
+    ahead=st.integers(0, 4),
+    kernels=st.lists(st.lists(st.integers(1, 20), min_size=1, max_size=3), min_size=2, max_size=3),
+    transfer=st.integers(1, 20),
+    gap=st.integers(0, 30),
+)
+def test_no_path_is_longer_than_its_step(
+    steps: int, batches: int, ahead: int, kernels: list[list[int]], transfer: int, gap: int
+) -> None:
+    """Where the host runs ahead, a step lasts until the next one begins; else it is not longer than its window."""
+    traces = run_pipeline(steps, batches, ahead, kernels, transfer, gap)
+    for trace in traces[1:]:
+        longest = longest_paths(trace)
+        assert all(path.window_ns <= longest[path.step or 0] for path in paths_of(trace))
+    of_rank = {f"rank {number}": longest_paths(trace) for number, trace in enumerate(traces)}
+    assert all(path.window_ns <= of_rank[path.rank][path.step or 0] for path in paths_of(*traces))
+
+
 RANKS = st.integers(1, 4).flatmap(
     lambda count: st.tuples(
         st.lists(st.lists(st.integers(1, 20), min_size=count, max_size=count), min_size=2, max_size=3),
