@@ -121,9 +121,9 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         merged = f"{processes} processes launched the work in this file, and they are treated as one"
         doubt = "the rank of each device is not known; give the file of each rank"
         warnings = (f"{merged}: steps and phases may be wrong, and {doubt}",)
-    without_end = sum(event.dur < 0 for event in _events_of_categories(by_category, _OF_DEVICE))
+    durations = _nanoseconds([event.dur for event in _events_of_categories(by_category, _OF_DEVICE)])
     no_start = enrich.warn_missing_starts(path, {"activities": has_start})
-    warnings = (*warnings, *no_start, *enrich.warn_missing_ends(without_end))
+    warnings = (*warnings, *no_start, *enrich.warn_missing_ends(int(np.count_nonzero(durations < 0))))
     call_details = None
     if options.with_launches:
         call_details = CallDetails(call_end_ns, _intern_names(launches, names, enrich.UNNAMED_CALL))

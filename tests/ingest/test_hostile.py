@@ -454,6 +454,8 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "no number for a time": (kernel(ts="nan"), 1, "impossible times"),
     "no number for a time among exact ones": (
         kineto(KERNEL | {"ts": 1790857026000000.1}, KERNEL | {"ts": "nan"}), 1, "impossible times"),
+    "no number for a duration among exact times": (
+        kineto(KERNEL | {"ts": 1790857026000000.1, "dur": "nan"}), 1, "impossible times"),
     "infinity for a time": (kernel(ts="inf"), 1, "impossible times"),
     "no number for the time of an operator": (cpu(OPERATOR | {"ts": "nan"}), 1, "impossible times"),
     "no number for when a collective was asked for": (
