@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.steps import KNOWN_NAMES, NO_PATTERNS, RangePatterns, find_phases, find_steps
+from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.quality import NO_BACKWARD, ONLY_WARMUP, diagnose
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
@@ -63,17 +63,20 @@ class TraceInventory(Brief):
 
 
 def take_inventory(
-    trace: Trace, patterns: RangePatterns = NO_PATTERNS, ranks: Sequence[RankEvents] | None = None
+    trace: Trace,
+    step_range: str | None = None,
+    backward_range: str | None = None,
+    ranks: Sequence[RankEvents] | None = None,
 ) -> TraceInventory:
     """List what a trace contains; ``ranks`` are what each of its ranks did, if that is known already."""
-    ranks = find_rank_events(trace, patterns) if ranks is None else ranks
-    processes = [_process_inventory(trace, process, patterns, ranks) for process in trace.processes]
+    ranks = find_rank_events(trace, step_range, backward_range) if ranks is None else ranks
+    processes = [_process_inventory(trace, process, step_range, backward_range, ranks) for process in trace.processes]
     recognized: list[tuple[str, str, str]] = []
-    if patterns.step is None:
+    if step_range is None:
         ours = [trace.names[index] for index in parse_ranges(trace.names, STEP)]
         recognized += [(STEP, min(ours, key=_natural_sort_key), "ddp_prof")] if ours else _first_known_name(trace, STEP)
     for phase in PHASES:
-        if phase != BACKWARD or patterns.backward is None:
+        if phase != BACKWARD or backward_range is None:
             recognized += _first_known_name(trace, phase)
     return TraceInventory(
         trace=trace.path,
@@ -105,12 +108,12 @@ def _natural_sort_key(name: str) -> tuple[int, str]:
 
 
 def _process_inventory(
-    trace: Trace, process: int, patterns: RangePatterns, ranks: Sequence[RankEvents]
+    trace: Trace, process: int, step_range: str | None, backward_range: str | None, ranks: Sequence[RankEvents]
 ) -> ProcessInventory:
     mine, names = trace.activities.process == process, trace.spans.name_id[trace.spans.process == process]
     kind = trace.activities.kind[mine]
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
-    steps = rank.including_warmup.steps if rank else find_steps(trace, process, patterns.step)[0]
+    steps = rank.including_warmup.steps if rank else find_steps(trace, process, step_range)[0]
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
@@ -122,7 +125,7 @@ def _process_inventory(
         ranges=len(names),
         steps=int((~steps.warmup).sum()),
         warmup_steps=int(steps.warmup.sum()),
-        backward_ranges=int((find_phases(trace, process, patterns.backward).kind == BACKWARD_PHASE).sum()),
+        backward_ranges=int((find_phases(trace, process, backward_range).kind == BACKWARD_PHASE).sum()),
         marked_collectives=int(np.isin(names, [*parse_ranges(trace.names, *COLLECTIVES)]).sum()),
     )
 

@@ -23,7 +23,6 @@ from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents
-    from ddp_prof.analyze.core.steps import RangePatterns
     from ddp_prof.analyze.parts import PartResult
     from ddp_prof.analyze.quality import Diagnostics
     from ddp_prof.ingest.split_export import Part
@@ -59,12 +58,6 @@ class LoadOptions(ReadOptions):
     to_draw: bool = False
     part_rows: int | None = None
 
-    @property
-    def patterns(self) -> RangePatterns:
-        from ddp_prof.analyze.core.steps import RangePatterns
-
-        return RangePatterns(self.step_range, self.backward_range)
-
 
 @dataclass(frozen=True, eq=False)
 class TraceEvents:
@@ -90,7 +83,7 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
 
     _warn_reading_whole(file, options, why)
     trace = load_trace(file, options)
-    return TraceEvents(trace, find_rank_events(trace, options.patterns))
+    return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range))
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
@@ -132,7 +125,7 @@ def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
     if measure == "inventory":
         from ddp_prof.analyze.inventory import take_inventory
 
-        return take_inventory(trace, options.patterns, ranks)
+        return take_inventory(trace, options.step_range, options.backward_range, ranks)
     from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
     found = analyze_trace(trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics)
@@ -177,7 +170,7 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     from ddp_prof.analyze.parts import merge_facts, merge_parts
 
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        structure, steps = _structure_filter(options.patterns), partial(_find_steps, options.step_range)
+        structure, steps = _structure_filter(options), partial(_find_steps, options.step_range)
         part_rows = options.part_rows or PART_ROWS
         split = SplitExport(export, Path(folder), options, structure, steps, part_rows)
         measured = [_measure_part(part, options) for _, part in split.parts()]
@@ -217,14 +210,14 @@ def _free_memory() -> int | None:
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
-def _structure_filter(patterns: RangePatterns) -> Callable[[str], bool]:
+def _structure_filter(options: LoadOptions) -> Callable[[str], bool]:
     """Returns a test for names of ranges of steps, phases, collectives or processes."""
     from ddp_prof.analyze.core.steps import KNOWN_NAMES
 
     ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))
     usual = re.compile("|".join(f"(?:{known.pattern})" for known in KNOWN_NAMES), re.I)
-    own = [re.compile(pattern) for pattern in (patterns.step,) if pattern]
-    own += [re.compile(pattern, re.I) for pattern in (patterns.backward,) if pattern]
+    own = [re.compile(pattern) for pattern in (options.step_range,) if pattern]
+    own += [re.compile(pattern, re.I) for pattern in (options.backward_range,) if pattern]
     return lambda name: name.startswith(ours) or any(pattern.search(name) for pattern in (usual, *own))
 
 
@@ -249,7 +242,7 @@ def _measure_part(part: Part, options: LoadOptions, known: CaptureFacts | None =
     from ddp_prof.ingest.split_export import CannotSplitError
     from ddp_prof.trace import UNKNOWN
 
-    ranks = find_rank_events(part.trace, options.patterns, known)
+    ranks = find_rank_events(part.trace, options.step_range, options.backward_range, known)
     if part.trace.unresolved_names.kernels:
         raise CannotSplitError("it has kernels without a name")
     if any(not rank.has_steps or rank.is_warmup or rank.device is None for rank in ranks):

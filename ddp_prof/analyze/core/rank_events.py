@@ -42,9 +42,7 @@ from ddp_prof.analyze.core.step_breakdown import (
     sum_by_group,
 )
 from ddp_prof.analyze.core.steps import (
-    NO_PATTERNS,
     Phases,
-    RangePatterns,
     Steps,
     describe_ranges,
     find_phases,
@@ -411,9 +409,15 @@ def find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
 
 
 def find_rank_events(
-    trace: Trace, patterns: RangePatterns = NO_PATTERNS, known: CaptureFacts | None = None
+    trace: Trace,
+    step_range: str | None = None,
+    backward_range: str | None = None,
+    known: CaptureFacts | None = None,
 ) -> tuple[RankEvents, ...]:
     """Return the ranks of a trace, ordered by rank, process and device.
+
+    ``step_range`` and ``backward_range`` are regular expressions for the user's own ranges of steps and of backward,
+    ``None`` for the usual names. The first group of ``step_range``, if it has one, is the step's number.
 
     If the trace is a part of a capture, ``known`` are facts about the whole capture: the result then includes ranks
     that have no events in this part.
@@ -426,14 +430,14 @@ def find_rank_events(
     found: list[RankEvents] = []
     dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
     for process in sorted({*trace.processes, *on_devices}):
-        builder = _Builder(trace, process, patterns, known, dependencies)
+        builder = _Builder(trace, process, step_range, backward_range, known, dependencies)
         if process in on_devices:
             found += builder.device_ranks()
         elif process in trace.ranks or not (on_devices or trace.ranks):
             found.append(builder.host_rank())
     for option, pattern, is_found in (
-        ("--step-range", patterns.step, any(rank.has_steps or rank.step_notes for rank in found)),
-        ("--backward-range", patterns.backward, any(BACKWARD_PHASE in rank.phases.kind for rank in found)),
+        ("--step-range", step_range, any(rank.has_steps or rank.step_notes for rank in found)),
+        ("--backward-range", backward_range, any(BACKWARD_PHASE in rank.phases.kind for rank in found)),
     ):
         if pattern is not None and not is_found:
             reason = f"no range matches {option} '{pattern}'"
@@ -449,13 +453,14 @@ class _Builder:
         self,
         trace: Trace,
         process: int,
-        patterns: RangePatterns,
+        step_range: str | None,
+        backward_range: str | None,
         known: CaptureFacts,
         dependencies: Callable[[], Dependencies],
     ) -> None:
         self.trace, self.process, self.known = trace, process, known
-        self.steps, self.step_notes = find_steps(trace, process, patterns.step)
-        self.phases = find_phases(trace, process, patterns.backward)
+        self.steps, self.step_notes = find_steps(trace, process, step_range)
+        self.phases = find_phases(trace, process, backward_range)
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()

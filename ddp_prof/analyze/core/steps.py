@@ -108,18 +108,6 @@ docs/names.md is generated from this table."""
 STEP_PATTERNS = tuple(known.pattern for known in KNOWN_NAMES if known.kind == STEP)
 
 
-@dataclass(frozen=True, slots=True)
-class RangePatterns:
-    """Regular expressions for the user's own ranges of steps and of backward; ``None`` for the usual names.
-
-    The first group of ``step``, if it has one, is the step's number.
-    """
-
-    step: str | None = None
-    backward: str | None = None
-
-
-NO_PATTERNS = RangePatterns()
 _NAMED_RANGES = 8
 _STEP_NUMBER = re.compile(r"\d{1,18}$")
 

@@ -10,7 +10,6 @@ import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.core.steps import RangePatterns
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import NO_BACKWARD, UNMARKED_WAITS
@@ -64,13 +63,13 @@ def test_the_thread_that_opens_the_steps_is_not_taken_for_autograds(name: str) -
     trainer = next(lane for (_, lane), thread in trace.threads.items() if thread == "trainer")
     opened_by = np.where(trace.spans.end_ns == 14, trainer, trace.spans.lane)
     trace = replace(trace, spans=replace(trace.spans, lane=opened_by))
-    found = measure_overlap(trace, find_rank_events(trace, RangePatterns(step=rf"{name[:5].strip()} (\d+)")))
+    found = measure_overlap(trace, find_rank_events(trace, rf"{name[:5].strip()} (\d+)"))
     assert found.attribution.method == "none"
 
 
 def test_info_takes_the_name_of_the_backward_range() -> None:
     trace = draw_trace(ranges={"step 0": "########", "my bwd": "..###"}, launches={"main": "a"}, streams={7: ".aa"})
-    (process,) = take_inventory(trace, RangePatterns(backward="my bwd")).processes
+    (process,) = take_inventory(trace, backward_range="my bwd").processes
     assert process.backward_ranges == 1
     (process,) = take_inventory(trace).processes
     assert process.backward_ranges == 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.core.steps import RangePatterns, Steps, find_phases
+from ddp_prof.analyze.core.steps import Steps, find_phases
 from ddp_prof.analyze.core.steps import find_steps as find_steps_and_notes
 from ddp_prof.analyze.intervals import innermost
 from ddp_prof.analyze.inventory import take_inventory
@@ -244,4 +244,4 @@ def test_a_pattern_that_matches_no_range_names_the_ranges_there_are(option: str,
     trace = draw_trace(ranges={"iter_17": "####", "backward": "#"}, **on_device)
     expected = rf"no range matches --{option}-range 'batch': the ranges there are: 'iter_N', 'backward'"
     with pytest.raises(TraceError, match=expected):
-        find_rank_events(trace, RangePatterns(**{option: "batch"}))
+        find_rank_events(trace, *(("batch", None) if option == "step" else (None, "batch")))
