@@ -80,14 +80,12 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     """Read a report as a whole; ``why`` not in parts is said of a large one."""
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
+    from ddp_prof.ingest.split_export import count_rows
 
-    _warn_reading_whole(file, options, why)
+    if rows := count_rows(file, options.part_rows):
+        _warn_reading_whole(file, rows, options, why)
     trace = load_trace(file, options)
     return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range))
-
-
-def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
-    return {measure: _measure(part, options, measure) for measure in measures}
 
 
 def measure_report(
@@ -97,14 +95,14 @@ def measure_report(
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
     """Read a report and measure it: a large one in parts, where that can be; else ``keep`` is given its events."""
-    from ddp_prof.ingest.split_export import CannotSplitError
+    from ddp_prof.ingest.split_export import CannotSplitError, count_rows
 
     why = ALL_AT_ONCE
-    if SPLITTABLE | {"identity"} >= set(measures):
+    if SPLITTABLE | {"identity"} >= set(measures) and count_rows(file, options.part_rows):
         try:
-            if found := measure_in_parts(file, options):
-                found["identity"] = _identities(found["collectives"])
-                return {measure: found[measure] for measure in measures}
+            found = measure_in_parts(file, options)
+            found["identity"] = _identities(found["collectives"])
+            return {measure: found[measure] for measure in measures}
         except CannotSplitError as error:
             why = f"{error}, so it cannot be cut into parts"
     options = replace(options, with_launches=options.with_launches or bool(OF_EACH_KERNEL & {*measures}))
@@ -113,23 +111,28 @@ def measure_report(
     return measure_events(events, options, measures)
 
 
-def _measure(part: TraceEvents, options: LoadOptions, measure: str) -> Any:
-    """One of :data:`MEASURES`; of what is about ranks a list."""
-    trace, ranks = part
-    if measure in _OF_A_RANK:
-        return list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
-    if measure == "overlap":
-        from ddp_prof.analyze.overlap import measure_overlap
+def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+    """Some of :data:`MEASURES`; of what is about ranks a list."""
+    trace, ranks, found = part.trace, part.ranks, dict[str, Any]()
+    for measure in measures:
+        if measure in _OF_A_RANK:
+            found[measure] = list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
+        elif measure == "overlap":
+            from ddp_prof.analyze.overlap import measure_overlap
 
-        return measure_overlap(trace, ranks, part.diagnostics)
-    if measure == "inventory":
-        from ddp_prof.analyze.inventory import take_inventory
+            found[measure] = measure_overlap(trace, ranks, part.diagnostics)
+        elif measure == "inventory":
+            from ddp_prof.analyze.inventory import take_inventory
 
-        return take_inventory(trace, options.step_range, options.backward_range, ranks)
-    from ddp_prof.analyze.collectives.run_analysis import analyze_trace
+            found[measure] = take_inventory(trace, options.step_range, options.backward_range, ranks)
+        else:
+            from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
-    found = analyze_trace(trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics)
-    return {"collectives": found, "identity": _identities(found)}[measure]
+            analysis = found.get("collectives") or analyze_trace(
+                trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics
+            )
+            found[measure] = {"collectives": analysis, "identity": _identities(analysis)}[measure]
+    return found
 
 
 _OF_A_RANK = {
@@ -157,17 +160,14 @@ SPLITTABLE = frozenset({"overlap", "collectives"})
 """What can be measured in parts."""
 
 
-def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
-    """The results of :data:`SPLITTABLE` of a large export, or with ``part_rows`` of one of any size; else ``None``.
+def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any]:
+    """The results of :data:`SPLITTABLE` of an export that is read in parts.
 
     That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
     """
-    from ddp_prof.ingest.split_export import PART_ROWS, SplitExport, count_rows
-    from ddp_prof.ingest.sqlite_columns import open_sqlite
-
-    if not count_rows(file, options.part_rows):
-        return None
     from ddp_prof.analyze.parts import merge_facts, merge_parts
+    from ddp_prof.ingest.split_export import PART_ROWS, SplitExport
+    from ddp_prof.ingest.sqlite_columns import open_sqlite
 
     with open_sqlite(file) as export, tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         structure, steps = _structure_filter(options), partial(_find_steps, options.step_range)
@@ -185,13 +185,8 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any] | None:
     return {"overlap": overlap, "collectives": collectives}
 
 
-def _warn_reading_whole(file: Path, options: LoadOptions, why: str) -> None:
+def _warn_reading_whole(file: Path, rows: int, options: LoadOptions, why: str) -> None:
     """Log that a large export is read as a whole and why, the memory needed, and advice if it is too much."""
-    from ddp_prof.ingest.split_export import count_rows
-
-    rows = count_rows(file, options.part_rows)
-    if not rows:
-        return
     needed, free = rows * (BYTES_PER_ROW_TO_DRAW if options.with_launches else BYTES_PER_ROW), _free_memory()
     note = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
     if free is not None and free < needed:
