@@ -101,30 +101,6 @@ class TableOptions:
     quiet: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class ColumnChoice:
-    """The columns to show, and those left out: ``unknown`` has no value in any row, the others found no room.
-
-    ``zero`` are those without room that hold only zeros, ``narrow`` the rest.
-    """
-
-    shown: tuple[Column, ...]
-    unknown: tuple[Column, ...] = ()
-    zero: tuple[Column, ...] = ()
-    narrow: tuple[Column, ...] = ()
-
-    @property
-    def note(self) -> str | None:
-        parts = []
-        for columns, mark, what in ((self.unknown, "n/a", "without a value"), (self.zero, "0", "of zeros")):
-            if len(columns) > MOST_NAMED:
-                parts.append(f"{len(columns)} columns {what}")
-            else:
-                parts += [f"{column.heading} ({mark})" for column in columns]
-        parts += [column.heading for column in self.narrow]
-        return f"not shown: {', '.join(parts)}; all columns: --wide" if parts else None
-
-
 def terminal_width() -> int | None:
     """Return the width of the terminal; without a terminal ``$COLUMNS``, or ``None`` if that is not set."""
     is_given = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
@@ -173,8 +149,8 @@ def _sort_value(value: Value) -> float:
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
 
-def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
-    """Choose the columns that fit.
+def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list[str]]:
+    """Choose the columns that fit; if others are left out, a note names them.
 
     The run is left out if it is the same in all rows, since the title names it, and so are columns without any value.
     If there is too little room, columns of zeros go first, then those with the same value in all rows, then the least
@@ -200,12 +176,17 @@ def fit_columns(rows: Sequence[Row], width: int) -> ColumnChoice:
         if column.stays != ALWAYS:
             dropped.append(column)
             left.remove(column)
-    return ColumnChoice(
-        tuple(left),
-        unknown if len(unknown) < len(columns) else (),
-        tuple(column for column in columns if column in dropped and column in zeros),
-        tuple(column for column in columns if column in dropped and column not in zeros),
-    )
+    names = []
+    for of_kind, mark, what in (
+        (unknown if len(unknown) < len(columns) else (), "n/a", "without a value"),
+        ([column for column in columns if column in dropped and column in zeros], "0", "of zeros"),
+    ):
+        if len(of_kind) > MOST_NAMED:
+            names.append(f"{len(of_kind)} columns {what}")
+        else:
+            names += [f"{column.heading} ({mark})" for column in of_kind]
+    names += [column.heading for column in columns if column in dropped and column not in zeros]
+    return left, [f"not shown: {', '.join(names)}; all columns: --wide"] if names else []
 
 
 def _is_constant(column: Column, rows: Sequence[Row]) -> bool:
@@ -304,19 +285,19 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
     rows = select_columns(short if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
-    fitted = ColumnChoice(columns_of(rows)) if is_whole else fit_columns(rows, width or ENDLESS)
+    columns, left_out = (columns_of(rows), []) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
         text = "\n".join(_wrap_line(line, console.width) for line in printable_lines(view.title).splitlines())
         console.print(Text(text, style="" if view.is_text else "bold"))
     if rows and width is None:
-        sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, fitted.shown))
+        sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, columns))
     elif rows:
-        console.print(_table(rows, fitted.shown))
+        console.print(_table(rows, columns))
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
     notes = [*own, *([cut] if short is not whole else [])]
     if list(rows) != list(select_columns(short, options.columns)):
         notes.append("long names without their middle; whole: --wide")
-    notes += [*([fitted.note] if fitted.note else []), *shared]
+    notes += [*left_out, *shared]
     for note in () if options.quiet else notes:
         console.print(Text(_wrap_line(f"note: {printable(note)}", console.width), style="dim"))
 
