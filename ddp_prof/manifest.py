@@ -257,15 +257,11 @@ def _problem(manifest: Manifest) -> str | None:
     for name in ("comm_hook", "compression"):
         if len(str(manifest.options.get(name))) > _LONGEST:
             return f"{name} is longer than {_LONGEST} characters"
-    return _problem_of_buckets(manifest)
-
-
-def _problem_of_buckets(manifest: Manifest) -> str | None:
-    """Check that buckets are lists of positions among the trained parameters, each in one bucket at most."""
     buckets = manifest.options.get("buckets") or []
-    free = set(range(sum(parameter.requires_grad for parameter in manifest.parameters)))
     if not isinstance(buckets, list):
         return "buckets are no list"
+    # Buckets are lists of positions among the trained parameters, each in one bucket at most.
+    free = set(range(sum(parameter.requires_grad for parameter in manifest.parameters)))
     for index, bucket in enumerate(buckets):
         if not isinstance(bucket, list) or not all(isinstance(position, int) for position in bucket):
             return f"bucket {index} is no list of positions"
