@@ -65,17 +65,15 @@ class Intervals:
         found = np.empty(len(start_ns), np.int64)
         for first in range(0, len(start_ns), _BLOCK):
             block = slice(first, first + _BLOCK)
-            found[block] = self._cover(start_ns[block], end_ns[block])
+            start, end = start_ns[block], end_ns[block]
+            begun = np.searchsorted(self.start_ns, start, side="right")
+            # The second search is only needed if an interval of the set begins within [start, end), which few do.
+            more = begun < len(self)
+            more[more] = end[more] > self.start_ns[begun[more]]
+            begun_by_end = begun.copy()
+            begun_by_end[more] = np.searchsorted(self.start_ns, end[more], side="right")
+            found[block] = self._length_before(end, begun_by_end) - self._length_before(start, begun)
         return found
-
-    def _cover(self, start_ns: Ints, end_ns: Ints) -> Ints:
-        begun = np.searchsorted(self.start_ns, start_ns, side="right")
-        # The second search is only needed if an interval of the set begins within [start, end), which few do.
-        more = begun < len(self)
-        more[more] = end_ns[more] > self.start_ns[begun[more]]
-        begun_by_end = begun.copy()
-        begun_by_end[more] = np.searchsorted(self.start_ns, end_ns[more], side="right")
-        return self._length_before(end_ns, begun_by_end) - self._length_before(start_ns, begun)
 
     @cached_property
     def _length_by_begun(self) -> Ints:
