@@ -33,7 +33,9 @@ def mark_copy_engine_collectives(trace: Trace) -> Trace:
     collectives of a group, so its range counts, too.
     """
     copies = np.flatnonzero((trace.activities.kind == Kind.COPY) & (trace.launching_calls != UNKNOWN))
-    ranges = np.array(list(find_nccl_calls(trace)) if len(copies) else [], np.int64)
+    if not len(copies):
+        return trace
+    ranges = np.array(list(find_nccl_calls(trace)), np.int64)
     inside = _inside(select(trace.spans, ranges), select(trace.calls, trace.launching_calls[copies]))
     if not inside.any():
         return trace
@@ -52,6 +54,8 @@ def name_operations(trace: Trace) -> Trace:
     rows = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
     rows[recorded.activity[recorded.op_id != UNKNOWN]] = False
     activity = np.flatnonzero(rows)
+    if not len(activity):
+        return trace
     calls = select(trace.calls, trace.launching_calls[activity])
     op_id = np.full(len(activity), UNKNOWN, np.int64)
     torch_ids = [index for index, name in enumerate(trace.names) if name.startswith(("nccl:", "xccl:", "mccl:"))]

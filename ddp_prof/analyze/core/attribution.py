@@ -200,7 +200,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         ),
         group_size=number("ranks"),
     )
-    if not np.isin(spans.lane[gloo], phases.lane).any():  # threads of gloo take them up
+    if len(gloo) and not np.isin(spans.lane[gloo], phases.lane).any():  # threads of gloo take them up
         is_gloo, launch_ns = np.isin(span, gloo), ranges.launch_ns.copy()
         launch_ns[is_gloo] = _find_launches(trace, select(ranges, is_gloo), marked)
         ranges = replace(ranges, launch_ns=launch_ns)
