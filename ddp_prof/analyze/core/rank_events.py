@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property, partial
 
 import numpy as np
@@ -109,6 +109,7 @@ class RankEvents(Brief):
     dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None
     raised: int = 0
+    _unions: dict[Category, Intervals] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
     def including_warmup(self) -> RankEvents:
@@ -380,10 +381,6 @@ class RankEvents(Brief):
         """Key of the measured step whose host range contains each instant, ``UNKNOWN`` outside of all steps."""
         return take_or_unknown(self.step_keys, self.steps.index_at(time_ns))
 
-    @cached_property
-    def _unions(self) -> dict[Category, Intervals]:
-        return {}
-
 
 @dataclass(frozen=True)
 class CaptureFacts:
@@ -464,12 +461,12 @@ class _Builder:
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
-        is_gloo = are_gloo_events(trace, self.ranges)
-        if len(self.steps) and not is_gloo.all():  # beside ranges of ours, a barrier in warm-up does not count
+        self.is_gloo = are_gloo_events(trace, self.ranges)
+        if len(self.steps) and not self.is_gloo.all():  # beside ranges of ours, a barrier in warm-up does not count
             step = self.steps.index_at(self.ranges.launch_or_start_ns)
             is_measured = np.append(~self.steps.warmup, False)[step]  # the additional last element is for UNKNOWN
-            counts = (step != UNKNOWN) & np.any(is_gloo & is_measured)
-            self.ranges = select(self.ranges, counts | ~is_gloo)
+            counts = ~self.is_gloo | ((step != UNKNOWN) & np.any(self.is_gloo & is_measured))
+            self.ranges, self.is_gloo = select(self.ranges, counts), self.is_gloo[counts]
 
     def _leave_out_unfinished_step(self) -> None:
         """Leave out the last step if it has no phase and all other steps have one: the program ended in it.
@@ -505,7 +502,7 @@ class _Builder:
             if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared_backends():
                 # gloo with CUDA tensors: the host communicates
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
-                if communication := self._describe_gloo(are_gloo_events(self.trace, self.ranges)):
+                if communication := self._describe_gloo():
                     self.step_notes += (f"communication is {communication}, and may wait for the GPU in it",)
             result.append(self._rank(device, own, backward))
         return result
@@ -515,29 +512,28 @@ class _Builder:
         operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
         is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
         # If there are fewer operators than collectives, operators were not recorded completely.
-        is_gloo = are_gloo_events(self.trace, self.ranges)
-        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not is_gloo.any()
+        marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not self.is_gloo.any()
         if 0 < len(self.ranges) <= len(operators) and not marks_waits:
             events = host_events(self.ranges, self.steps, self.phases, operators)
             if backward == "none" and operators.is_backward.any():
                 backward = "inferred"
-            communication = self._describe_gloo(is_gloo) or "the ranges of collectives"
+            communication = self._describe_gloo() or "the ranges of collectives"
             self.step_notes += (f"communication is {communication}; compute is torch's operators",)
         elif is_ours:
             events = host_events(self.ranges, self.steps, self.phases)
-            if communication := self._describe_gloo(is_gloo):
+            if communication := self._describe_gloo():
                 self.step_notes += (f"communication is {communication}",)
         else:
             events = empty(Events)
         return self._rank(None, events, backward)
 
-    def _describe_gloo(self, is_gloo: Mask) -> str:
+    def _describe_gloo(self) -> str:
         """Words for gloo's own events as the source of communication; empty if it is our ranges."""
-        if not is_gloo.any():
+        if not self.is_gloo.any():
             return ""
-        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span[is_gloo]], self.phases.lane).any()
+        is_by_caller = np.isin(self.trace.spans.lane[self.ranges.span[self.is_gloo]], self.phases.lane).any()
         begin = "is called" if is_by_caller else "is taken up by a thread of gloo"
-        ours = "" if is_gloo.all() else "the ranges of collectives, and beside them "
+        ours = "" if self.is_gloo.all() else "the ranges of collectives, and beside them "
         return f"{ours}the 'gloo:' events, each from when it {begin}"
 
     def _declared_backends(self) -> set[str]:
