@@ -249,9 +249,21 @@ class Diagnostics:
         return (Caveat.SHARED_GPU, *self.caveats) if is_new else self.caveats
 
     def warnings(self) -> tuple[str, ...]:
-        caveats = (caveat.value for caveat in self.all_caveats)
-        recorded = (*self.about_trace, *_warn_about_sharing(self), *_warn_about_launches(self))
-        return (*caveats, *recorded, *self.overhead_warnings, *_warn_about_compute(self))
+        caveats = self.all_caveats
+        sharing = {} if Caveat.SHARED_GPU in caveats else _find_sharing(self.windows)
+        return (
+            *(caveat.value for caveat in caveats),
+            *self.about_trace,
+            *(
+                f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless each "
+                "sees another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and overlap are "
+                "not representative"
+                for (_, device), processes in sharing.items()
+            ),
+            *_warn_about_launches(self),
+            *self.overhead_warnings,
+            *_warn_about_compute(self),
+        )
 
 
 def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
@@ -366,17 +378,6 @@ def _find_sharing(windows: Sequence[Window]) -> dict[tuple[bool, int], set[int]]
             if any(start < last and first < end for who, (first, last) in of_gpu.items() if who != process):
                 shared.setdefault(key, set()).add(process)
     return shared
-
-
-def _warn_about_sharing(counted: Diagnostics) -> Iterator[str]:
-    if Caveat.SHARED_GPU in counted.all_caveats:
-        return
-    for (_, device), processes in _find_sharing(counted.windows).items():
-        yield (
-            f"processes {', '.join(map(str, sorted(processes)))} use a device {device} at one time: unless each sees "
-            "another GPU by that number (CUDA_VISIBLE_DEVICES), they share one, and bandwidth and overlap are not "
-            "representative"
-        )
 
 
 def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
