@@ -29,10 +29,15 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     for rank in result.ranks:
-        run = f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label
-        of_node: Row = {"node": rank.node} if has_nodes else {}
-        of_rank = [_step_row(rank, step) for step in rank.steps] if by_step else [_rank_row(rank)]
-        rows += [{"run": run, **of_node, **row} for row in of_rank]
+        identity: Row = {
+            "run": f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label,
+            **({"node": rank.node} if has_nodes else {}),
+            "rank": rank.rank,
+            "process": rank.process,
+            "device": "cpu" if rank.device is None else rank.device,
+        }
+        of_rank = map(_step_row, rank.steps) if by_step else [_rank_row(rank)]
+        rows += [{**identity, **row} for row in of_rank]
     notes = overlap_notes(result, headline)
     if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
         notes.append(
@@ -139,13 +144,8 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
     return labels
 
 
-def _identity(rank: RankOverlap) -> Row:
-    return {"rank": rank.rank, "process": rank.process, "device": "cpu" if rank.device is None else rank.device}
-
-
 def _rank_row(rank: RankOverlap) -> Row:
     return {
-        **_identity(rank),
         "steps": len(rank.marked_steps),
         **values_of(rank, "kernels", "collectives"),
         **times_of(rank, "compute", "comm", "overlapped", "exposed", "blocking"),
@@ -154,9 +154,8 @@ def _rank_row(rank: RankOverlap) -> Row:
     }
 
 
-def _step_row(rank: RankOverlap, step: StepOverlap) -> Row:
+def _step_row(step: StepOverlap) -> Row:
     return {
-        **_identity(rank),
         **values_of(step, "step", "kernels", "collectives"),
         "step_ms": ms(step.length.ns),
         **times_of(
