@@ -120,7 +120,8 @@ def load_runs(
     left = prepare_runs(runs, *measures, *(("identity",) if may_join else ()))
     left_out = tuple(note for run in runs if run not in left for note in run.notes)
     loaded = _join_ranks(left, left_out) if may_join else left
-    _tell_apart(loaded)
+    if len(loaded) > 1:
+        _tell_apart(loaded)
     return loaded
 
 
