@@ -249,6 +249,8 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
         name_id = _intern_names(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     start_ns, end_ns = _times(events)
+    correlation = _argument(events, "correlation")
+    correlation[correlation == 0] = UNKNOWN  # ROCm's tracer has given it to all collectives
     return Activities(
         start_ns=start_ns,
         end_ns=end_ns,
@@ -258,7 +260,7 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,
-        correlation=_argument(events, "correlation"),
+        correlation=correlation,
         bytes=_argument(events, "bytes"),
     )
 

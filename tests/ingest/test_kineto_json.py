@@ -382,6 +382,17 @@ def test_copies_that_rocm_records_as_kernels_do_not_compute(name: str, kind: Kin
     assert (trace.activities.category[row], trace.activities.correlation[row]) == (expected, 7)
 
 
+def test_a_correlation_number_of_0_is_none(tmp_path: Path) -> None:
+    """ROCm's tracer gave it to all collectives: the capture was said to be trimmed."""
+    launch = event("cuda_runtime", "hipExtLaunchKernel", "12", "1", correlation=5)
+    kernels = [event("kernel", "ncclDevKernel_Generic", ts, "3", device=0, correlation=0) for ts in ("20", "30")]
+    for of_call in (5, 0):
+        events = [launch.replace('"correlation": 5', f'"correlation": {of_call}'), *kernels]
+        result = measure_overlap(load_trace(write(tmp_path / "x.json", events)))
+        assert any(text.startswith("2 of 2 activities carry no correlation number") for text in result.warnings)
+        assert not any("trimmed" in text for text in result.warnings)
+
+
 @pytest.mark.parametrize("category", ["hpu_op", "mtia_ccp_events"])
 def test_a_device_whose_events_are_not_read_is_refused_and_not_said_to_have_lost_them(
     category: str, tmp_path: Path
