@@ -17,7 +17,8 @@ from ddp_prof.trace import UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_ro
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
 _BEFORE = r"^(?:#{1,9} ?)?(?:(?:epoch|rank)[ _:=#-]*\d+[ ,_/-]+)?(?:training|train|global|measure(?:d|ment)?)?[ _/-]?"
-_NUMBER = r"[ _#:=/-]{0,2}(\d+)(?:/\d+)?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
+_NUMBER = r"[ _#:=/\[-]{0,2}(\d+)(?:[/,]\d+)?[\])]?(?:[ _]?\(?rank[ _]?\d+\)?)?(?: ?#+)?$"
+_IN_TRAINING = r"^#{0,9} ?(?:train(?:ing)?[/:.])?"
 _PHASE_END = r"(?:[ _-]?(?:pass|step))?(?:\(\)|[ _]?\[?\d+(?:/\d+)?\]?)? ?#*$"
 
 
@@ -45,7 +46,7 @@ KNOWN_NAMES = (
         STEP, _LOOPS, rf"{_BEFORE}(?:step|iteration|iter){_NUMBER}",
         (
             "step 3", "Iteration 3 (rank 0)", "iter_3", "train/step/3", "step_3_rank0", "### step 3", "epoch 0 step 3",
-            "rank_0_step_3", "measured_step_3",
+            "rank_0_step_3", "measured_step_3", "step[3]", "iteration[257,261)",
         ),
     ),
     KnownName(STEP, _LOOPS, rf"{_BEFORE}batch{_NUMBER}", ("batch 3", "epoch 1, batch 3/60")),
@@ -59,7 +60,7 @@ KNOWN_NAMES = (
         ("TSL:XlaModule:#prefix=jit(train_step)/jit(main),hlo_module=jit_train_step,program_id=7#",),
     ),
     KnownName(
-        FORWARD, _OURS, rf"^#{{0,9}} ?(?:model[ _.])?(?:forward|fwd){_PHASE_END}",
+        FORWARD, _OURS, rf"{_IN_TRAINING}(?:model[ _.])?(?:forward|fwd){_PHASE_END}",
         ("forward", "fwd", "## forward pass ##", "forward_step", "model.forward", "Forward 3"),
     ),
     KnownName(
@@ -71,8 +72,8 @@ KNOWN_NAMES = (
         FORWARD, "Lightning", r"\[Strategy\]\w+\.training_step$", ("[pl][profile][Strategy]DDPStrategy.training_step",)
     ),
     KnownName(
-        BACKWARD, _OURS, rf"^#{{0,9}} ?(?:loss[ _.])?(?:backward|bwd){_PHASE_END}",
-        ("backward", "bwd", "loss.backward()", "## backward ##", "backward_step", "Backward 3"),
+        BACKWARD, _OURS, rf"{_IN_TRAINING}(?:(?:loss|model)[ _.])?(?:backward|bwd){_PHASE_END}",
+        ("backward", "bwd", "loss.backward()", "## backward ##", "train/backward", "Backward 3"),
     ),
     KnownName(BACKWARD, "DeepSpeed", r"^DeepSpeedEngine\.backward$", ("DeepSpeedEngine.backward",)),
     KnownName(
@@ -80,12 +81,13 @@ KNOWN_NAMES = (
     ),
     KnownName(
         SYNCHRONIZE, _OURS,
-        r"^(?:synchronize|(?:finish_)?grad(?:ient)?s?[ _-]sync(?:hronization)?(?:[ _-]wait)?"
+        r"^(?:synchronize|(?:finish_)?grad(?:ient)?s?[ _-]?sync(?:hronization)?(?:[ _-]wait)?"
         r"|(?:sync|synchronize|reduce)[ _-]grad(?:ient)?s?)$",
         ("synchronize", "grad_sync", "gradient_sync_wait", "finish_gradient_synchronization", "sync_gradients"),
     ),
     KnownName(
-        OPTIMIZER, _OURS, r"^#{0,9} ?(?:optimizer|optim|opt)(?:[ _.-]?step)?(?:\(\))? ?#*$|^optimizer\|bucket=\d+$",
+        OPTIMIZER, _OURS,
+        rf"{_IN_TRAINING}(?:optimizer|optim|opt)(?:[ _.-]?(?:step|update))?(?:\(\))? ?#*$|^optimizer\|bucket=\d+$",
         ("optimizer", "optim", "opt", "optimizer_step", "opt.step()"),
     ),
     KnownName(OPTIMIZER, "torch", r"^Optimizer\.step#", ("Optimizer.step#AdamW.step",)),
