@@ -51,7 +51,10 @@ _COPY, _MEMORY_SET = (
 )
 _OF_DEVICE = (_KERNEL, *_COPY, *_MEMORY_SET)
 _NOT_READ = ("hpu_op", "mtia_ccp_events")  # events of devices, among other ones
-_MEMORY_OF_ROCM = re.compile("MEMORY_COPY_|__amd_rocclr_(?:copy|(?P<fill>fill))Buffer")
+_MEMORY_OF_ROCM = re.compile(
+    r"MEMORY_COPY_|__amd_rocclr_copyBuffer|Copy(?:Host|Device)To(?:Host|Device)(?:2D)?$"
+    r"|(?P<fill>__amd_rocclr_fillBuffer|FillBuffer$)"
+)
 """Names of the copies and memory sets that ROCm records as kernels."""
 _CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
 _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in old releases of torch

@@ -369,6 +369,10 @@ def test_copies_of_other_accelerators_are_known(categories: tuple[str, ...], tmp
         ("__amd_rocclr_copyBufferRectAligned.kd", Kind.COPY),
         ("MEMORY_COPY_DEVICE_TO_DEVICE", Kind.COPY),
         ("__amd_rocclr_fillBufferAligned", Kind.MEMORY_SET),
+        ("CopyHostToDevice", Kind.COPY),  # as torch 1.12 names them
+        ("CopyDeviceToDevice2D", Kind.COPY),
+        ("FillBuffer", Kind.MEMORY_SET),
+        ("CopyDeviceToDeviceKernel<float>", Kind.KERNEL),
         ("triton_per_fused__to_copy_sum_2.kd", Kind.KERNEL),
     ],
 )
