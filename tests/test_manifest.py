@@ -137,6 +137,7 @@ LIES = {
     "parameters that are numbers": (record(parameters=[1]), "parameters"),
     "a bucket of a parameter that there is not": (record(options={"buckets": [[0], [1]]}), "bucket 1"),
     "a bucket of words": (record(options={"buckets": [["head"]]}), "bucket 0"),
+    "a bucket within a bucket": (record(options={"buckets": [[0, [1]]]}), "bucket 0 is no list of positions"),
     "buckets that are no list": (record(options={"buckets": 7}), "buckets"),
     "one parameter in two buckets": (record(options={"buckets": [[0], [0]]}), "bucket 1"),
     "too deep": (record(options={"x": 1}).replace('"x": 1', '"x": ' + "[" * 10_000 + "]" * 10_000), "nested too deep"),
@@ -186,6 +187,7 @@ def test_it_lies_beside_the_trace(trace: str) -> None:
         (["1", "12"], "{1,12}"),
         (["left", "right", "top"], "left and 2 more"),
         (["a_0", "a_0_b"], "a_0 and 1 more"),
+        (["a_0", "a_0_1"], "a_0 and 1 more"),
     ],
 )
 def test_a_run_of_several_files_is_not_called_by_the_first(labels: list[str], label: str) -> None:

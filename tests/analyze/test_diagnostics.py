@@ -8,7 +8,14 @@ import pytest
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.quality import diagnose, merge_file_warnings
+from ddp_prof.analyze.quality import (
+    GRAPHS,
+    NO_COMMUNICATION,
+    NO_DURATIONS,
+    diagnose,
+    merge_file_warnings,
+    reason_of_run,
+)
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace
 
@@ -67,6 +74,25 @@ def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
     some = replace(SOUND, activities=replace(SOUND.activities, correlation=numbers), launching_calls=launching)
     assert "1 of 2 activities carry no correlation number" in doubts(some)
     assert "1 of 2 activities have no launching call" in doubts(some)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "reason"),
+    [
+        ([(None, True), (None, True)], None),
+        ([(None, True), (NO_DURATIONS, True)], NO_DURATIONS),
+        ([(None, True), (NO_COMMUNICATION, False)], None),
+        ([(NO_DURATIONS, True), (NO_COMMUNICATION, False)], NO_DURATIONS),
+        ([(None, False), (NO_COMMUNICATION, False)], None),
+        ([(NO_DURATIONS, True), (GRAPHS, True)], GRAPHS),
+        ([], NO_COMMUNICATION),
+    ],
+)
+def test_a_run_is_known_where_all_of_its_ranks_are_that_communicate(
+    ranks: list[tuple[str | None, bool]], reason: str | None
+) -> None:
+    """Of each rank: why its figures are not known, and whether it communicates."""
+    assert reason_of_run(ranks) == reason
 
 
 def test_what_only_some_files_say_is_said_with_their_names() -> None:

@@ -136,8 +136,11 @@ def test_compare_takes_naive_as_the_measure(trace: Path, tmp_path: Path) -> None
 
 
 def test_speedups_are_over_naive_only_where_it_is_among_the_runs(trace: Path, tmp_path: Path) -> None:
-    assert "speedup: over" not in run("compare", trace).stdout
-    assert "speedup: over naive" in run("compare", write_capture(tmp_path / "naive.sqlite", known_truth())).stdout
+    naive, on_cpu = write_capture(tmp_path / "naive.sqlite", known_truth()), ROOT / "traces" / "flat.sqlite"
+    alone, beside_naive = (run("compare", *traces, on_cpu).stdout for traces in ([trace], [naive, trace]))
+    for said in ("speedup: over naive", "no speedup of flat: naive ran on another device"):
+        assert said not in alone
+        assert said in beside_naive
 
 
 def test_a_step_that_does_not_communicate_has_no_tail(tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_two_files_with_clocks_apart_and_a_late_rank(files: list[Path]) -> None:
         assert item.transfer_ns == pytest.approx(TRANSFER_MS * MS, rel=0.002), "not the other rank's wait"
         assert item.wait_ns == pytest.approx(LATE_MS * MS if item.rank == 0 else 0, rel=0.01, abs=0.02 * MS)
         assert item.exposed_wait_ns == item.wait_ns, "nothing is computed meanwhile"
+        assert item.exposed_transfer_ns == item.transfer_ns
         assert item.when_ns("tail") == item.exposed_ns, "both ranks are done with backward"
         assert item.why_ns("peer_wait") == item.wait_ns
         assert item.why_ns("transfer") == item.exposed_ns - item.wait_ns
