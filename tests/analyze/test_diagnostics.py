@@ -16,6 +16,7 @@ from ddp_prof.analyze.quality import (
     merge_file_warnings,
     reason_of_run,
 )
+from ddp_prof.table import select
 from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Trace, concatenate, empty
 from tests.drawing import column, draw_trace
 
@@ -58,6 +59,9 @@ def test_collectives_that_were_recorded_twice() -> None:
     assert "1 duplicate collective:" in doubts(twice)
     (once, again) = (measure_overlap(trace).ranks[0] for trace in (SOUND, twice))
     assert (once.comm_ns, again.collectives - once.collectives) == (again.comm_ns, 1)
+    kernels = select(SOUND.activities, SOUND.activities.category == Category.COMPUTE)
+    of_kernels = replace(SOUND, activities=concatenate(SOUND.activities, kernels), launching_calls=None)
+    assert "duplicate" not in doubts(of_kernels)
 
 
 def test_a_trimmed_capture() -> None:

@@ -266,7 +266,12 @@ def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
 
 
 def test_one_collective_per_parameter() -> None:
-    assert named(training(buckets=40, bucket_ns=10_000).trace()) == ["one collective per parameter"]
+    trace = training(buckets=40, bucket_ns=10_000).trace()
+    assert named(trace) == ["one collective per parameter"]
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    unknown = np.full(len(rows), UNKNOWN)
+    of_8_mb = CollectiveMetadata(rows, unknown, np.full(len(rows), 8 << 20), unknown, unknown, unknown)
+    assert named(replace(trace, collective_metadata=of_8_mb)) == [], "a large model has many buckets"
 
 
 def test_without_steps_a_capture_is_not_taken_for_one() -> None:
