@@ -144,7 +144,8 @@ class Commands(click.Group):
 def main() -> None:
     """How much of a training step's gradient communication hides behind the backward pass.
 
-    Reads what Nsight Systems or torch.profiler recorded; needs neither torch nor a GPU.
+    Reads what Nsight Systems or torch.profiler recorded; needs neither torch nor a GPU. Begin with 'ddp-prof TRACE...',
+    or with 'ddp-prof capture -- ' and the command that starts your training.
     """
 
 

@@ -29,7 +29,7 @@ SECONDS_TO_TELL = 15
     help="The folder to write.",
 )
 def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
-    """Linked pages about a set of runs: comparison, why communication is exposed, timelines, what is not known.
+    """Linked pages about a set of runs: comparison, why communication is exposed, what to change, timelines.
 
     A folder stands for the traces in it. Pictures need Chromium, the pages do not.
     """

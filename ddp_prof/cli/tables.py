@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @click.command("summary", cls=TraceCommand, example="traces/overlap.sqlite")
 def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
-    """The answer in ten lines: a step's parts, what of communication is exposed, what hiding it would gain at most.
+    """The answer in short: what of communication is exposed, what hiding it would gain, why, and what to change.
 
     'ddp-prof TRACE...' does the same.
     """
@@ -156,7 +156,8 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
 
     The path is followed backwards from the last operation of a step: each operation could begin only after the one
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Pass the traces of all ranks:
-    at a collective the path continues on the rank that arrived last.
+    at a collective the path continues on the rank that arrived last. It is known of GPUs only, and only if waits
+    between streams were recorded.
     """
     show(output, _critical_views(load.runs(traces, "collectives", "critical")))
 

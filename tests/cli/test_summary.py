@@ -44,6 +44,7 @@ def test_no_argument_shows_the_help() -> None:
     result = run()
     assert result.exit_code == 0
     assert result.stdout == run("--help").stdout
+    assert "Begin with 'ddp-prof TRACE...', or" in result.stdout, "the list of commands names no way to begin"
 
 
 @pytest.mark.parametrize("variant", ["naive", "overlap", "bucketed_1mb"])
