@@ -63,12 +63,14 @@ class Digest:
 
     Attributes:
         by: Key of the column that orders the rows.
-        summed: Keys of the columns that are summed; the other cells of the added row are empty, except for ``rank``,
-            which says how many rows it sums.
+        summed: Keys of the columns that are summed; the other cells of the added row are empty, except for ``named``
+            and for the run if it is the same in all rows.
+        named: Key of the column that says how many rows it sums.
     """
 
     by: str
     summed: tuple[str, ...]
+    named: str = "rank"
 
 
 @dataclass(frozen=True)
@@ -127,10 +129,12 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
     ordered = sorted(rows, key=lambda row: _sort_value(row[digest.by]), reverse=True)
     first, others = ordered[:FIRST_ROWS], ordered[FIRST_ROWS:]
     rest: Row = dict.fromkeys(rows[0])
+    if len(runs := {row["run"] for row in rows if "run" in row}) == 1:
+        (rest["run"],) = runs
     for key in rest.keys() & digest.summed:
         known = [value for row in others if isinstance(value := row[key], (int, float))]
         rest[key] = sum(known) if known else None
-    return [*first, {**rest, "rank": f"{len(others):,} others"}]
+    return [*first, {**rest, digest.named: f"{len(others):,} others"}]
 
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:

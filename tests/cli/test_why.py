@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from ddp_prof.runs.pages import report_runs
 from tests.analyze.collectives.test_straggler import STEPS, rank_capture
 from tests.command_line import csv_rows, run
 from tests.ingest.test_nsys_export import MS, known_truth
-from tests.nsys_factory import Capture, Range, write_capture
+from tests.nsys_factory import Capture, Range, bucket_steps, write_capture
 
 
 @pytest.fixture
@@ -52,6 +53,18 @@ def test_a_note_on_columns_names_only_columns_of_the_table(ranks: list[Path], tm
     assert f"{times}capture\n" in without
     assert "note: clocks of the ranks" not in without, "there is only one"
     assert "note: clocks of the ranks" in run("collectives", *ranks).stdout
+
+
+def test_a_terminal_shows_the_longest_of_many_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row per step pushed the sentence above the table out of sight."""
+    trace = write_capture(tmp_path / "steps.sqlite", bucket_steps(*range(20, 50)))
+    assert len(csv_rows("critical", trace)) == 30
+    monkeypatch.setenv("COLUMNS", "120")
+    table = run("critical", trace).stdout
+    first, *_, last = re.findall(r"^ +(\S+) +(?:process 100|(\d+) others) ", table, re.MULTILINE)
+    assert first == ("29", ""), "the longest all-reduce is that of the last step"
+    assert last == ("n/a", "22")
+    assert "note: 8 of 30 rows, and the others summed; all rows: --wide" in table
 
 
 def test_files_of_other_names_are_one_run_if_the_user_or_the_traces_say_so(ranks: list[Path], tmp_path: Path) -> None:

@@ -267,7 +267,8 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         headline=headline,
         warnings=list(run.warnings),
     )
-    return TableView(f"{title}\n{headline}", rows, notes if rows else run.warnings, document)
+    digest = Digest("path_ms", ("path_ms", *(f"path_{part}_ms" for part in PARTS)), "ends_on")
+    return TableView(f"{title}\n{headline}", rows, notes if rows else run.warnings, document, digest=digest)
 
 
 def critical_headline(critical: RunCritical) -> str:
