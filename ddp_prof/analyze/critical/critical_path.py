@@ -34,7 +34,18 @@ from ddp_prof.analyze.core.step_breakdown import first_work
 from ddp_prof.analyze.critical.replay import Ends, Replay, Work, find_replay, find_work, join_replays, measure_gains
 from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct_rows, empty, positions, select, take_or_unknown
+from ddp_prof.table import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Table,
+    concatenate,
+    distinct_rows,
+    empty,
+    positions,
+    select,
+    take_or_unknown,
+)
 from ddp_prof.trace import Category
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
@@ -48,14 +59,31 @@ NO_HOST_PATH = "collectives ran on the host, as gloo's do, and what they waited 
 
 
 @dataclass(frozen=True)
+class StepEnds(Table):
+    """Where the path of each step of a rank begins and ends.
+
+    Attributes:
+        last: Row in :class:`.replay.Work` of the operation with which the step ends; ``UNKNOWN`` if there is none.
+        end_ns: When it ends: at the end of ``last`` or, if that is the first work of the next step, at its start.
+        waited: Row of what the host waited for last before the end of the step's range; ``UNKNOWN`` if nothing.
+        host_end_ns: End of that range; ``NO_TIME`` if the step does not last as long as its range.
+        host_ns: Length of that range.
+    """
+
+    last: Ints
+    start_ns: Ints
+    end_ns: Ints
+    waited: Ints
+    host_end_ns: Ints
+    host_ns: Ints
+
+
+@dataclass(frozen=True)
 class RankWork:
     """What paths are followed through on one rank.
 
     Attributes:
         of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
-        last: Row in ``work`` of the operation with which each step ends; ``UNKNOWN`` if there is none.
-        start_ns: When each step begins.
-        end_ns: When it ends: at the end of ``last`` or, if that is the first work of the next step, at its start.
         replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
         reason: Why paths cannot be followed; ``None`` if they can.
     """
@@ -64,11 +92,9 @@ class RankWork:
     device: int | None
     work: Work
     of_timing: Ints
-    last: Ints
-    start_ns: Ints
-    end_ns: Ints
+    steps: StepEnds
     replay: Replay | None
-    reason: str | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +124,8 @@ class StepPath:
         parts_ns: The parts of the path, by :data:`PARTS`; they sum to ``window_ns``.
         changes: How often the path changes to another rank.
         collectives: The collectives on the path, from the last to the first.
+        host_ns: How long the host, with its launches, delayed the end of the step: on the path that goes back from the
+            end of the step's range on the host or, where the host runs ahead or no steps are marked, on this one.
     """
 
     step: int | None
@@ -107,6 +135,7 @@ class StepPath:
     parts_ns: dict[str, int]
     changes: int
     collectives: tuple[PathCollective, ...]
+    host_ns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +176,8 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     if on_host:
         reason = reason or why_unknown(rank) or NO_HOST_PATH
     if reason:
-        nothing = np.empty(0, np.int64)
-        return RankWork(rank.process, rank.device, empty(Work), nothing, nothing, nothing, nothing, None, reason)
+        nothing = empty(Work), np.empty(0, np.int64), empty(StepEnds), None
+        return RankWork(rank.process, rank.device, *nothing, reason)
     events, work, steps = rank.events, find_work(rank), len(rank.steps)
     row = take_or_unknown(positions(work.activity, len(rank.trace.activities)), events.activity)
     in_step = np.flatnonzero((row != UNKNOWN) & (events.step != UNKNOWN))
@@ -185,6 +214,9 @@ def find_rank_work(rank: RankEvents) -> RankWork:
         Ends(step[rows], rows, np.zeros_like(rows)),
         Ends(np.flatnonzero(to_next), following[to_next], (work.end_ns - work.start_ns)[following[to_next]]),
     )
+    main, any_place = np.full(steps, rank.main_thread), np.full(steps, np.iinfo(np.int64).max)
+    calls = rank.host_calls
+    waits = calls.last_before(main, rank.main_thread, rank.steps.end_ns, any_place, calls.waited)
     return RankWork(
         process=rank.process,
         device=rank.device,
@@ -192,11 +224,15 @@ def find_rank_work(rank: RankEvents) -> RankWork:
         of_timing=take_or_unknown(
             positions(work.activity, len(rank.trace.activities)), rank.events.activity[collective_rows(rank)]
         ),
-        last=np.where(to_next, following, last),
-        start_ns=start_ns,
-        end_ns=np.where(to_next, next_ns, end_ns),
+        steps=StepEnds(
+            last=np.where(to_next, following, last),
+            start_ns=start_ns,
+            end_ns=np.where(to_next, next_ns, end_ns),
+            waited=take_or_unknown(calls.latest, waits),
+            host_end_ns=np.where(rank.has_steps and not rank.runs_ahead, rank.steps.end_ns, NO_TIME),
+            host_ns=rank.steps.end_ns - rank.steps.start_ns,
+        ),
         replay=find_replay(rank, work, ends),
-        reason=None,
     )
 
 
@@ -211,9 +247,9 @@ def measure_critical_paths(run: RunAnalysis, work: Iterable[tuple[Path, RankWork
     walker = _Walker(run, ranks, gains)
     last: dict[int, tuple[int, int, int]] = {}
     for index, (rank, own) in enumerate(zip(run.ranks, ranks, strict=True)):
-        ends = run.alignment.offset_for(rank.clock).common_ns(own.end_ns)
+        ends = run.alignment.offset_for(rank.clock).common_ns(own.steps.end_ns)
         for step, (key, end) in enumerate(zip(rank.step_keys.tolist(), ends.tolist(), strict=True)):
-            if key != UNKNOWN and own.end_ns[step] > own.start_ns[step]:
+            if key != UNKNOWN and own.steps.end_ns[step] > own.steps.start_ns[step]:
                 last[key] = max(last.get(key, (end, index, step)), (end, index, step))
     paths = tuple(walker.walk(index, step) for _, (_, index, step) in sorted(last.items()))
     reason = None if paths else why_no_steps((rank.reason for rank in run.ranks), NO_WORK)
@@ -232,12 +268,47 @@ class _Walker:
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
-        """Follow the path backwards from the end of a rank's step, until it is as long as the step."""
-        first, own = self.run.ranks[index], self.ranks[index]
-        now, at = int(own.end_ns[step]), int(own.last[step])
-        window_ns = left = now - int(own.start_ns[step])
+        """The path of a rank's step."""
+        first, own = self.run.ranks[index], self.ranks[index].steps
+        end_ns, window_ns = int(own.end_ns[step]), int(own.end_ns[step] - own.start_ns[step])
+        parts, on_path, changes = self._follow(index, int(own.last[step]), end_ns, window_ns)
+        to_host = parts
+        if (host_end_ns := int(own.host_end_ns[step])) != NO_TIME:
+            to_host = self._follow(index, int(own.waited[step]), host_end_ns, int(own.host_ns[step]))[0]
+        key = int(first.step_keys[step])
+        gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in on_path])
+        return StepPath(
+            step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
+            step_key=key if self.run.has_steps else None,
+            rank=first.name,
+            window_ns=window_ns,
+            parts_ns=parts,
+            changes=changes,
+            collectives=tuple(
+                PathCollective(
+                    rank=rank,
+                    index=int(self.run.ranks[rank].timings.index[timing]),
+                    on_path_ns=used,
+                    gain_ns=gain,
+                    is_matched=bool(self.match_of[rank][timing] != UNKNOWN),
+                )
+                for (rank, timing, used), gain in zip(on_path, gains, strict=True)
+            ),
+            host_ns=to_host["host"] + to_host["launch"],
+        )
+
+    def _follow(
+        self, index: int, at: int, end_ns: int, length_ns: int
+    ) -> tuple[dict[str, int], list[tuple[int, int, int]], int]:
+        """Follow a path of this length backwards from a time after an operation.
+
+        Returns:
+            The parts of the path; its collectives, as rank, row of the timings and length; and how often it changes to
+            another rank.
+        """
+        now, left = end_ns, length_ns
         parts = dict.fromkeys(PARTS, 0)
-        on_path: list[tuple[int, int, int]] = []  # rank, timing, how long
+        on_path: list[tuple[int, int, int]] = []
         changes = 0
         seen = set()  # with wrong clocks, the path could go back and forth between ranks
 
@@ -247,6 +318,8 @@ class _Walker:
             parts[part] += length
             now, left = now - length, left - length
 
+        if at != UNKNOWN:
+            go_back(self.ranks[index].work.end_ns.item(at), "host")
         while left and at != UNKNOWN:
             work = self.ranks[index].work
             if now <= work.start_ns.item(at):
@@ -277,26 +350,7 @@ class _Walker:
                     go_back(work.end_ns.item(bound_by), "host")
             at = bound_by
         parts["host"] += left
-        key = int(first.step_keys[step])
-        gains = self.gains.for_collectives(key, [(rank, timing) for rank, timing, _ in on_path])
-        return StepPath(
-            step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
-            step_key=key if self.run.has_steps else None,
-            rank=first.name,
-            window_ns=window_ns,
-            parts_ns=parts,
-            changes=changes,
-            collectives=tuple(
-                PathCollective(
-                    rank=rank,
-                    index=int(self.run.ranks[rank].timings.index[timing]),
-                    on_path_ns=used,
-                    gain_ns=gain,
-                    is_matched=bool(self.match_of[rank][timing] != UNKNOWN),
-                )
-                for (rank, timing, used), gain in zip(on_path, gains, strict=True)
-            ),
-        )
+        return parts, on_path, changes
 
     def _last_to_arrive(self, index: int, at: int, timing: int) -> tuple[int, int, int]:
         """The rank that began a collective last, when, on this rank's clock, and for how long this rank waited then."""

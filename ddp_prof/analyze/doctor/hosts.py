@@ -124,10 +124,10 @@ def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
 def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     """The host launches too slowly, so the device waits for it.
 
-    Found if the host and its launches on the critical path, and the time from the end of that path to the end of the
-    step, are at least a quarter of the median step. If the path is not known: if the device is idle for a quarter of
-    the median step before its next work is launched. On a CPU: if time outside of phases and communication is at least
-    a quarter of the median step. Everywhere: if nothing runs for a quarter of the time from step to step, between them.
+    Found if the host and its launches, on the path that goes back from the end of the step, are at least a quarter of
+    the median step. If the path is not known: if the device is idle for a quarter of the median step before its next
+    work is launched. On a CPU: if time outside of phases and communication is at least a quarter of the median step.
+    Everywhere: if nothing runs for a quarter of the time from step to step, between them.
     """
     if found := _idle_between_steps(run):
         return found
@@ -136,15 +136,15 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     if run.critical.reason:
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
-    late = []
-    for path in run.critical.steps:
-        step_ns = max(path.window_ns, lengths_ns.get((path.rank, path.step_key)) or 0)
-        late.append((path, path.parts_ns["host"] + path.parts_ns["launch"] + step_ns - path.window_ns, step_ns))
+    late = [
+        (path, path.host_ns, lengths_ns.get((path.rank, path.step_key)) or path.window_ns)
+        for path in run.critical.steps
+    ]
     shares = sorted(ns / step_ns for _, ns, step_ns in late)
     if not shares or shares[len(shares) // 2] < _HOST_SHARE:
         return None
     cost = median_or_zero([ns for _, ns, _ in late])
-    between = median_or_zero([step_ns - path.window_ns for path, _, step_ns in late])
+    between = median_or_zero([max(0, step_ns - path.window_ns) for path, _, step_ns in late])
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     return Finding(
         "launch-bound host",

@@ -214,6 +214,19 @@ def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     assert finding.advice.startswith("Load and move data in other processes")
 
 
+def test_what_the_host_costs_counts_beside_a_copy_that_no_step_waits_for() -> None:
+    """The copy runs on into the next step, while the host loads data: 0.5 of 2 ms were told, so nothing was found."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            device.now += 2 * MS
+            device.launch(0, 7, 3 * MS, is_collective=False)
+            device.synchronize(0)
+            device.launch(0, 16, 3 * MS // 2, is_collective=False, name="memcpy")
+    (finding,) = diagnose(device.trace()).findings
+    assert (finding.rule, finding.cost_ns) == ("launch-bound host", 2 * MS + 1)
+
+
 @pytest.mark.parametrize(("steps", "is_named"), [(5, False), (6, True)])
 def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
     steps: int, is_named: bool, tmp_path: Path
