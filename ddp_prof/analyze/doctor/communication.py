@@ -230,7 +230,8 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
 def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     """Gradients are copied out of their buckets.
 
-    Found if the consumer of most reductions of gradients is a memory copy.
+    Found if the consumer of most reductions of gradients is a memory copy. The slowest rank tells what they cost at
+    most. Their launches cost something, too, as far as the host delays the step.
     """
     every = run.gradients
     if run.is_cpu:
@@ -243,12 +244,17 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     copied = select(every, every.is_copied)
     if 2 * len(copied) <= needed:
         return None
-    cost_ns = run.cost_ns([ns for facts in run.facts for ns in facts.copies_ns]) or 0
+    copies_ns = run.cost_ns([ns for facts in run.facts for ns in facts.copies_ns]) or 0
+    most_ns = math.inf if run.critical.reason else median_or_zero([path.host_ns for path in run.critical.steps])
+    cost_ns = max(
+        median_or_zero(facts.copies_ns) + round(min(median_or_zero(facts.copy_launches_ns), most_ns))
+        for facts in run.facts
+    )
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     return Finding(
         "copies out of buckets",
         f"{len(copied):,} of {needed:,} reductions of gradients are needed first by a memory copy; copies on "
-        f"the stream of compute take {cost_ns / 1e6:.2f} ms of {whole}.",
+        f"the stream of compute take {copies_ns / 1e6:.2f} ms of {whole}.",
         "With DistributedDataParallel, gradient_as_bucket_view=True leaves these copies out.",
         *run.where(copied),
         cost_ns,

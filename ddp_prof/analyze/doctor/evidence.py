@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.intervals import union
@@ -82,6 +83,7 @@ class RankFacts:
         bare_ns: The part of the step in which its stream with most compute does not compute: no earlier launch can make
             the step shorter by more.
         copies_ns: How long copies ran on its stream of compute, in steps with a known length or else in windows.
+        copy_launches_ns: How long the host was at most busy with the launches of these copies: from its launch before.
         knows_syncs: Whether the trace contains the waits of the host.
         first_share: How much of backward, from 0 to 1, was launched before the first collective after backward's first
             launch. If there are several passes, of the pass that launched it. NaN if not known.
@@ -102,6 +104,7 @@ class RankFacts:
     sync_ns: Ints
     bare_ns: tuple[int, ...]
     copies_ns: tuple[int, ...]
+    copy_launches_ns: tuple[int, ...]
     knows_syncs: bool
     first_share: tuple[float, ...]
     serialized: int
@@ -286,6 +289,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         sync_ns=sync_ns,
         bare_ns=tuple((length_ns - compute_ns).tolist()),
         copies_ns=tuple(_compute_stream_ns(rank, is_copy)[0].tolist()),
+        copy_launches_ns=tuple(_launches_ns(rank, is_copy & (rank.events.lane == rank.compute_stream)).tolist()),
         knows_syncs=_knows_syncs(rank),
         first_share=tuple(_first_shares(rank, *backward)),
         serialized=serialized,
@@ -380,6 +384,21 @@ def _compute_stream_ns(rank: RankEvents, chosen: Mask) -> tuple[Ints, Ints]:
     rows = chosen & (events.lane == rank.compute_stream)
     busy = union(events.start_ns[rows], events.end_ns[rows])
     return busy.covered_ns(start_ns, start_ns + length_ns), length_ns
+
+
+def _launches_ns(rank: RankEvents, chosen: Mask) -> Ints:
+    """How long the host was at most busy with the launches of the chosen events in each step.
+
+    It is the time from the launch before on the same thread or, for the first one, from the start of the step's range.
+    """
+    events = rank.events
+    rows = np.flatnonzero((events.launch_ns != NO_TIME) & (events.step != UNKNOWN))
+    rows = rows[np.lexsort((events.launch_ns[rows], events.launcher[rows], events.step[rows]))]
+    launch_ns, step = events.launch_ns[rows], events.step[rows]
+    since_ns = launch_ns - np.where(
+        begins_run(step, events.launcher[rows]), rank.steps.start_ns[step], np.roll(launch_ns, 1)
+    )
+    return sum_by_group(since_ns[chosen[rows]], step[chosen[rows]], len(rank.steps))
 
 
 def _count_serialized(rank: RankEvents) -> tuple[int, int]:
