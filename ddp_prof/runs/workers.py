@@ -62,9 +62,16 @@ def measure_files(
     left to the garbage collector may be closed while the next client is made, whose lock it then waits for: for ever.
     """
     workers.progress(0, len(files))
-    is_here = workers.scheduler is None and _processes([file for file, _ in files], workers.jobs) < 2
-    found = _measure_here if is_here else _measure_elsewhere
-    with closing(found(files, options, workers)) as outcomes:
+    jobs = workers.jobs
+    if jobs is None:  # no more processes than are worth it
+        size = sum(file.stat().st_size for file, _ in files if file.is_file())
+        jobs = min(count_cores(), 1 + size // BYTES_PER_WORKER)
+    processes = min(jobs, len(files))
+    is_here = workers.scheduler is None and processes < 2
+    found = (
+        _measure_here(files, options, workers) if is_here else _measure_elsewhere(files, options, workers, processes)
+    )
+    with closing(found) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             workers.progress(done, len(files))
             yield outcome
@@ -83,12 +90,11 @@ def _measure_here(
 
 
 def _measure_elsewhere(
-    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
+    files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers, processes: int
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
-    paths = [file for file, _ in files]
-    here = {str(file.absolute()): file for file in paths}
+    here = {str(file.absolute()): file for file, _ in files}
     tasks = [pack_task(file, measure_report, file, options, measures) for file, measures in files]
-    with closing(run_tasks(tasks, workers, _processes(paths, workers.jobs))) as outcomes:
+    with closing(run_tasks(tasks, workers, processes)) as outcomes:
         for index, outcome in outcomes:
             yield index, unpickle_with_names(outcome, here)
 
@@ -101,14 +107,6 @@ def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Gener
     if workers.scheduler:
         return _run_by_scheduler(workers.scheduler, tasks)
     return _run_in_processes(processes, tasks)
-
-
-def _processes(files: Sequence[Path], jobs: int | None) -> int:
-    """How many processes are worth it: no more than reports."""
-    if jobs is None:
-        size = sum(file.stat().st_size for file in files if file.is_file())
-        jobs = min(count_cores(), 1 + size // BYTES_PER_WORKER)
-    return min(jobs, len(files))
 
 
 def count_cores() -> int:
