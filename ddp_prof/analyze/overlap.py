@@ -50,7 +50,7 @@ from ddp_prof.analyze.result_bases import (
     none_for_unknown,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
-from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of, label_of_ranks
+from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
 
 LEAST_IN_STEPS = 0.95
@@ -413,7 +413,7 @@ _COUNTS, _TIMES = ("kernels", "collectives"), ("compute_ns", "comm_ns", "overlap
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
-    """Merge the results of the files of one run."""
+    """Merge the results of the files of one run; the label is that of the first file."""
     parts = [(result.trace, rank) for result in results for rank in result.ranks]
     raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
     ranks = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]
@@ -423,7 +423,6 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         device=device_of(result.device for result in results),
         attribution=merge_attributions([result.attribution for result in results]),
         ranks=disambiguate(ranks, [file for file, _ in parts]),
-        label=label_of_ranks([result.label for result in results]),
         files=len(results),
         warnings=(
             *notes,
