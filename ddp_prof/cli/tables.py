@@ -34,7 +34,7 @@ def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
     """Return the measures for a summary: without the doctor, which needs all events, if a trace is read in parts."""
-    from ddp_prof.ingest.split_export import count_rows
+    from ddp_prof.ingest.nsys_export import count_rows
 
     return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else DOCTOR
 

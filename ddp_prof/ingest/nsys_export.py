@@ -25,9 +25,13 @@ from ddp_prof.table import UNKNOWN, Ints, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
 KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
-COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
-MEMORY_SETS = "CUPTI_ACTIVITY_KIND_MEMSET"
-GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+ACTIVITIES = {
+    KERNELS: Kind.KERNEL,
+    "CUPTI_ACTIVITY_KIND_MEMCPY": Kind.COPY,
+    "CUPTI_ACTIVITY_KIND_MEMSET": Kind.MEMORY_SET,
+    "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": Kind.GRAPH,
+}
+"""The tables of activities, in the order in which they are read."""
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
@@ -43,9 +47,33 @@ _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
+MOST_ROWS_AS_A_WHOLE = 9_000_000
+"""A larger export is read in parts."""
+_LEAST_BYTES_PER_ROW = 15
+"""Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
 
 
 def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
+def count_rows(path: Path, part_rows: int | None) -> int:
+    """Return about how many activities, calls and ranges an export holds; 0 if it is to be read as a whole.
+
+    These are files that are no exports, and small exports, unless ``part_rows`` asks for parts of any export.
+    """
+    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
+    if not path.is_file() or path.stat().st_size < least * _LEAST_BYTES_PER_ROW:
+        return 0
+    with path.open("rb") as head:
+        if not head.read(16).startswith(b"SQLite format 3"):
+            return 0
+    with open_sqlite(path) as file:
+        tables = [table for table in (*ACTIVITIES, CALLS, NVTX) if table in file.columns]
+        last: list[int] = file.run_with_deadline(
+            lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
+        )
+        rows = min(sum(last), file.most_rows)  # rows may have any number
+        return rows if rows > least else 0
+
+
     """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
     ``run`` is the file beside which the ``run.json`` lies, if that is not the export.
@@ -103,7 +131,6 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
-        producer=next((one for one in versions if one and re.fullmatch(r"[\w.@-]{1,64}", one)), None),
         names=names.as_tuple(),
         activities=select(activities, has_start["activities"]),
         spans=select(spans, has_start["ranges"]),
@@ -142,7 +169,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
 
 
 def _require_export(file: SqliteFile) -> None:
-    known = {KERNELS, COPIES, MEMORY_SETS, GRAPHS, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
+    known = {*ACTIVITIES, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
     if not known & file.columns.keys() or "StringTable" in file.columns:  # nvprof shares some names of tables
         found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"
         raise TraceError(
@@ -161,9 +188,8 @@ def _process_ids(global_id: Ints) -> Ints:
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """Return the columns of all activities, kernels first."""
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
-    tables = {KERNELS: Kind.KERNEL, COPIES: Kind.COPY, MEMORY_SETS: Kind.MEMORY_SET, GRAPHS: Kind.GRAPH}
     grown = {column: GrowingColumn() for column in (*ACTIVITY_COLUMNS, "name", "kind")}
-    for table, kind in tables.items():
+    for table, kind in ACTIVITIES.items():
         file.require(table, "start", "end")
         for batch in file.batches(table, (*ACTIVITY_COLUMNS, name)):
             grown["kind"].add(constant_column(kind, len(batch["start"])))

@@ -31,27 +31,22 @@ from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.names import read_strings
 from ddp_prof.ingest.nsys_export import (
+    ACTIVITIES,
     ACTIVITY_COLUMNS,
     CALL_COLUMNS,
     CALLS,
-    COPIES,
-    GRAPHS,
     IS_RANGE,
     KERNELS,
-    MEMORY_SETS,
     NVTX,
     OVERHEADS,
     RANGE_COLUMNS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.sqlite_columns import SqliteFile, open_sqlite, quote_name, require_disk_space
+from ddp_prof.ingest.sqlite_columns import SqliteFile, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
 
 PART_ROWS = 3_000_000
 """Approximate rows of activities and calls per part; measuring a part takes some hundred megabytes."""
-MOST_ROWS_AS_A_WHOLE = 3 * PART_ROWS
-LEAST_BYTES_PER_ROW = 15
-"""Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
 BLOCK_ROWS = 1 << 16
 END = 'max(start, coalesce("end", start))'
 """SQL for the end of a row: its start, if it has no end or ends before it starts."""
@@ -121,7 +116,6 @@ BYTES_PER_ROW = 300
 END_OF_TIME_NS = 2**62
 """Later than any event; ``-END_OF_TIME_NS`` is earlier."""
 
-_ACTIVITIES = (KERNELS, COPIES, MEMORY_SETS, GRAPHS)
 _SMALL = (
     *("StringIds", "ThreadNames", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SESSION_START_TIME"),
     *("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "MPI_RANKS", *OVERHEADS),
@@ -131,7 +125,7 @@ _ID_RANGE = "SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM {}"
 _COLUMNS = {
     CALLS: CALL_COLUMNS,
     NVTX: (*RANGE_COLUMNS, "textId", "text", "jsonText", "jsonTextId"),
-    **dict.fromkeys(_ACTIVITIES, (*ACTIVITY_COLUMNS, "demangledName", "shortName", "mangledName")),
+    **dict.fromkeys(ACTIVITIES, (*ACTIVITY_COLUMNS, "demangledName", "shortName", "mangledName")),
 }
 
 
@@ -195,7 +189,7 @@ class SplitExport:
         file = self._file
         self._base.unlink(missing_ok=True)
         with self._open(self._base) as database:
-            tables = [table for table in (*_ACTIVITIES, CALLS) if file.has_columns(table, "start")]
+            tables = [table for table in (*ACTIVITIES, CALLS) if file.has_columns(table, "start")]
             for table in (*tables, NVTX, *_SMALL):
                 few = f'SELECT count(*) FROM (SELECT 1 FROM whole."{table}" LIMIT {file.most_rows + 1})'
                 if table in file.columns and database.execute(few).fetchone()[0] > file.most_rows:
@@ -362,23 +356,3 @@ class SplitExport:
             f"{where} AND {IS_RANGE} AND start BETWEEN {since} AND {last} "
             f"AND ({text_id} IN ({ids}) OR {text} GLOB 'nccl*')",
         )
-
-
-def count_rows(path: Path, part_rows: int | None) -> int:
-    """Return about how many activities, calls and ranges an export holds; 0 if it is to be read as a whole.
-
-    These are files that are no exports, and small exports, unless ``part_rows`` asks for parts of any export.
-    """
-    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
-    if not path.is_file() or path.stat().st_size < least * LEAST_BYTES_PER_ROW:
-        return 0
-    with path.open("rb") as head:
-        if not head.read(16).startswith(b"SQLite format 3"):
-            return 0
-    with open_sqlite(path) as file:
-        tables = [table for table in (*_ACTIVITIES, CALLS, NVTX) if table in file.columns]
-        last: list[int] = file.run_with_deadline(
-            lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
-        )
-        rows = min(sum(last), file.most_rows)  # rows may have any number
-        return rows if rows > least else 0

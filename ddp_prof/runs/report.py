@@ -80,7 +80,7 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
     """Read a report as a whole; ``why`` not in parts is said of a large one."""
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
-    from ddp_prof.ingest.split_export import count_rows
+    from ddp_prof.ingest.nsys_export import count_rows
 
     if rows := count_rows(file, options.part_rows):
         _warn_reading_whole(file, rows, options, why)
@@ -95,10 +95,12 @@ def measure_report(
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
     """Read a report and measure it: a large one in parts, where that can be; else ``keep`` is given its events."""
-    from ddp_prof.ingest.split_export import CannotSplitError, count_rows
+    from ddp_prof.ingest.nsys_export import count_rows
 
     why = ALL_AT_ONCE
     if SPLITTABLE | {"identity"} >= set(measures) and count_rows(file, options.part_rows):
+        from ddp_prof.ingest.split_export import CannotSplitError
+
         try:
             found = measure_in_parts(file, options)
             found["identity"] = _identities(found["collectives"])
