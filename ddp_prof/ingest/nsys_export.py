@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -46,14 +47,13 @@ _CALL_DETAILS = ("end", "nameId")
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
-_UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 MOST_ROWS_AS_A_WHOLE = 9_000_000
 """A larger export is read in parts."""
 _LEAST_BYTES_PER_ROW = 15
 """Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
+_UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
-def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
 def count_rows(path: Path, part_rows: int | None) -> int:
     """Return about how many activities, calls and ranges an export holds; 0 if it is to be read as a whole.
 
@@ -74,6 +74,7 @@ def count_rows(path: Path, part_rows: int | None) -> int:
         return rows if rows > least else 0
 
 
+def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
     """Read a whole export; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`.
 
     ``run`` is the file beside which the ``run.json`` lies, if that is not the export.
@@ -108,26 +109,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits, sync_source, sync_reason = synchronizations.result()
-    gpu_ids, gpus = _gpus(file, activities)
-    overheads = [file.read_integers(table, ("start", "end")) for table in OVERHEADS]
-    overhead_ns, overhead_end_ns = (np.concatenate([one[name] for one in overheads]) for name in ("start", "end"))
-    versions = [_read_value(file, name, "EXPORT_PRODUCT_VERSION") for name in ("META_DATA_EXPORT", "EXPORT_META_DATA")]
+    facts = _read_facts(file, activities, strings)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
-    mpi_ranks = {
-        _unpack_ids(tid)[0]: rank
-        for tid, rank in file.few_rows("MPI_RANKS", ("globalTid", "rank"))  # recorded with --trace=mpi
-        if 0 <= rank < MOST_RANKS
-    }
-    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
-    thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), f"{priority}, nameId")
-    session, earliest = "TARGET_INFO_SESSION_START_TIME", None
-    if file.has_columns(session, "utcEpochNs"):
-        query = f"SELECT min(utcEpochNs) FROM {file.bounded_table(session)} WHERE {are_integers('utcEpochNs')}"
-        ((earliest,),) = file.rows(query)
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
@@ -144,16 +131,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         warnings=(
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
-            *([_NO_MPI] if mpi_ranks else []),
+            *([_NO_MPI] if facts["ranks"] else []),
         ),
-        threads={_unpack_ids(tid): strings.get(name, "") for tid, name in thread_names},
-        ranks=mpi_ranks,
-        overhead=Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
-        epoch_ns=0 if is_utc else earliest,
-        node=_read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
-        gpus=gpus,
-        gpu_ids=gpu_ids,
         manifest=manifest,
+        **{**facts, **({"epoch_ns": 0} if is_utc else {})},
     )
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
@@ -166,6 +147,31 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         return trace
     start, *of_kernels = launches.result().values()
     return enrich.add_launch_shapes(trace, [column[start != UNKNOWN] for column in of_kernels])
+
+
+def _read_facts(file: SqliteFile, activities: Activities, strings: Mapping[int, str]) -> dict[str, Any]:
+    """Return what an export says of the machine, the processes and itself: fields of ``Trace``."""
+    versions = [_read_value(file, name, "EXPORT_PRODUCT_VERSION") for name in ("META_DATA_EXPORT", "EXPORT_META_DATA")]
+    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
+    thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), f"{priority}, nameId")
+    mpi_ranks = file.few_rows("MPI_RANKS", ("globalTid", "rank"))  # recorded with --trace=mpi
+    overheads = [file.read_integers(table, ("start", "end")) for table in OVERHEADS]
+    overhead_ns, overhead_end_ns = (np.concatenate([one[name] for one in overheads]) for name in ("start", "end"))
+    session, earliest = "TARGET_INFO_SESSION_START_TIME", None
+    if file.has_columns(session, "utcEpochNs"):
+        query = f"SELECT min(utcEpochNs) FROM {file.bounded_table(session)} WHERE {are_integers('utcEpochNs')}"
+        ((earliest,),) = file.rows(query)
+    gpu_ids, gpus = _gpus(file, activities)
+    return {
+        "producer": next((one for one in versions if one and re.fullmatch(r"[\w.@-]{1,64}", one)), None),
+        "threads": {_unpack_ids(tid): strings.get(name, "") for tid, name in thread_names},
+        "ranks": {_unpack_ids(tid)[0]: rank for tid, rank in mpi_ranks if 0 <= rank < MOST_RANKS},
+        "overhead": Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
+        "epoch_ns": earliest,
+        "node": _read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
+        "gpus": gpus,
+        "gpu_ids": gpu_ids,
+    }
 
 
 def _require_export(file: SqliteFile) -> None:
