@@ -50,6 +50,12 @@ from ddp_prof.trace import Category
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 
+_PARTS = {
+    category.value: {Category.COMMUNICATION: "transfer", Category.MEMORY: "copies"}.get(category, "compute")
+    for category in Category
+}
+"""The part of a path to which the duration of an operation belongs, by its category."""
+
 NO_RANKS = "the trace holds no rank"
 NO_WORK = "no step has any work"
 CALLS_OUT_OF_ORDER = "the numbers of calls contradict the order in which the work that they launched could begin"
@@ -262,6 +268,11 @@ class _Walker:
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], gains: _Gains) -> None:
         self.run, self.ranks, self.gains = run, ranks, gains
         self.can_change = run.alignment.residual_p95_ns is not None
+        # Columns of which single elements are read.
+        self.columns = [
+            [column.data for column in (w.start_ns, w.end_ns, w.category, w.bound_by, w.launch_ns, w.after_sync)]
+            for w in (own.work for own in ranks)
+        ]
         self.timing_of = [positions(own.of_timing, len(own.work)) for own in ranks]
         self.match_of = [
             positions(run.matches.rows[:, index], len(rank.timings)) for index, rank in enumerate(run.ranks)
@@ -314,22 +325,28 @@ class _Walker:
 
         def go_back(until_ns: int, part: str) -> None:
             nonlocal now, left
-            length = min(max(0, now - until_ns), left)
-            parts[part] += length
-            now, left = now - length, left - length
+            length = now - until_ns
+            if length > 0:
+                length = min(length, left)
+                parts[part] += length
+                now -= length
+                left -= length
 
+        start, end, category, bound_by, launch, after_sync = self.columns[index]
         if at != UNKNOWN:
-            go_back(self.ranks[index].work.end_ns.item(at), "host")
+            go_back(end[at], "host")
         while left and at != UNKNOWN:
-            work = self.ranks[index].work
-            if now <= work.start_ns.item(at):
+            part = _PARTS[category[at]]
+            if now <= start[at]:
                 pass  # it is the first work of the next step
-            elif work.category.item(at) == Category.COMMUNICATION:
-                if (index, at) in seen:
-                    break
+            elif part != "transfer":
+                go_back(start[at], part)
+            elif (index, at) in seen:
+                break
+            else:
                 seen.add((index, at))
                 timing, before = int(self.timing_of[index][at]), left
-                late, begins_ns, wait_ns = self._last_to_arrive(index, at, timing)
+                late, begins_ns, wait_ns = self._last_to_arrive(index, timing, start[at])
                 go_back(begins_ns + wait_ns, "transfer")
                 go_back(begins_ns, "peer_wait")
                 if timing != UNKNOWN:  # else it is one of a warm-up step, for example: not measured
@@ -337,28 +354,26 @@ class _Walker:
                 if late != index:
                     changes += 1
                     at = int(self.ranks[late].of_timing[self.run.matches.rows[self.match_of[index][timing], late]])
-                    index, work = late, self.ranks[late].work
-                now = work.start_ns.item(at)
-            else:
-                go_back(work.start_ns.item(at), "copies" if work.category.item(at) == Category.MEMORY else "compute")
-            bound_by, launch_ns = work.bound_by.item(at), work.launch_ns.item(at)
-            if bound_by != UNKNOWN:
-                go_back(work.end_ns.item(bound_by), "queue")
-            else:
-                go_back(launch_ns, "host" if launch_ns == NO_TIME else "launch")
-                if (bound_by := work.after_sync.item(at)) != UNKNOWN:
-                    go_back(work.end_ns.item(bound_by), "host")
-            at = bound_by
+                    index = late
+                    start, end, category, bound_by, launch, after_sync = self.columns[index]
+                now = start[at]
+            before_it, gap = bound_by[at], "queue"
+            if before_it == UNKNOWN:
+                go_back(launch[at], "host" if launch[at] == NO_TIME else "launch")
+                before_it, gap = after_sync[at], "host"
+            if before_it != UNKNOWN:
+                go_back(end[before_it], gap)
+            at = before_it
         parts["host"] += left
         return parts, on_path, changes
 
-    def _last_to_arrive(self, index: int, at: int, timing: int) -> tuple[int, int, int]:
-        """The rank that began a collective last, when, on this rank's clock, and for how long this rank waited then."""
-        own_ns = self.ranks[index].work.start_ns.item(at)
-        if timing == UNKNOWN:
-            return index, own_ns, 0
-        match = int(self.match_of[index][timing])
-        if not self.can_change:
+    def _last_to_arrive(self, index: int, timing: int, own_ns: int) -> tuple[int, int, int]:
+        """The rank that began a collective last, when, on this rank's clock, and for how long this rank waited then.
+
+        ``own_ns`` is when this rank began it.
+        """
+        match = UNKNOWN if timing == UNKNOWN else int(self.match_of[index][timing])
+        if timing != UNKNOWN and not self.can_change:
             return index, own_ns, max(0, int(self.run.waits_ns[index][timing]))
         if match == UNKNOWN:
             return index, own_ns, 0
