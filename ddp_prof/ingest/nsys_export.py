@@ -99,10 +99,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     spans = _spans(ranges, texts, strings, names)
     columns = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
-    kernel_names = _kernel_names(file, columns, strings, names)
-    activities = _activities(columns, kernel_names, names, options.comm_patterns)
     calls = call_columns.result()
     tid = calls["globalTid"]
+    if np.all(columns["globalPid"] == UNKNOWN) and len(tid) and int(tid.min()) >> 24 == int(tid.max()) >> 24:
+        columns["globalPid"] = np.full_like(columns["globalPid"], tid[0])
+    kernel_names = _kernel_names(file, columns, strings, names)
+    activities = _activities(columns, kernel_names, names, options.comm_patterns)
     call_details = None
     if options.with_launches:
         name_id = names.intern_ids(calls["nameId"], strings, partial(_CALL_VERSION.sub, ""))

@@ -89,6 +89,18 @@ def test_equal_correlation_ids_of_two_processes_are_not_mixed_up(tmp_path: Path)
     assert (second.process, second.device, second.steps[0].kernels) == (300, 1, 0)
 
 
+@pytest.mark.parametrize("change", ["DROP COLUMN globalPid", "RENAME COLUMN globalPid TO other"])
+def test_activities_without_a_process_are_of_the_only_process_that_made_calls(change: str, tmp_path: Path) -> None:
+    """It was said that nothing launched them, and that the capture seems to be trimmed."""
+    path = tmp_path / "x.sqlite"
+    expected = overlap_of(write_capture(path, known_truth()))
+    with closing(sqlite3.connect(path)) as file:
+        file.execute(f"ALTER TABLE CUPTI_ACTIVITY_KIND_KERNEL {change}")
+        file.commit()
+    found = overlap_of(path)
+    assert (found.ranks, found.warnings) == (expected.ranks, expected.warnings)
+
+
 @pytest.mark.parametrize("product", GENERATIONS)
 def test_a_step_still_open_at_the_end_is_no_step(product: str, tmp_path: Path) -> None:
     capture = Capture(
