@@ -283,15 +283,16 @@ class Timeline {
     return nearest(this, tracks, here, direction);
   }
 
-  /** The longest box of a category, or null. */
+  /** The longest box of a category in a measured step, else the longest anywhere, or null. */
   longestOf(name) {
-    const code = this.data.categories.find((each) => each.name === name)?.code;
-    let longest = 0, box = null;
+    const code = this.data.categories.find((each) => each.name === name)?.code, measured = new Set(this.stepKeys);
+    let longest = 0, isMeasured = false, box = null;
     for (const row of this.rows) {
       for (const track of row.tracks.filter(({ category }) => category === code)) {
         for (let at = 0; at < track.length; at++) {
-          if (track.end[at] - track.start[at] <= longest) continue;
-          longest = track.end[at] - track.start[at];
+          const length = track.end[at] - track.start[at], isOfStep = measured.has(track.columns.step[track.source[at]]);
+          if (isOfStep === isMeasured ? length <= longest : isMeasured) continue;
+          [longest, isMeasured] = [length, isOfStep];
           box = { row, track, at };
         }
       }
