@@ -247,14 +247,20 @@ class TestSums:
         assert head[-3:] == ["not captured", "overlapped share", "blocking"]
         rows = visit.page.locator("#sums tbody tr")
         cells = [rows.nth(at).locator("td").all_text_contents()[-3:-1] for at in range(3)]
-        assert cells == [["0.00 ms 50 %", "100 %"], ["0.00 ms 0 %", "100 %"], ["n/a", "n/a"]]
+        assert cells == [["20 ns 50 %", "100 %"], ["0.0 ms 0 %", "100 %"], ["n/a", "n/a"]]
 
     def test_a_window_in_the_margin_sums_to_nothing(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
         visit.ask("(page.data.margin = 10, page.show(-390, -290))")
         visit.ask("page.schedule()")
         assert visit.page.locator("#in-view").text_content() == "in view: 0.0 ms"
-        assert set(visit.page.locator("#sums tbody td").all_text_contents()) <= {"0.00 ms n/a", "n/a"}
+        assert set(visit.page.locator("#sums tbody td").all_text_contents()) <= {"0.0 ms n/a", "n/a"}
+
+    def test_the_rank_of_a_panel_is_named_once(self, visit: Visit, tmp_path: Path) -> None:
+        sources = [source._replace(title="job, rank 0") for source in run_of(cpu_run()).load_sources()]
+        other = run_of(cpu_run(), "other").load_sources()
+        visit.open_timeline(write(build_timeline([*sources, *other]), tmp_path))
+        assert visit.page.locator("#sums tbody th").all_text_contents() == ["job, rank 0", "other, rank 0"]
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]

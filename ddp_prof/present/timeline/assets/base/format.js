@@ -1,4 +1,4 @@
-// Formats times, shares and bytes, and the ticks of the axis in a unit that fits the window.
+// Formats times, shares, bytes and names of ranks, and the ticks of the axis in a unit that fits the window.
 
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
@@ -32,6 +32,12 @@ function milliseconds(ns) {
   if (size >= 1e7 || ns === 0) return `${(ns / 1e6).toFixed(1)} ms`;
   if (size >= 1e5) return `${(ns / 1e6).toFixed(2)} ms`;
   return size >= 1000 ? `${(ns / 1e3).toFixed(1)} µs` : `${ns} ns`;
+}
+
+/** A rank, with its panel if there are several; the title of a panel may end with its rank. */
+function rankName({ panels }, { panel, title }) {
+  const run = panels[panel].title;
+  return panels.length < 2 ? title : run.endsWith(`, ${title}`) ? run : `${run}, ${title}`;
 }
 
 /** A share, as percent in present/text.py. */

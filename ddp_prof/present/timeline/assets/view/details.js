@@ -65,13 +65,13 @@ function factsOf(timeline, box) {
   const { row, track, at } = box, source = track.source[at], { data } = timeline, offset = timeline.view.offsets[row.panel];
   const duration = track.end[at] - track.start[at], bytes = track.columns.bytes[source], step = track.columns.step[source];
   const { legend } = timeline.categories.find(({ code }) => code === track.category);
-  const { title, panel } = data.ranks[row.rank], [name, , bucket] = timeline.texts(track, at);
+  const rank = data.ranks[row.rank], { panel } = rank, [name, , bucket] = timeline.texts(track, at);
   return [
     ["name", name],
     ["kind", legend],
     ["duration", `${milliseconds(duration)} (${duration.toLocaleString("en")} ns)`],
     ["start", `${milliseconds(track.start[at] - offset)} on the axis`],
-    ["lane", `${data.panels.length > 1 ? `${data.panels[panel].title}, ` : ""}${title}, ${row.lane}`],
+    ["lane", `${rankName(data, rank)}, ${row.lane}`],
     ...launchFacts(timeline, box),
     ...(step >= 0 ? [["step", timeline.stepName(step, data.panels[panel]).replace(/^step /, "")]] : []),
     ...(legend === "step" ? [["step length", timeline.lengthOf(step, [data.panels[panel]]) || "not known"]] : []),

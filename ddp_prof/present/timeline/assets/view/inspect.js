@@ -93,12 +93,11 @@ class Readout {
 
   /** Fills the table; the parts sum to the window. */
   #fill(ranks, span) {
-    const { parts, timeline: { data: { panels } } } = this, several = panels.length > 1;
+    const { parts, timeline: { data } } = this, several = data.panels.length > 1;
     const head = ["rank", ...parts.map(({ label }) => label), ...(several ? ["not captured"] : []), "overlapped share", "blocking"];
     const rows = ranks.map((rank) => {
-      const title = several ? `${panels[rank.panel].title}, ${rank.title}` : rank.title;
       const cells = [...parts.map(({ name }) => rank.sums?.[name]), ...(several ? [rank.rest] : [])];
-      return element("tr", scoped(title, "row"), ...cells.map((cell) => sumCell(cell, span)), element("td", overlapOf([rank])), blockingCell(rank, span));
+      return element("tr", scoped(rankName(data, rank), "row"), ...cells.map((cell) => sumCell(cell, span)), element("td", overlapOf([rank])), blockingCell(rank, span));
     });
     this.table.replaceChildren(
       element("caption", "Where the time in view goes"),
@@ -106,10 +105,11 @@ class Readout {
   }
 }
 
-/** A cell with a time in ms and its share of the window; the tooltip has the ns. */
+/** A cell with a time, in ms unless the window is shorter, and its share of the window; the tooltip has the ns. */
 function sumCell(ns, span) {
   if (ns === null || ns === undefined) return element("td", "n/a");
-  const made = element("td", `${(ns / 1e6).toFixed(2)} ms`, element("small", ` ${percent(ns / span)}`));
+  const time = span < 1e6 ? milliseconds(ns) : `${(ns / 1e6).toFixed(2)} ms`;
+  const made = element("td", time, element("small", ` ${percent(ns / span)}`));
   made.title = `${ns.toLocaleString("en")} ns`;
   return made;
 }
