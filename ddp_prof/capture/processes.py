@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 
 from ddp_prof.errors import WorkloadError, printable
-from ddp_prof.train.launch import STOPPING, handle_signals
+from ddp_prof.train.launch import handle_signals, handle_stopping
 
 MARK = "DDP_PROF_CAPTURE"
 """Environment variable of all processes of a run; its value is the run's folder."""
@@ -188,7 +188,7 @@ def _forward_signals(process: subprocess.Popen[bytes], signals: list[int]) -> It
         if number != signal.SIGINT or not is_in_foreground:
             process.send_signal(number)
 
-    before = {number: signal.signal(number, forward_signal) for number in STOPPING}
+    before = handle_stopping(forward_signal)
     try:
         yield
     finally:

@@ -101,7 +101,7 @@ def run_program(program: str, action: Callable[[], int | None], *, on_stop: str 
 @contextmanager
 def stop_on_signals() -> Iterator[None]:
     """Raise :class:`Stopped` in the block if a signal asks this process to end; further signals are ignored."""
-    before = {number: signal.signal(number, _raise_stopped) for number in STOPPING}
+    before = handle_stopping(_raise_stopped)
     try:
         yield
     except Stopped:  # go on ignoring signals, which would interrupt the clean-up
@@ -109,6 +109,12 @@ def stop_on_signals() -> Iterator[None]:
         raise
     finally:
         handle_signals(before)
+
+
+def handle_stopping(handler: Callable[[int, FrameType | None], None]) -> dict[signal.Signals, Any]:
+    """Handle signals that ask this process to end, but a SIGHUP that nohup ignores; return the handlers before."""
+    is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return {number: signal.signal(number, handler) for number in STOPPING if number != signal.SIGHUP or not is_ignored}
 
 
 def handle_signals(handlers: Mapping[signal.Signals, Any]) -> None:

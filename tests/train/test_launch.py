@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.train.launch import launch, most_ranks
+from ddp_prof.train.launch import launch, most_ranks, stop_on_signals
 
 PRELUDE = """
 import os, sys, time
@@ -152,6 +152,16 @@ def test_the_signal_handlers_of_the_caller_come_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
     launch(1, ranks("pass"))
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_hangup_that_nohup_ignores_stops_nothing() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL])
