@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import signal
+import sys
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -77,6 +79,13 @@ def _is_path(argument: str) -> bool:
 
 class Commands(click.Group):
     """Imports the module of a command only when the command is used, so that ``--help`` is fast."""
+
+    def main(self, *args: Any, **extra: Any) -> Any:
+        """Run the program. Characters that the terminal lacks become question marks; output that is closed is lost."""
+        sys.stdout, sys.stderr = (stream or io.TextIOWrapper(io.BytesIO()) for stream in (sys.stdout, sys.stderr))
+        if isinstance(sys.stdout, io.TextIOWrapper):
+            sys.stdout.reconfigure(errors="replace")
+        return super().main(*args, **extra)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         return list(COMMANDS)

@@ -169,6 +169,25 @@ def test_a_reader_that_stops_early_is_no_error(trace: Path) -> None:
         assert b"Traceback" not in process.stderr.read()
 
 
+@pytest.mark.parametrize("output", [">&-", "2>&-", ">&- 2>&-"])
+def test_output_that_is_closed_is_no_error(output: str, trace: Path) -> None:
+    """The exit code is still the answer of ``check``."""
+    code = "from ddp_prof.cli import main; main()"
+    shell = ["sh", "-c", f'exec "$0" "$@" {output}', sys.executable, "-c", code]
+    done = subprocess.run([*shell, "check", "--min-overlap", "0%", str(trace)], capture_output=True, check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    done = subprocess.run([*shell, "check", "--min-overlap", "99%", str(trace)], capture_output=True, check=False)
+    assert done.returncode == 3
+
+
+def test_characters_that_the_terminal_lacks_are_replaced(trace: Path) -> None:
+    command = [sys.executable, "-c", "from ddp_prof.cli import main; main()", "overlap", str(trace)]
+    environment = {**os.environ, "PYTHONIOENCODING": "latin-1"}  # as LANG=en_US.ISO-8859-1
+    done = subprocess.run(command, capture_output=True, check=False, env=environment)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert b"??????" in done.stdout  # of the line below the names of columns, which Latin-1 cannot show
+
+
 def test_a_folder_stands_for_the_traces_in_it(trace: Path) -> None:
     write_capture(trace.with_name("other.sqlite"), known_truth(1))
     trace.with_suffix(".nsys-rep").write_bytes(b"the report of an export beside it is not read")
