@@ -126,10 +126,14 @@ class Commands(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.
 
-        Exit code 3 means that a requirement is not met; click itself uses 2 for wrong usage. SIGTERM ends a command
-        as Ctrl-C does, so that half-written files are removed.
+        Exit code 3 means that a requirement is not met; click itself uses 2 for wrong usage. SIGTERM and SIGHUP end a
+        command as Ctrl-C does, so that half-written files are removed; nohup lets SIGHUP be ignored.
         """
-        before = signal.signal(signal.SIGTERM, _interrupt)
+        before = {
+            number: signal.signal(number, _interrupt)
+            for number in (signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN
+        }
         try:
             result = super().invoke(ctx)
         except KeyboardInterrupt as stop:
@@ -142,7 +146,8 @@ class Commands(click.Group):
             failure = NotMet if isinstance(error, NotMetError) else click.ClickException
             raise failure(error_line(error)) from error
         finally:
-            signal.signal(signal.SIGTERM, before)
+            for number, handler in before.items():
+                signal.signal(number, handler)
         if code := ctx.meta.get(EXIT_CODE):
             ctx.exit(code)
         return result

@@ -235,7 +235,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize("share", [0.1, 0.7, 0.95])
 def test_an_interrupted_command_leaves_the_trace_as_it_was(
     share: float, number: signal.Signals, uninterrupted: tuple[Path, int, str]
