@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import permutations
+from itertools import combinations, permutations
 from math import comb
 from statistics import median
 
@@ -25,20 +25,25 @@ def match(ranks: list[Rank], apart: int = 1_000_000) -> tuple[list[Row], Clocks]
         ranks: Of one run.
         apart: How far the ends of one collective may lie apart, if it is short.
     """
-    rows = [row for row in _pair(ranks, _streams(ranks)) if _meet(ranks, row)]
+    pairs = _pair(ranks, _streams(ranks))
+    rows = [row for row in pairs if _meet(ranks, row)]
+    if 4 * (len(pairs) - len(rows)) > len(pairs) or _agree_in_groups(rows, ranks, apart):
+        rows = []
     found = clocks(ranks, rows)
     far = [_far(row, ranks, found, apart) for row in rows] if found.residual is not None else []
     if any(any(row) for row in far):
-        kept = [
+        trimmed = [
             [None if out else e for e, out in zip(row, outs, strict=True)] for row, outs in zip(rows, far, strict=True)
         ]
-        kept = [row for row in kept if _parts(row) > 1]
+        kept = [row for row in trimmed if _parts(row) > 1]
         found, every = clocks(ranks, kept), len(rows)
         if not kept or (2 * len(kept) < every and not _is_sure(found, apart)):
-            rows = [row for row in rows if all(e is None or e.bucket is not None for e in row)]
-            found = clocks(ranks, rows)
-        else:
-            rows = kept
+            rows = []
+        else:  # what has the number of a bucket is kept
+            numbered = [any(e is not None and e.bucket is not None for e in row) for row in rows]
+            rows = [whole if is_kept else rest for whole, rest, is_kept in zip(rows, trimmed, numbered, strict=True)]
+            rows = [row for row in rows if _parts(row) > 1]
+        found = clocks(ranks, rows)
     for row in rows:
         present = [e for e in row if e is not None]
         shortest = min(e.end - e.start for e in present)
@@ -108,10 +113,8 @@ def _fit(ranks: list[Rank], streams: list[dict[int, int]]) -> tuple[int, Fractio
 
 
 def _far(row: Row, ranks: list[Rank], found: Clocks, apart: int) -> list[bool]:
-    """Which parts end too far from the middle one, of two from each other, where nothing but order pairs them."""
+    """Which parts end too far from the middle one, of two from each other; no communicator has a name here."""
     present = [e for e in row if e is not None]
-    if any(e.bucket is not None for e in present):
-        return [False] * len(row)
     offset = found.offset
     ends = [None if e is None else Fraction(e.end + offset[rank.file]) for rank, e in zip(ranks, row, strict=True)]
     middle = median(end for end in ends if end is not None)
@@ -120,6 +123,21 @@ def _far(row: Row, ranks: list[Rank], found: Clocks, apart: int) -> list[bool]:
         Fraction(apart), Fraction(shortest) if all(e.stream is None for e in present) else Fraction(shortest, 10)
     )
     return [end is not None and (2 if len(present) == 2 else 1) * abs(end - middle) > most for end in ends]
+
+
+def _agree_in_groups(rows: list[Row], ranks: list[Rank], apart: int) -> bool:
+    """Whether the differences of ends vary much between some ranks, and little between others."""
+    whole = [row for row in rows if None not in row]
+    if len(ranks) < 4 or len(whole) < 3:
+        return False
+    varies = []
+    for i, j in combinations(range(len(ranks)), 2):
+        differences = [row[i].end - row[j].end for row in whole]
+        varies.append(median(abs(difference - median(differences)) for difference in differences))
+    length = median(min(e.end - e.start for e in row) for row in whole)
+    on_host = any(e.stream is None for row in whole for e in row)
+    most = max(apart, length) if on_host else max(50_000, Fraction(length) / 10)
+    return max(varies) > most and 3 * min(varies) < max(varies)
 
 
 def _is_sure(found: Clocks, apart: int) -> bool:

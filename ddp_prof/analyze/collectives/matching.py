@@ -9,7 +9,8 @@ If communicators have no names, their common order is not known: each rank may l
 communicator uses streams of its own, so the n-th collective of a stream is matched with the n-th one of the other
 rank's stream with the same number, or of another stream if the ends fit clearly better with that one: a collective
 ends on all ranks at nearly the same time. Collectives on the same clock that do not overlap in time never match, if
-their operation cannot end before all ranks have begun.
+their operation cannot end before all ranks have begun. If there are many, no collective without the name of a
+communicator is matched: the ranks belong to different ones.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ _LATEST = 2**62
 MOST_STREAMS = 4
 """With more streams, only pairings by stream number are tried."""
 
+APART = "what may be one collective often ended on one rank before it began on another"
+"""Why collectives without the name of a communicator are not matched."""
+
+_OFTEN = 4
+"""More than one of so many is often."""
+
 LOOKED_AT = 1_000
 """Only this number of collectives is compared to distinguish communicators."""
 
@@ -53,7 +60,7 @@ class Matches:
         rows: One row per collective, one column per rank: its row in the rank's timings, ``UNKNOWN`` if it has none.
         unmatched: Number of collectives without a match, over all ranks.
         by_stream: Whether communicators without a name were distinguished by their streams.
-        doubt: Why collectives that are identified by order alone were left unmatched; ``None`` if they were not.
+        doubt: Why collectives without the name of a communicator were left unmatched; ``None`` if they were not.
     """
 
     rows: Ints
@@ -87,7 +94,12 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     rows = _find_pairs(ranks, streams)
     rows = rows[((rows != UNKNOWN).sum(axis=1) > 1) & _do_parts_agree(ranks, rows)]
     candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
-    return Matches(rows, candidates - int((rows != UNKNOWN).sum()), by_stream=any(streams))
+    meets = _do_parts_meet(ranks, rows)
+    matches = Matches(rows[meets], candidates - int((rows[meets] != UNKNOWN).sum()), by_stream=any(streams))
+    unnamed = Matches(rows, 0).column(ranks, "group", UNKNOWN).max(axis=1) == UNKNOWN
+    if _OFTEN * int((~meets & unnamed).sum()) > int(unnamed.sum()):
+        return matches.drop_parts(matches.column(ranks, "group", UNKNOWN) == UNKNOWN, APART)
+    return matches
 
 
 def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) -> Ints:
@@ -175,7 +187,7 @@ def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, o
     """Number of matches with this pairing of streams, and the mean deviation of the differences of their ends."""
     ranks = (first, other)
     rows = _find_pairs(ranks, (own, others))
-    rows = rows[(rows != UNKNOWN).all(axis=1) & _do_parts_agree(ranks, rows)]
+    rows = rows[(rows != UNKNOWN).all(axis=1) & _do_parts_agree(ranks, rows) & _do_parts_meet(ranks, rows)]
     if not len(rows):
         return 0, Fraction(_LATEST)
     difference = first.timings.end_ns[rows[:, 0]] - other.timings.end_ns[rows[:, 1]]
@@ -184,18 +196,24 @@ def _measure_fit(first: RankCollectives, other: RankCollectives, own: Streams, o
 
 
 def _do_parts_agree(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
-    """Which rows have parts of one operation that overlap in time and, as far as known, have one size and bucket."""
+    """Which rows have parts of one operation and, as far as known, of one size and bucket."""
     matches, present = Matches(rows, 0), rows != UNKNOWN
     operation, size, bucket = (matches.column(ranks, name, UNKNOWN) for name in ("operation", "bytes", "bucket"))
     agree = np.ones(len(rows), np.bool_)
     for values, counts in ((operation, present), (size, size != UNKNOWN), (bucket, bucket != UNKNOWN)):
         least = values.min(axis=1, where=counts, initial=_LATEST)
         agree &= values.max(axis=1, where=counts, initial=UNKNOWN) <= least
-    # Parts on the same clock must overlap in time.
-    start, end = (matches.column(ranks, name) for name in ("start_ns", "end_ns"))
+    return agree
+
+
+def _do_parts_meet(ranks: Sequence[RankCollectives], rows: Ints) -> Mask:
+    """Which rows have parts that overlap in time, as far as they are on one clock and their operation needs that."""
+    matches, present = Matches(rows, 0), rows != UNKNOWN
+    start, end, operation = (matches.column(ranks, name) for name in ("start_ns", "end_ns", "operation"))
     needs_all = np.isin(operation.max(axis=1, where=present, initial=UNKNOWN), [*NEEDS_ALL])
+    meet = np.ones(len(rows), np.bool_)
     for clock in {rank.clock for rank in ranks}:
         here = present & [rank.clock == clock for rank in ranks]
         begun = start.max(axis=1, where=here, initial=-_LATEST)
-        agree &= ~needs_all | (begun <= end.min(axis=1, where=here, initial=_LATEST))
-    return agree
+        meet &= ~needs_all | (begun <= end.min(axis=1, where=here, initial=_LATEST))
+    return meet

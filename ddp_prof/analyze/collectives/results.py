@@ -319,7 +319,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     # If there are several communicators, some may contain a part of the ranks only. Those without a name are counted by
     # their streams.
     communicators = len(rank.groups) + len(np.unique(rank.timings.lane[rank.timings.group == UNKNOWN]))
-    all_ranks = rank.world_size if communicators < 2 else None
+    all_ranks = rank.world_size if communicators < 2 and not run.matches.doubt else None
     backward_end = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME)
     before_end = np.where(backward_end == NO_TIME, NO_TIME, backward_end - timings.start_ns)
     kinds = [(when, why) for when in WHENS for why in WHYS]

@@ -7,9 +7,10 @@ fitted, too. The remaining differences are the residual: differences of time bet
 files have a single collective in common, some offset fits it exactly. UTC alone is used then, and the difference of the
 ends is the residual; without UTC, the residual is not known.
 
-A match found by order alone is dropped if its ends on the common clock differ by more than 1 ms and by more than a
-tenth of its duration; with gloo, whose threads wait for a core, by more than its duration. If most matches are dropped,
-and UTC does not confirm the others, matching by order has failed, and all matches by order are dropped.
+A match of collectives without the name of a communicator is checked: on the common clock, their ends must not differ by
+more than 1 ms and by more than a tenth of their duration; with gloo, whose threads wait for a core, by more than their
+duration. If they do, the match is dropped, unless it has the number of a bucket. All matches without a name are dropped
+if most of them fail and UTC does not confirm the others, or if the ends agree among some ranks only.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ _APART_IN_GROUPS_NS = 50_000
 _LEAST_OF_GROUPS, _COMPARED_RANKS = 4, 16
 
 GIVEN_UP = "the ends of what may be one collective lie further apart than it lasts"
-"""Why collectives that are identified by order alone are not matched."""
+IN_GROUPS = "the ends of what may be one collective agree among some ranks only"
+"""Why collectives without the name of a communicator are not matched."""
 
 _LONGEST = np.iinfo(np.int64).max
 _DRIFT_AFTER_NS = 10_000_000_000
@@ -107,13 +109,17 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
     """Match the collectives of ranks, and align the ranks' clocks."""
     matches = match_collectives(ranks)
     alignment = align_clocks(ranks, matches)
+    if _ends_agree_in_groups(ranks, matches, alignment):
+        matches = matches.drop_parts(matches.column(ranks, "group", UNKNOWN) == UNKNOWN, IN_GROUPS)
+        return matches, align_clocks(ranks, matches)
     if not len(matches) or alignment.residual_p95_ns is None:
         return matches, alignment
-    # A match is by order alone if not all its parts have the name of a communicator, nor all of them a bucket.
     absent = matches.rows == UNKNOWN
-    named, numbered = (matches.column(ranks, name, UNKNOWN) != UNKNOWN for name in ("group", "bucket"))
-    by_order = ~((named | absent).all(axis=1) | (numbered | absent).all(axis=1))[:, np.newaxis]
-    apart = _find_implausible_parts(ranks, matches, alignment) & by_order
+    unnamed, by_order = (
+        ~((matches.column(ranks, name, UNKNOWN) != UNKNOWN) | absent).all(axis=1)[:, np.newaxis]
+        for name in ("group", "bucket")
+    )
+    apart = _find_implausible_parts(ranks, matches, alignment) & unnamed
     if not apart.any():
         return matches, alignment
     kept = matches.drop_parts(apart)
@@ -123,9 +129,10 @@ def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]
         beyond_ns = max(abs(clock.beyond_epoch_ns) for clock in alignment.clocks)
         is_confirmed_by_utc = beyond_ns + (alignment.residual_p95_ns or 0) <= APART_NS
     if not len(kept) or (2 * len(kept) < len(matches) and not is_confirmed_by_utc):
-        kept = matches.drop_parts(np.broadcast_to(by_order, matches.rows.shape), GIVEN_UP)
-        alignment = align_clocks(ranks, kept)
-    return kept, alignment
+        kept = matches.drop_parts(np.broadcast_to(unnamed, matches.rows.shape), GIVEN_UP)
+    else:
+        kept = matches.drop_parts(apart & by_order)
+    return kept, align_clocks(ranks, kept)
 
 
 def _find_implausible_parts(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Mask:
@@ -292,6 +299,11 @@ class RunAnalysis(Brief):
         """What is uncertain about the figures: warnings of the traces, and of comparing them."""
         return (*self.trace_warnings, *_find_warnings(self))
 
+    @cached_property
+    def match_doubts(self) -> tuple[str, ...]:
+        """Why waits and transfers may be wrong, or are not known, a line each."""
+        return tuple(_find_doubts(self))
+
     def has_same_workload(self, other: RunAnalysis) -> bool:
         """Whether ranks of another run compute the same (same model, same share of a batch), by both run.json."""
         if self is other or self.manifest is None or other.manifest is None:
@@ -373,10 +385,24 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             f"{unmatched:,} collective{' has' if unmatched == 1 else 's have'} no match on the other ranks: their "
             "waiting cannot be distinguished from transfer"
         )
+    yield from run.match_doubts
+    if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
+        where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
+        yield f"{where} marks no steps, so no tail is known: see --step-range"
+    # Only steps with collectives count: others have no tail.
+    ends = [rank.backward_end_ns[rank.timings.step[rank.timings.step != UNKNOWN]] for rank in ranks if rank.marks_steps]
+    is_unknown = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
+    if len(is_unknown) and is_unknown.all():
+        yield "no compute of any step is known to be backward, so no tail is known (see --backward-range)"
+    elif is_unknown.any():
+        yield "no compute of some steps is known to be backward, so their tail is not known"
+
+
+def _find_doubts(run: RunAnalysis) -> Iterator[str]:
     if run.matches.doubt:
         yield (
-            f"{run.matches.doubt}: collectives that only their order identifies are not matched, since they may belong "
-            "to different communicators or steps"
+            f"{run.matches.doubt}: collectives without the name of a communicator are not matched, since they may "
+            "belong to different communicators or steps"
         )
     if (residual_ns := run.alignment.residual_p95_ns or 0) > APART_NS:
         yield (
@@ -393,21 +419,6 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
             "collectives ran on several streams, and their communicators have no names: if there are several, "
             "collectives of different ones may be matched, and the reported waiting may be wrong"
         )
-    elif _ends_agree_in_groups(run):
-        yield (
-            "ends of matched collectives agree among some ranks only, and their communicators have no names: if there "
-            "are several, collectives of different ones are matched, and the reported waiting is wrong"
-        )
-    if unmarked := [rank.name for rank in ranks if len(rank.timings) and not rank.marks_steps]:
-        where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
-        yield f"{where} marks no steps, so no tail is known: see --step-range"
-    # Only steps with collectives count: others have no tail.
-    ends = [rank.backward_end_ns[rank.timings.step[rank.timings.step != UNKNOWN]] for rank in ranks if rank.marks_steps]
-    is_unknown = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
-    if len(is_unknown) and is_unknown.all():
-        yield "no compute of any step is known to be backward, so no tail is known (see --backward-range)"
-    elif is_unknown.any():
-        yield "no compute of some steps is known to be backward, so their tail is not known"
 
 
 def _clock_disagreement_ns(run: RunAnalysis) -> int:
@@ -420,24 +431,25 @@ def _clock_disagreement_ns(run: RunAnalysis) -> int:
     return max(beyond_ns, run.alignment.residual_p95_ns or 0)
 
 
-def _ends_agree_in_groups(run: RunAnalysis) -> bool:
+def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> bool:
     """Whether unnamed collectives end together on some ranks, but not on others: ranks of several communicators.
 
-    An example is FSDP within nodes, where all shard groups have the same collectives. Ends on a host, captures of few
-    ranks, and operations that some ranks can end before others begin are not used. Of many ranks, some are enough.
+    An example is FSDP within nodes, where all shard groups have the same collectives. Captures of few ranks, and
+    operations that some ranks can end before others begin, are not used. Of many ranks, some are enough.
     """
-    ranks, matches = run.ranks[:_COMPARED_RANKS], run.matches
-    starts, ends, groups, lanes = (matches.column(run.ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
-    tells = np.isin(matches.column(run.ranks, "operation", UNKNOWN), [UNKNOWN, *NEEDS_ALL])
-    tells &= (matches.rows != UNKNOWN) & (groups == UNKNOWN) & (lanes != UNKNOWN)
+    starts, ends, groups, lanes = (matches.column(ranks, name) for name in ("start_ns", "end_ns", "group", "lane"))
+    tells = np.isin(matches.column(ranks, "operation", UNKNOWN), [UNKNOWN, *NEEDS_ALL])
+    tells &= (matches.rows != UNKNOWN) & (groups == UNKNOWN)
     rows = np.flatnonzero(tells.all(axis=1))[:LOOKED_AT]
     if len(ranks) < _LEAST_OF_GROUPS or len(rows) < LEAST_COMMON_STEPS:
         return False
-    clocks = [run.alignment.offset_for(rank.clock) for rank in ranks]
+    clocks = [alignment.offset_for(rank.clock) for rank in ranks[:_COMPARED_RANKS]]
     common = np.stack([clock.common_ns(ends[rows, at]) for at, clock in enumerate(clocks)])
     apart = common[:, np.newaxis] - common
-    scatter = np.median(np.abs(apart - np.median(apart, axis=2, keepdims=True)), axis=2)[np.triu_indices(len(ranks), 1)]
-    least = max(_APART_IN_GROUPS_NS, _APART * float(np.median(np.min(ends[rows] - starts[rows], axis=1))))
+    of_pairs = np.triu_indices(len(clocks), 1)
+    scatter = np.median(np.abs(apart - np.median(apart, axis=2, keepdims=True)), axis=2)[of_pairs]
+    apart_ns, share = (APART_NS, _APART_ON_HOST) if UNKNOWN in lanes[rows] else (_APART_IN_GROUPS_NS, _APART)
+    least = max(apart_ns, share * float(np.median(np.min(ends[rows] - starts[rows], axis=1))))
     return bool(scatter.max() > least and CLEARLY * scatter.min() < scatter.max())
 
 

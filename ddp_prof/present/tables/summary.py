@@ -54,6 +54,9 @@ class SummarizedRun:
     def advice(self) -> str | None:
         return self.diagnosis.findings[0].advice if self.diagnosis and self.diagnosis.findings else None
 
+    def notes(self, headline: str = "") -> list[str]:
+        return [*overlap_notes(self.result, headline), *self.explanation.run.match_doubts]
+
     @property
     def all_files(self) -> str:
         """The files of the run for a shell; a pattern if they differ only in a number: ``train.rank*.json.gz``."""
@@ -93,7 +96,7 @@ def _document(run: SummarizedRun) -> Document:
         "advice": run.advice,
         "next": run.next_commands,
         "warnings": list(run.result.warnings),
-        "not_known": overlap_notes(run.result),
+        "not_known": run.notes(),
     }
 
 
@@ -116,7 +119,7 @@ def _lines(run: SummarizedRun) -> list[str]:
         "gain": run.headline,
         "cause": None if run.summary.reason else run.cause,
         "doctor": main_advice(run),
-        "notes": "; ".join(overlap_notes(run.result, run.headline)) or None,
+        "notes": "; ".join(run.notes(run.headline)) or None,
         "next": run.next_commands[0],
         "": run.next_commands[1],
     }

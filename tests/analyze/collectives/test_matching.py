@@ -168,8 +168,28 @@ def test_ranks_whose_ends_agree_in_groups_are_a_doubt(groups: tuple[int, ...], o
             character_ns=100_000,
         )
         traces.append(replace(trace, names=tuple(name.replace("communication", operation) for name in trace.names)))
-    run = analysis_of(*traces)
-    assert any("agree among some ranks only" in warning for warning in run.warnings) is warns
+    found = measure_collectives(analysis_of(*traces))
+    assert any("agree among some ranks only" in warning for warning in found.warnings) is warns
+    assert {one.wait_ns is None for one in found.collectives} == {warns}, "a false wait is worse than none"
+    assert {one.ranks for one in found.collectives} == {None if warns else 4}
+    assert ("agree among some ranks only" in (measure_skew(found.run).reason or "")) is warns
+
+
+def test_buckets_without_the_name_of_a_group_are_not_matched_if_their_ends_lie_apart() -> None:
+    """As of FSDP2 within ranks 0 and 2, and within ranks 1 and 3: bucket and size are the same in both groups."""
+    gathers = "...##.....##..........##..", ".......##..##......##....."
+    traces = []
+    for rank in range(4):
+        ranges = {
+            f"process|rank={rank}|world=4|backend=gloo|device=cpu": "#" * 26,
+            "all_gather|bucket=0|bytes=8|params=1": gathers[rank % 2],
+        }
+        trace = draw_trace(ranges=ranges, ranks={PID: rank}, world_size=4, path=f"{rank}")
+        traces.append(scaled(trace, 10 * MS))
+    found = measure_collectives(analysis_of(*traces))
+    assert found.matched == 0
+    assert {(one.wait_ns, one.ranks) for one in found.collectives} == {(None, None)}
+    assert any("without the name of a communicator are not matched" in warning for warning in found.warnings)
 
 
 @pytest.mark.parametrize(
