@@ -86,7 +86,7 @@ class CollectiveTimings(Table):
         operation: Index into ``attribution.OPERATIONS``.
         bucket, bytes: From our range. Without our range, bytes are from the arguments that the profiler recorded.
         group: Index into :attr:`RankCollectives.groups`, as the profiler recorded it, or else from our range.
-        sequence: Its number within the group, if the profiler recorded it.
+        sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
         input_ns: End of its input, not after its start.
         slack_ns, held_by: See ``blocking.Consumers``.
         consumer: Index into :attr:`RankCollectives.consumers`.
@@ -227,7 +227,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         bytes=np.where(own_bytes != UNKNOWN, own_bytes, recorded.bytes),
         group=group,
         group_size=np.where(recorded.group_id == UNKNOWN, take_or_unknown(ranges.group_size, row), recorded.group_size),
-        sequence=recorded.sequence,
+        sequence=np.where(_repeats(recorded, events.start_ns), UNKNOWN, recorded.sequence),
         input_ns=_input_ends(rank, events),
         **needs,
     )
@@ -356,6 +356,13 @@ def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
     after |= (events.phase == SYNCHRONIZE_PHASE) & (events.launch_ns != NO_TIME)
     codes = np.select([after, on_compute_stream], [1, 2], 0)
     return codes.astype(np.int64)
+
+
+def _repeats(recorded: CollectiveMetadata, start_ns: Ints) -> Mask:
+    """Which collectives have a number that others have, too: each replay of a CUDA graph repeats its numbers."""
+    _, number = distinct_rows(recorded.group_id, recorded.sequence)
+    apart, _ = distinct_rows(number, start_ns)  # a collective may be in a trace twice
+    return np.bincount(number[apart], minlength=1)[number] > 1
 
 
 def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata, by_range: Ints) -> Ints:

@@ -148,6 +148,33 @@ def test_groups_that_ranges_name_are_told_apart() -> None:
     assert found.matched == 2
 
 
+@pytest.mark.parametrize("has_steps", [True, False])
+def test_replays_of_a_graph_that_repeat_the_numbers_of_its_capture_are_told_apart(
+    has_steps: bool, tmp_path: Path
+) -> None:
+    """Newest torch notes at each replay the number from when the graph was captured: one replay in three counted."""
+    traces = []
+    for rank, late in enumerate((0, 2)):
+        events = []
+        for step in range(3):
+            at = 100 * step
+            events += [event("user_annotation", f"ProfilerStep#{step}", str(at), "90")] * has_steps
+            events.append(event("cuda_runtime", "cudaGraphLaunch", str(at + 1), "1", correlation=step + 1))
+            for number, start in ((7, 10), (8, 30)):
+                noted = {
+                    "Collective name": "allreduce", "Process Group Name": "0", "Group size": "2", "Seq": f"{number}",
+                    "In msg nelems": "1024", "Out msg nelems": "1024", "dtype": "Float",
+                }  # fmt: skip
+                begun, took = str(at + start + late), str(10 - late)
+                of_gpu = {"stream": 9, "device": 0, "correlation": step + 1}
+                events.append(event("kernel", "ncclDevKernel_AllReduce", begun, took, **of_gpu, **noted))
+        path = write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+        traces.append(load_trace(path))
+    run = analysis_of(*traces)
+    assert (len(run.matches), run.matches.unmatched) == (6, 0)
+    assert [wait.tolist() for wait in run.waits_ns] == [[2_000] * 6, [0] * 6]
+
+
 @pytest.mark.parametrize(
     ("groups", "operation", "warns"),
     [((0, 0, 1, 1), "AllGather", True), ((0, 0, 0, 0), "AllGather", False), ((0, 0, 1, 1), "Broadcast", False)],
