@@ -26,7 +26,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, select, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, distinct, select, take_or_unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,9 +317,10 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     rows = np.arange(len(rank.timings)) if rows is None else rows
     timings, wait_ns = select(rank.timings, rows), run.waits_ns[index][rows]
     # If there are several communicators, some may contain a part of the ranks only. Those without a name are counted by
-    # their streams.
-    communicators = len(rank.groups) + len(np.unique(rank.timings.lane[rank.timings.group == UNKNOWN]))
-    all_ranks = rank.world_size if communicators < 2 and not run.matches.doubt else None
+    # their streams, but for the stream of compute, which several may use.
+    lanes = set(distinct(rank.timings.lane[rank.timings.group == UNKNOWN]))
+    may_be_several = len(rank.groups) + len(lanes) > 1 or bool(lanes & {rank.compute_stream} - {UNKNOWN})
+    all_ranks = None if may_be_several or run.matches.doubt else rank.world_size
     backward_end = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME)
     before_end = np.where(backward_end == NO_TIME, NO_TIME, backward_end - timings.start_ns)
     kinds = [(when, why) for when in WHENS for why in WHYS]

@@ -132,6 +132,7 @@ class RankCollectives(RankResult):
         step_keys: See ``Steps.keys``. A capture without steps is step 0, or no step if other ranks have steps.
         backward_end_ns: See ``RankEvents``.
         compute: Compute of the rank, at least all that overlaps its collectives.
+        compute_stream: See ``RankEvents``.
         reason: Why its overlapped communication is not known; ``None`` if it is.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
         consumers: Names of the operations that need collectives.
@@ -152,6 +153,7 @@ class RankCollectives(RankResult):
     device_phases: DevicePhases
     compute: Intervals
     times: StepTimes
+    compute_stream: int
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
@@ -247,6 +249,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
+        compute_stream=rank.compute_stream,
         reason=why_unknown(rank),
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,

@@ -103,8 +103,13 @@ def test_a_communicator_that_nothing_names_is_the_job_only_where_it_is_the_only_
     """Beside another one, as of tensor or pipeline parallelism, the bus bandwidth was that of all ranks."""
     ranges = {"process|rank=0|world=8|backend=nccl|device=cuda": "#" * 9, "all_reduce|bucket=0|bytes=16": "#" * 9}
     kernels = {"communication P": "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"}
-    for other, ranks in (({}, 8), ({11: "......NN."}, None), ({11: "......PP."}, None)):
-        streams = {7: ".aa......", 9: "..NNNN...", **other}
+    for streams, ranks in (
+        ({9: "..NNNN..."}, 8),
+        ({9: "..NNNN...", 11: "......NN."}, None),
+        ({9: "..NNNN...", 11: "......PP."}, None),
+        ({7: ".aaNNNN.."}, None),  # the stream of compute carries the collectives of all communicators
+    ):
+        streams = {7: ".aa......", **streams}
         trace = draw_trace(ranges=ranges, streams=streams, launches={"main": "aN"}, world_size=8)
         trace = replace(trace, names=tuple(kernels.get(name, name) for name in trace.names))
         first, *_ = [one for one in collectives_of(trace) if one.bytes]
