@@ -104,12 +104,15 @@ def _find_cause(
 ) -> CollectiveChange | None:
     """The collective whose share of the part changed most in the direction of the change, and what moved it."""
     old, new = _group_by_key(before), _group_by_key(after)
+    old_steps, new_steps = (
+        len({one.step_identity for one in run if one.step_key is not None}) for run in (before, after)
+    )
     sign = 1 if change_ns > 0 else -1
 
-    def share(collectives: Sequence[Collective]) -> float:
-        return float(np.mean([_EXPOSED[part](collective) for collective in collectives]))
+    def share(collectives: Sequence[Collective], steps: int) -> float:
+        return sum(map(_EXPOSED[part], collectives)) / steps
 
-    shares = {key: sign * (share(new[key]) - share(old[key])) for key in old.keys() & new.keys()}
+    shares = {key: sign * (share(new[key], new_steps) - share(old[key], old_steps)) for key in old.keys() & new.keys()}
     if not shares:
         return None
     key = max(sorted(shares, key=str), key=shares.__getitem__)

@@ -18,8 +18,12 @@ MS = 1_000_000
 JITTER = (0, 1, 0, 1, 0)
 
 
-def changes_between(before: list[tuple[int, int]], after: list[tuple[int, int]]) -> dict[str, PartChange]:
+def changes_between(
+    before: list[tuple[int, int]], after: list[tuple[int, int]], once: tuple[int, int] = (0, 0)
+) -> dict[str, PartChange]:
     """Of two CPU runs, drawn by the start and the length of the second bucket in each of their steps.
+
+    Bucket 2 is reduced in the first step only, from 4 on, for as long as ``once`` says of each run.
 
     backward     ##########..........
     synchronize  ..........##########
@@ -27,7 +31,7 @@ def changes_between(before: list[tuple[int, int]], after: list[tuple[int, int]])
     bucket 1     .......#####........  start 7, length 5: 2 of it are tail
     """
     runs = []
-    for second in (before, after):
+    for second, length in zip((before, after), once, strict=True):
         ranges = {"process|rank=0|world=1|variant=overlap|backend=gloo|device=cpu": "#" * (20 * len(second))}
         ranges |= {f"step|index={index}": "." * (20 * index) + "#" * 20 for index in range(len(second))}
         ranges["backward"] = "##########.........." * len(second)
@@ -35,6 +39,8 @@ def changes_between(before: list[tuple[int, int]], after: list[tuple[int, int]])
         ranges["all_reduce|bucket=0|bytes=8|params=1"] = "..###..............." * len(second)
         pictures = ["." * start + "#" * length + "." * (20 - start - length) for start, length in second]
         ranges["all_reduce|bucket=1|bytes=8|params=1"] = "".join(pictures)
+        if length:
+            ranges["all_reduce|bucket=2|bytes=8|params=1"] = "....".ljust(4 + length, "#").ljust(20 * len(second), ".")
         runs.append((analysis_of(draw_trace(ranges=ranges, ranks={PID: 0}), label="overlap"), ()))
     return {change.part: change for change in compare_before_after(*runs)}
 
@@ -55,6 +61,13 @@ def test_a_longer_collective_is_named() -> None:
 def test_an_improvement_is_named_too() -> None:
     found = changes_between([(11, 5 + jitter) for jitter in JITTER], [(7, 5 + jitter) for jitter in JITTER])
     assert (found["tail"].change_ns, found["tail"].cause) == (-3, CollectiveChange("all_reduce", 1, None, "launch", -4))
+
+
+def test_what_happens_once_counts_once() -> None:
+    """In the first step bucket 2 adds 8 to the tail: more than bucket 1 adds to a step, less than to all of them."""
+    before, after = ([(start, 5 + jitter) for jitter in JITTER] for start in (7, 11))
+    found = changes_between(before, after, once=(3, 15))
+    assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "launch", 4)
 
 
 def test_within_the_spread_nothing_is_told() -> None:
