@@ -232,11 +232,13 @@ def test_the_worst_stretch_is_shown_with_its_step(visit: Visit, tmp_path: Path) 
 
 
 def test_the_worst_stretch_is_one_of_measured_steps(visit: Visit, tmp_path: Path) -> None:
-    """Ranks often wait longest for each other in the warm-up, of which no figure is; its all-reduce blocks for 30 us."""
+    """Ranks often wait longest for each other in the warm-up, of which no figure is; there it blocks for 30 us."""
     capture = bucket_steps(40, 15, 30, 20)
     for index, step in enumerate(capture.ranges):
         step.name, step.domain = f"step|index={index}{'' if index else '|warmup=1'}", "ddp_prof"
-    visit.open_timeline(page_of(tmp_path, load_trace(write_capture(tmp_path / "x.sqlite", capture, "2023.4"))), "#worst")
+    visit.open_timeline(
+        page_of(tmp_path, load_trace(write_capture(tmp_path / "x.sqlite", capture, "2023.4"))), "#worst"
+    )
     selected = visit.ask("page.selected.track.end[page.selected.at] - page.selected.track.start[page.selected.at]")
     assert selected == 20 * US
     assert visit.ask("page.stepName(page.step)") == "step 2"
