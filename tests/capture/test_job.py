@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.util
 import os
 import shlex
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +81,38 @@ def capture_started(
     """Capture two ranks that the program starts itself."""
     script = folder / "train.py"
     script.write_text(train + STARTED)
+    command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, *(["--steps", steps] if steps else []), "--"]
+    command += [sys.executable, script, method, free_port(), *arguments]
+    return run_nsys(command)
+
+
+def free_port() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, *(["--steps", steps] if steps else []), "--"]
-    command += [sys.executable, script, method, port, *arguments]
-    return run_nsys(command)
+        return str(free.getsockname()[1])
+
+
+def record(program: str, folder: Path, *arguments: str, world: int) -> dp.Run:
+    """The run that a program leaves which is marked as under capture.
+
+    Its ranks are forked from a server that has imported torch. How capture starts the marks, other programs show.
+    """
+    from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+    argv = ["train.py", "fork", free_port(), *arguments]
+    assert fork_ranks(partial(_record, program, str(folder / "train"), argv), world) == [True] * world
+    (run,) = dp.load_runs([folder])
+    return run
+
+
+def _record(program: str, trace: str, argv: list[str], rank: int, world: int, directory: str) -> bool:
+    from ddp_prof.annotate import unattended
+
+    os.environ[unattended.TRACE_VARIABLE], sys.argv = trace, argv
+    unattended.start()
+    exec(program, {"__name__": "train", "rank": rank})
+    multiprocessing.util._exit_function()  # as at the end of any process of multiprocessing
+    return True
 
 
 def run_nsys(command: list[Any], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -169,8 +197,7 @@ def test_a_program_that_profiles_itself_is_left_to_it(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.slow
 def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
-    script = tmp_path / "marked.py"
-    script.write_text(
+    run = record(
         "import torch\n"
         "from ddp_prof import annotate\n"
         "model = torch.nn.Linear(4, 4)\n"
@@ -178,11 +205,10 @@ def test_steps_that_the_program_marks_hold(tmp_path: Path) -> None:
         "for index in range(10, 14):\n"
         "    with annotate.step(index):\n"
         "        model(torch.ones(4)).sum().backward()\n"
-        "        optimizer.step()\n"
+        "        optimizer.step()\n",
+        tmp_path,
+        world=1,
     )
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, script]
-    subprocess.run(command, capture_output=True, check=True, timeout=120)
-    (run,) = dp.load_runs(tmp_path / "out")
     (file,) = run.inventory()
     assert (file.processes[0].steps, file.processes[0].warmup_steps) == (4, 0)
 
@@ -208,12 +234,7 @@ for epoch in range(3):
 @pytest.mark.torch
 @pytest.mark.slow
 def test_steps_go_on_where_another_optimizer_takes_over_the_parameters(tmp_path: Path) -> None:
-    script, folder = tmp_path / "epochs.py", tmp_path / "out"
-    script.write_text(OPTIMIZER_PER_EPOCH)
-    command = [DDP_PROF, "capture", "-o", folder, "--profiler", "torch", "--", sys.executable, script]
-    subprocess.run(command, capture_output=True, check=True, timeout=120)
-    (run,) = dp.load_runs(folder)
-    (file,) = run.inventory()
+    (file,) = record(OPTIMIZER_PER_EPOCH, tmp_path, world=1).inventory()
     # The first step of a new optimizer cannot be told from one of a second optimizer that the program has.
     assert (file.processes[0].steps, file.processes[0].warmup_steps) == (12 - 1 - 2, 1)
 
@@ -241,10 +262,7 @@ def train():
 @pytest.mark.parametrize(("how", "collectives"), [("ddp", 4), ("fsdp", 12)])
 def test_three_lines_in_a_program_under_capture(how: str, collectives: int, tmp_path: Path) -> None:
     """Each bucket was marked twice, once by capture; capture's step ended within the program's, or began too late."""
-    done = capture_started(tmp_path, THREE_LINES, how)
-    assert done.returncode == 0, done.stderr
-    (run,) = dp.load_runs([tmp_path])
-    result = run.overlap()
+    result = record(THREE_LINES + STARTED + "start(rank)", tmp_path, how, world=2).overlap()
     assert (result.attribution.activities or 0) > 0.99
     assert (result.attribution.device_time or 0) > 0.99
     assert [[step.step for step in rank.steps] for rank in result.ranks] == [[*range(6)]] * 2
@@ -269,16 +287,14 @@ def train():
 @pytest.mark.slow
 def test_what_follows_the_last_step_of_the_first_optimizer_is_no_step(tmp_path: Path) -> None:
     """It holds phases, of the second optimizer, and lasts until the program ends."""
-    done = capture_started(tmp_path, TWO_OPTIMIZERS)
-    assert done.returncode == 0, done.stderr
-    (run,) = dp.load_runs([tmp_path])
-    ranks = run.overlap().ranks
+    result = record(TWO_OPTIMIZERS + STARTED + "start(rank)", tmp_path, world=2).overlap()
+    ranks = result.ranks
     assert [rank.rank for rank in ranks] == [0, 1], "no launcher names them"
     for rank in ranks:
         assert [step.step for step in rank.marked_steps] == [1, 2, 3, 4]
         # In the second step DDP's ranks agree on new buckets, the second model's after the first optimizer's step.
         assert [step.collectives for step in rank.marked_steps[2:]] == [2, 2]
-    assert "the program ended in it" in " ".join(done.stdout.split()), "wherever its line ends"
+    assert "1 range that could be a step left out: the program ended in it" in result.warnings
 
 
 ONE_LAYER = """
