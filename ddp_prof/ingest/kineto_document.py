@@ -30,6 +30,7 @@ class EventArguments(msgspec.Struct, gc=False):
     name: Any = None
     device: Any = None
     stream: Any = None
+    original_stream: Any = None  # if the event is drawn on another one
     correlation: Any = None
     bytes: Any = None
     grid: msgspec.Raw = msgspec.Raw()  # decoded only if launch shapes are read

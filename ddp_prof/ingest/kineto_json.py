@@ -252,6 +252,7 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
         name_id = _intern_names(events, names, unnamed=kind.name.lower())
         category = np.full(len(events), Category.MEMORY, np.int64)
     start_ns, end_ns = _times(events)
+    lane, original_lane = _argument(events, "stream", otherwise="tid"), _argument(events, "original_stream")
     correlation = _argument(events, "correlation")
     correlation[correlation == 0] = UNKNOWN  # ROCm's tracer has given it to all collectives
     return Activities(
@@ -259,7 +260,7 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
         end_ns=end_ns,
         process=np.full(len(events), PROCESS, np.int64),
         device=_argument(events, "device", otherwise="pid"),
-        lane=_argument(events, "stream", otherwise="tid"),
+        lane=np.where(original_lane == UNKNOWN, lane, original_lane),
         name_id=name_id,
         kind=np.full(len(events), kind, np.int64),
         category=category,

@@ -104,6 +104,14 @@ def test_a_step_is_measured(name: str, tmp_path: Path) -> None:
     assert (rank.steps[0].step, rank.steps[0].tail_ns) == (3, 4_500)
 
 
+def test_an_event_that_is_drawn_on_another_stream_is_of_its_own(tmp_path: Path) -> None:
+    """As torch's export_chrome_trace(graph_lanes="all") draws the kernels of CUDA graphs: all ran on the one stream."""
+    moved = [text.replace('"stream": 20', '"stream": 7, "original_stream": 20') for text in gpu_step()]
+    trace = load_trace(write(tmp_path / "x.json", [text.replace('"tid": 20', '"tid": 7') for text in moved]))
+    assert trace.activities.lane.tolist() == [7, 20]
+    assert not any("compute stream" in warning for warning in measure_overlap(trace).warnings)
+
+
 def test_the_name_of_the_gpu_is_read(tmp_path: Path) -> None:
     noted = [{"id": 0, "name": "NVIDIA A100"}, {"id": 1, "name": 5}, "?", {"name": "nameless"}]
     trace = load_trace(write(tmp_path / "x.json", gpu_step(), deviceProperties=noted))
