@@ -363,7 +363,7 @@ def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
 
 def _repeats(recorded: CollectiveMetadata, start_ns: Ints) -> Mask:
     """Which collectives have a number that others have, too: each replay of a CUDA graph repeats its numbers."""
-    _, number = distinct_rows(recorded.group_id, recorded.sequence)
+    _, number = distinct_rows(recorded.group_id, recorded.op_id, recorded.sequence)  # sends are counted apart
     apart, _ = distinct_rows(number, start_ns)  # a collective may be in a trace twice
     return np.bincount(number[apart], minlength=1)[number] > 1
 

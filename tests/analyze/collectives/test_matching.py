@@ -175,6 +175,22 @@ def test_replays_of_a_graph_that_repeat_the_numbers_of_its_capture_are_told_apar
     assert [wait.tolist() for wait in run.waits_ns] == [[2_000] * 6, [0] * 6]
 
 
+def test_numbers_of_sends_do_not_unmake_those_of_collectives(tmp_path: Path) -> None:
+    """torch counts them apart within a group, so that a send has the number of a collective."""
+    traces = []
+    for rank, first in enumerate((7, 8)):
+        events = []
+        for name, number, start in (("allreduce", 7, 10), ("send", 8, 20), ("allreduce", 8, 30)):
+            noted = {"Collective name": name, "Process Group Name": "0", "Group size": 2, "Seq": number}
+            kernel = "ncclDevKernel_SendRecv" if name == "send" else "ncclDevKernel_AllReduce"
+            if number >= first:
+                events.append(event("kernel", kernel, str(start), "5", stream=9, device=0, **noted))
+        path = write(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank, "world_size": 2})
+        traces.append(load_trace(path))
+    matches = analysis_of(*traces).matches
+    assert (len(matches), matches.unmatched) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("groups", "operation", "warns"),
     [((0, 0, 1, 1), "AllGather", True), ((0, 0, 0, 0), "AllGather", False), ((0, 0, 1, 1), "Broadcast", False)],
