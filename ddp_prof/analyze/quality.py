@@ -386,6 +386,13 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
+    first, _ = distinct_rows(trace.activities.process, trace.activities.device)
+    owners = {(rank.process, rank.device) for rank in ranks}
+    for process, device in zip(
+        trace.activities.process[first].tolist(), trace.activities.device[first].tolist(), strict=True
+    ):
+        if (process, device) not in owners:
+            yield f"device {device} of process {process} only copies: it is no rank, and left out"
     communicates = any(rank.device is None and rank.union_of(Category.COMMUNICATION).length_ns for rank in ranks)
     if communicates and (messages := _count_messages(trace)):
         yield f"sends and receives of gloo left out: {messages:,}; {_WAITED_FOR}"

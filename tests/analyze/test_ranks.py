@@ -28,6 +28,25 @@ def test_devices_of_one_process_have_names_of_their_own(tmp_path: Path) -> None:
     assert [collective.name for collective in collectives_of(trace)] == names
 
 
+@pytest.mark.parametrize(("process", "device"), [(100, 1), (200, 0)])
+def test_a_device_or_a_process_that_only_copies_is_no_rank(tmp_path: Path, process: int, device: int) -> None:
+    """As of a data loader that copies batches, or of a copy to the GPU of another rank."""
+    kernel = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 40, 10, 100, stream=9)
+    copy = Kernel("copy", 20, 30, 12, process, process=process, device=device, kind="memcpy")
+    overlap = measure_overlap(load_trace(write_capture(tmp_path / "x.sqlite", Capture([kernel, copy]))))
+    assert [(rank.process, rank.device) for rank in overlap.ranks] == [(100, 0)]
+    note = f"device {device} of process {process} only copies: it is no rank, and left out"
+    assert note in overlap_notes(merge_ranks([overlap]))
+
+
+def test_a_process_that_only_copies_is_a_rank_where_its_range_says_so(tmp_path: Path) -> None:
+    kernel = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 20, 40, 10, 100, stream=9)
+    copy = Kernel("copy", 20, 30, 12, 200, process=200, kind="memcpy")
+    ranges = [Range(f"process|rank={rank}|world=2", 1, 50, 100 + 100 * rank, 100 + 100 * rank) for rank in (0, 1)]
+    overlap = measure_overlap(load_trace(write_capture(tmp_path / "x.sqlite", Capture([kernel, copy], ranges))))
+    assert [rank.rank for rank in overlap.ranks] == [0, 1]
+
+
 def test_processes_of_files_of_one_name_have_names_of_their_own(tmp_path: Path) -> None:
     """As of two containers, each with a report in a folder of its own: both were 'device 0 of process 100'."""
     traces = []

@@ -424,12 +424,16 @@ def find_rank_events(
     """
     known = known or CaptureFacts(find_launches(trace))
     on_devices = {process for process, *_ in known.launches}
+    working = {(process, device) for process, device, category, _ in known.launches if category != Category.MEMORY}
     found: list[RankEvents] = []
     dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
     for process in sorted({*trace.processes, *on_devices}):
         builder = _Builder(trace, process, step_range, backward_range, known, dependencies)
         if process in on_devices:
-            found += builder.device_ranks()
+            ranks = builder.device_ranks()
+            # What only copies is no rank beside devices that work, for example the process of a data loader.
+            at_work = [rank for rank in ranks if (process, rank.device) in working]
+            found += at_work if at_work or (working and process not in trace.ranks) else ranks
         elif process in trace.ranks or not (on_devices or trace.ranks):
             found.append(builder.host_rank())
     for option, pattern, is_found in (
