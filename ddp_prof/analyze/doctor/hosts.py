@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RankFacts, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
@@ -157,51 +157,38 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
-def _idle_between_steps(run: RunEvidence) -> Finding | None:
-    found = []
-    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        between, step = median_or_zero(facts.between_ns), median_or_zero(overlap.lengths_ns)
-        if between and between >= _HOST_SHARE * (between + step):
-            found.append((rank.name, between, between / (between + step)))
+def _name_late_hosts(
+    run: RunEvidence, late: Iterable[int], whole: Iterable[int], evidence: str, advice: str
+) -> Finding | None:
+    """The finding about the ranks whose host is late for at least a quarter of the time; both times are per rank.
+
+    ``evidence`` has places for the share and the time of the rank that is late most, for which the others wait.
+    """
+    of_ranks = zip(run.analysis.ranks, late, whole, strict=True)
+    found = [(ns, ns / length, rank.name) for rank, ns, length in of_ranks if length and ns >= _HOST_SHARE * length]
     if not found:
         return None
-    _, cost, share = max(found, key=lambda one: one[1])
-    return Finding(
-        "launch-bound host",
-        f"{share:.0%} of the time from step to step, {cost / 1e6:.2f} ms, lies between the ranges of steps. Nothing "
-        "recorded runs in it, and the length of a step does not contain it.",
-        _LOAD_AHEAD,
-        tuple(name for name, _, _ in found),
-        (),
-        cost,
+    cost, share, _ = max(found)
+    text = evidence.format(f"{share:.0%}", f"{cost / 1e6:.2f} ms")
+    return Finding("launch-bound host", text, advice, tuple(name for *_, name in found), (), cost)
+
+
+def _idle_between_steps(run: RunEvidence) -> Finding | None:
+    between = [median_or_zero(facts.between_ns) for facts in run.facts]
+    whole = [ns + median_or_zero(rank.lengths_ns) for ns, rank in zip(between, run.overlap.ranks, strict=True)]
+    evidence = (
+        "{} of the time from step to step, {}, lies between the ranges of steps. Nothing recorded runs in it, and the "
+        "length of a step does not contain it."
     )
-
-
-def _late_hosts(run: RunEvidence, late_of: Callable[[RankFacts], Sequence[int]]) -> list[tuple[str, int, float]]:
-    """Name, time and share of the median step of the ranks whose host is late for at least a quarter of that step."""
-    found = []
-    for rank, facts, overlap in zip(run.analysis.ranks, run.facts, run.overlap.ranks, strict=True):
-        lengths = overlap.lengths_ns if run.is_cpu else [step.window_ns or 0 for step in overlap.steps]
-        step, late = median_or_zero(lengths), median_or_zero(late_of(facts))
-        if step and late >= _HOST_SHARE * step:
-            found.append((rank.name, late, late / step))
-    return found
+    return _name_late_hosts(run, between, whole, evidence, _LOAD_AHEAD)
 
 
 def _starved_devices(run: RunEvidence) -> Finding | None:
-    found = _late_hosts(run, lambda facts: facts.starved_ns)
-    if not found:
-        return None
-    _, cost, share = max(found, key=lambda one: one[1])
+    starved = [median_or_zero(facts.starved_ns) for facts in run.facts]
+    windows = [median_or_zero([step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks]
     whole = "a typical step" if run.analysis.has_steps else "the capture"
-    return Finding(
-        "launch-bound host",
-        f"For {share:.0%} of {whole}, {cost / 1e6:.2f} ms, the device was idle and its next work was not launched yet.",
-        _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
-        tuple(name for name, _, _ in found),
-        (),
-        cost,
-    )
+    evidence = f"For {{}} of {whole}, {{}}, the device was idle and its next work was not launched yet."
+    return _name_late_hosts(run, starved, windows, evidence, _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS)
 
 
 def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
@@ -211,19 +198,13 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("launch-bound host", reason or silent)
     if not any(facts.outside_ns for facts in run.facts):
         return Abstained("launch-bound host", "no range tells when forward ran in a step")
-    found = _late_hosts(run, lambda facts: facts.outside_ns)
-    if not found:
-        return None
-    cost = median_or_zero([ns for _, ns, _ in found])
-    return Finding(
-        "launch-bound host",
-        f"{max(share for _, _, share in found):.0%} of a typical step, {cost / 1e6:.2f} ms, lies outside of forward, "
-        "backward, synchronize, optimizer and communication: the host prepares work meanwhile.",
-        _LOAD_AHEAD,
-        tuple(name for name, _, _ in found),
-        (),
-        cost,
+    outside = [median_or_zero(facts.outside_ns) for facts in run.facts]
+    lengths = [median_or_zero(rank.lengths_ns) for rank in run.overlap.ranks]
+    evidence = (
+        "{} of a typical step, {}, lies outside of forward, backward, synchronize, optimizer and communication: the "
+        "host prepares work meanwhile."
     )
+    return _name_late_hosts(run, outside, lengths, evidence, _LOAD_AHEAD)
 
 
 def straggler(run: RunEvidence) -> Finding | Abstained | None:

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor.evidence import measure_facts, median_or_zero
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.tables.summary import doctor_view
 from ddp_prof.run_config import FAULTS
 from ddp_prof.runs import load_runs
@@ -36,6 +39,15 @@ def test_the_slow_rank_is_the_one_that_was_made_slow() -> None:
     (finding,) = run.doctor().findings
     assert finding.ranks == ("rank 1",)
     assert (finding.cost_ns or 0) >= 200_000_000, "rank 1 slept 200 ms in each step"
+
+
+def test_a_host_that_prepares_costs_at_most_what_the_slowest_rank_needs() -> None:
+    """It was the median over ranks, less than a step of the slowest rank becomes shorter: the others wait for it."""
+    path = CAPTURES / "starved.sqlite"
+    (run,) = load_runs([path])
+    (finding,) = run.doctor().findings
+    facts = [measure_facts(rank) for rank in find_rank_events(load_trace(path))]
+    assert finding.cost_ns == max(median_or_zero(one.outside_ns) for one in facts)
 
 
 def test_a_finding_names_its_ranks_where_it_is_not_about_all() -> None:
