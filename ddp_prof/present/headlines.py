@@ -23,8 +23,8 @@ from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, size
-from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
-from ddp_prof.variants import BASELINE
+from ddp_prof.range_names import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
+from ddp_prof.variants import BASELINE, BYTES_PER_MB
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunBlocking
@@ -334,8 +334,16 @@ def _tail_advice(cause: RootCause) -> str:
         return "Of so few bytes it is latency, which smaller buckets would not shorten."
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
     if cause.is_last and cause.same_operation_per_step > 1:
-        return f"A smaller last bucket would shorten it{if_transfer}."
+        return f"A smaller last bucket would shorten it{if_transfer}{_half_of_bucket(cause)}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
+
+
+def _half_of_bucket(cause: RootCause) -> str:
+    """Say which setting of torch's DDP divides the bucket; it closes a bucket that has reached the setting."""
+    half = (cause.bytes or 0) // (2 * BYTES_PER_MB)
+    if cause.operation != ALL_REDUCE or cause.parameters or not half:
+        return ""
+    return f": with DistributedDataParallel, bucket_cap_mb={half} divides it unless one parameter is most of it"
 
 
 def skew_headline(skew: RunSkew) -> Headline:

@@ -65,6 +65,11 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"knows_wait": False}, "tail, in transfer or waiting for a peer"),
         ({"collectives_per_step": 1, "same_operation_per_step": 1}, "Smaller buckets would start earlier"),
         ({"knows_wait": False}, "A smaller last bucket would shorten it, if it is transfer."),
+        (
+            {"parameters": (), "bytes": 97 * 2**20},
+            "would shorten it: with DistributedDataParallel, bucket_cap_mb=48 divides it unless one parameter is most",
+        ),
+        ({"parameters": (), "operation": "reduce_scatter"}, "A smaller last bucket would shorten it."),
         ({"is_last": False, "bucket": 3}, "bucket 3 (of 0 to 7, 61 MiB, embedding, norm) starts"),
         # Of several models with a bucket each.
         ({"is_last": False, "bucket": 0, "last_bucket": 0}, "bucket 0 (61 MiB, embedding, norm) starts"),

@@ -147,6 +147,8 @@ _MANY, _SMALL_BYTES = 30, 1 << 20
 _MOSTLY_EXPOSED = 0.5
 _LATE, _LEAST_BUCKETS = 0.8, 3
 """The first of at least this number of buckets is late if it is launched after this share of backward."""
+_SIZES_BY_PROFILER = "which torch.profiler writes for NCCL with PyTorch 2.2 and later, if it records the CPU, too"
+_SIZES_BY_NSYS = "which NCCL 2.16 and later tells, and nsys exports with --include-json=true"
 _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 """A vote is not larger than this, and smaller than each bucket by this factor."""
 
@@ -304,7 +306,8 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     if not len(several):
         return None
     if np.any(several.bytes == UNKNOWN):
-        return Abstained("vote on unused parameters", "the trace does not tell the sizes of collectives")
+        where = _SIZES_BY_PROFILER if run.overlap.source == "kineto" else _SIZES_BY_NSYS
+        return Abstained("vote on unused parameters", f"the trace does not tell the sizes of collectives, {where}")
     last = select(several, several.last)
     is_far_smaller = _VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
     votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES))

@@ -109,6 +109,14 @@ def test_a_sound_run_is_not_blamed_for_anything() -> None:
     assert {one.rule for one in found.abstained} == {"straggler", "vote on unused parameters"}
 
 
+@pytest.mark.parametrize(("source", "words"), [("nsys-sqlite", "--include-json=true"), ("kineto", "PyTorch 2.2")])
+def test_where_sizes_are_not_known_it_is_said_what_records_them(source: str, words: str) -> None:
+    run = evidence_of(training().trace())
+    found = diagnose_run(replace(run, overlap=replace(run.overlap, source=source)))
+    (reason,) = [one.reason for one in found.abstained if one.rule == "vote on unused parameters"]
+    assert words in reason
+
+
 def test_collectives_on_the_stream_of_compute() -> None:
     assert "communication on the compute stream" in named(training(comm_stream=7).trace())
 
