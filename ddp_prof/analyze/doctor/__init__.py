@@ -20,6 +20,8 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.one_communicator,
     communication.hardware_queue,
     communication.unused_vote,
+    communication.buffer_broadcast,
+    communication.barrier,
     communication.net_gain,
     hosts.graph_replay,
     hosts.profiler_overhead,

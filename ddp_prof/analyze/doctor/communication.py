@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import BLOCKING, FEW_BYTES
+from ddp_prof.analyze.collectives.timing import BLOCKING, FEW_BYTES, CollectiveTimings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
-from ddp_prof.table import NO_TIME, UNKNOWN, select
+from ddp_prof.range_names import FORWARD, PHASES
+from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
 _COMPUTE_STREAM = BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
+_BROADCAST, _BARRIER = OPERATIONS.index("broadcast"), OPERATIONS.index("barrier")
 
 
 def compute_stream(run: RunEvidence) -> Finding | None:
@@ -140,6 +143,52 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
         (),
         -gain,
     )
+
+
+def buffer_broadcast(run: RunEvidence) -> Finding | None:
+    """Forward broadcasts, as torch's DDP does with buffers."""
+    return _find_in_most_steps(
+        run,
+        "broadcast in forward",
+        lambda timings: (timings.operation == _BROADCAST) & (timings.phase == PHASES.index(FORWARD)),
+        "If these are the buffers of DistributedDataParallel, broadcast_buffers=False leaves them out: averages of "
+        "batch norm then differ between ranks.",
+    )
+
+
+def barrier(run: RunEvidence) -> Finding | None:
+    """All ranks wait for each other without a message."""
+    return _find_in_most_steps(
+        run,
+        "barrier in each step",
+        lambda timings: timings.operation == _BARRIER,
+        "Leave dist.barrier() out of steps: the reduction of gradients makes ranks wait for each other already.",
+    )
+
+
+def _find_in_most_steps(
+    run: RunEvidence, rule: str, choose: Callable[[CollectiveTimings], Mask], advice: str
+) -> Finding | None:
+    """Found if most steps of a rank have such collectives, of which a part worth a hundredth of the step is exposed.
+
+    What a step would gain without them is not known: ranks that wait for each other there would wait elsewhere.
+    """
+    if run.collectives.reason or not run.analysis.has_steps:
+        return None
+    ranks, found, steps, exposed = [], 0, 0, []
+    for rank, exposure, overlap in zip(run.analysis.ranks, run.analysis.exposures, run.overlap.ranks, strict=True):
+        chosen = choose(rank.timings)
+        times = np.count_nonzero(rank.sum_by_step(chosen.astype(np.int64))[1])
+        exposed_ns = median_or_zero(rank.sum_by_step(np.where(chosen, exposure.exposed_ns, 0))[1])
+        window_ns = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
+        if 2 * times > len(rank.step_keys) and exposed_ns > WORTH * window_ns:
+            ranks.append(rank.name)
+            exposed.append(exposed_ns)
+            found, steps = found + times, steps + len(rank.step_keys)
+    if not ranks:
+        return None
+    text = f"{found} of {steps} steps have such collectives: {max(exposed) / 1e6:.2f} ms of a typical step, exposed."
+    return Finding(rule, text, advice, tuple(ranks))
 
 
 _MANY, _SMALL_BYTES = 30, 1 << 20

@@ -42,6 +42,9 @@ from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind
 NEXT_NS = 20_000
 """Largest gap between the end of an operation and the start of another one that may have waited for it."""
 
+WORTH = 0.01
+"""Waits are reported if they take a larger share of a step."""
+
 NO_STEPS = "the trace marks no steps (see --step-range)"
 
 NO_LAUNCHES = "no step is known to have launched what communicates"

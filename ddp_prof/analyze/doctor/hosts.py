@@ -9,14 +9,12 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
-from ddp_prof.analyze.doctor.evidence import Abstained, Finding, Gradients, RunEvidence, median_or_zero
+from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
 
-_WORTH = 0.01
-"""Waits are reported if they take a larger share of a step."""
 _HOST_SHARE = 0.25
 _OVERHEAD_SHARE = 0.05
 _LEAST_HOOKS = 3
@@ -45,7 +43,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
         window = median_or_zero([step.window_ns or 0 for step in overlap.communicating_steps])
         wait = median_or_zero(facts.sync_ns.tolist())
         bare = median_or_zero(facts.bare_ns)
-        if window and min(wait, bare) > _WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
+        if window and min(wait, bare) > WORTH * window and 2 * int((facts.syncs > 0).sum()) > len(facts.syncs):
             found.append((rank.name, int(facts.syncs.sum()), wait, bare))
     if not found:
         return None

@@ -109,6 +109,33 @@ def test_a_sound_run_is_not_blamed_for_anything() -> None:
     assert {one.rule for one in found.abstained} == {"straggler", "vote on unused parameters"}
 
 
+@pytest.mark.parametrize(
+    ("name", "where", "rule"),
+    [
+        ("ncclDevKernel_Broadcast_RING_LL(x)", "forward", "broadcast in forward"),
+        ("ncclDevKernel_Broadcast_RING_LL(x)", "optimizer", None),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "forward", None),
+        ("EpDeviceSync_barrier", "optimizer", "barrier in each step"),
+    ],
+)
+def test_what_most_steps_have_beside_the_reduction_of_gradients(name: str, where: str, rule: str | None) -> None:
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for phase in ("forward", "backward", "optimizer"):
+                with device.range(phase):
+                    if phase == where and step > 1:
+                        device.launch(1_000, 7, MS, is_collective=True, name=name)
+                    device.launch(1_000, 7, 4 * MS, is_collective=False)
+        device.synchronize(1_000)
+    found = [
+        one for one in diagnose(device.trace()).findings if one.rule in ("broadcast in forward", "barrier in each step")
+    ]
+    assert [one.rule for one in found] == ([rule] if rule else [])
+    for one in found:
+        assert one.evidence == "4 of 6 steps have such collectives: 1.00 ms of a typical step, exposed."
+
+
 @pytest.mark.parametrize(("source", "words"), [("nsys-sqlite", "--include-json=true"), ("kineto", "PyTorch 2.2")])
 def test_where_sizes_are_not_known_it_is_said_what_records_them(source: str, words: str) -> None:
     run = evidence_of(training().trace())
