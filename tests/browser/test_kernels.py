@@ -34,6 +34,18 @@ def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visi
     assert visit.complaints == []
 
 
+def test_the_words_above_a_wide_table_end_within_the_page(visit: Visit, two_ranks: Path) -> None:
+    """On a narrow page their last letters were cut, as if they went on to the right."""
+    visit.page.set_viewport_size({"width": 680, "height": 900})
+    visit.page.goto((two_ranks / "x-kernels.html").as_uri())
+    edges = visit.page.locator("caption span").evaluate_all(
+        "(spans) => spans.map((span) => [span.getBoundingClientRect().right,"
+        " span.closest('.wide, .scroll').getBoundingClientRect().right])"
+    )
+    assert edges
+    assert all(right <= limit for right, limit in edges), edges
+
+
 def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(
     visit: Visit, tmp_path: Path, report_of: Callable[..., Path]
 ) -> None:
