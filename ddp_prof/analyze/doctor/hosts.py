@@ -83,7 +83,7 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     wait = median_or_zero(blocked.by_step(np.add, blocked.duration_ns))
     return Finding(
         "host synchronization in backward",
-        f"In {len(blocked.counts)} of {len(every.counts)} steps each collective that backward launched had ended "
+        f"In {len(blocked.counts)} of {len(every.counts)} steps each reduction of gradients in backward had ended "
         f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
         "In hooks of your own, launch collectives with async_op=True, and wait for them after backward; on a CPU, "

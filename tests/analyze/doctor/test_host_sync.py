@@ -46,6 +46,7 @@ def test_who_waits_is_found(seed: int, tmp_path: Path) -> None:
     (finding,) = job(tmp_path / "job.sqlite", waits=True, steps=8, seed=seed)
     assert isinstance(finding, Finding)
     assert finding.cost_ns == pytest.approx(40 * MS, rel=0.2)
+    assert finding.evidence.startswith("In 8 of 8 steps each reduction of gradients in backward had")
     assert "hooks of your own" in finding.advice, "those of fully_shard cannot be changed"
     assert finding.advice.endswith("on a CPU, torch's fully_shard waits for each one itself.")
 
