@@ -344,30 +344,30 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
         within = {kind: instants & computing for kind, instants in within.items()}
         within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - in_phases
         within[UNKNOWN] = computing - in_phases - within[BACKWARD_PHASE]
-    parts = [host_communication(ranges, steps, phases)]
-    for kind, busy in within.items():
-        parts.append(_make_host_events(busy.start_ns, busy.end_ns, Category.COMPUTE, np.full(len(busy), kind), steps))
-    return concatenate(*parts)
+    start_ns = np.concatenate([busy.start_ns for busy in within.values()])
+    computed = fill(
+        Events,
+        len(start_ns),
+        start_ns=start_ns,
+        end_ns=np.concatenate([busy.end_ns for busy in within.values()]),
+        category=np.full(len(start_ns), Category.COMPUTE, np.int64),
+        step=steps.index_at(start_ns),
+        phase=np.repeat([*within], [len(busy) for busy in within.values()]),
+        launch_ns=start_ns,
+    )
+    return concatenate(host_communication(ranges, steps, phases), computed)
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
-    events = _make_host_events(
-        ranges.start_ns, ranges.end_ns, Category.COMMUNICATION, phases.kind_at(ranges.launch_or_start_ns), steps
-    )
-    return replace(events, launch_ns=ranges.launch_ns, step=steps.index_at(ranges.launch_or_start_ns))
-
-
-def _make_host_events(start_ns: Ints, end_ns: Ints, category: Category, phase: Ints, steps: Steps) -> Events:
-    rows = len(start_ns)
     return fill(
         Events,
-        rows,
-        start_ns=start_ns,
-        end_ns=end_ns,
-        category=np.full(rows, category, np.int64),
-        step=steps.index_at(start_ns),
-        phase=phase,
-        launch_ns=start_ns,
+        len(ranges),
+        start_ns=ranges.start_ns,
+        end_ns=ranges.end_ns,
+        category=np.full(len(ranges), Category.COMMUNICATION, np.int64),
+        step=steps.index_at(ranges.launch_or_start_ns),
+        phase=phases.kind_at(ranges.launch_or_start_ns),
+        launch_ns=ranges.launch_ns,
     )
 
 
