@@ -25,6 +25,8 @@ from ddp_prof.train.launch import handle_signals, handle_stopping
 
 MARK = "DDP_PROF_CAPTURE"
 """Environment variable of all processes of a run; its value is the run's folder."""
+INJECTION = "QUADD_INJECTION_CONFIG"
+"""Environment variable of all processes that nsys records."""
 PREFIX = "ddp_prof.capture."
 SHARED_MEMORY = "/dev/shm/"  # noqa: S108
 SHARED_NAMES = ("quadd-agent-instance-", "sem.nsys_sem_")
@@ -140,7 +142,7 @@ def run(
             )
     ends_all, signals = True, list[int]()
     try:
-        with nullcontext() if log else _forward_signals(process, signals):
+        with nullcontext() if log else _forward_signals(process, scratch, signals):
             code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
         ends_all = bool(log or signals or code)
         return 128 - code if code < 0 else code
@@ -177,8 +179,12 @@ def _tether(signal_name: str) -> list[str]:
 
 
 @contextmanager
-def _forward_signals(process: subprocess.Popen[bytes], signals: list[int]) -> Iterator[None]:
-    """Forward signals to a process and append them to ``signals``; a Ctrl-C of the terminal reaches it anyway."""
+def _forward_signals(process: subprocess.Popen[bytes], scratch: Path, signals: list[int]) -> Iterator[None]:
+    """Forward signals to the program and append them to ``signals``; a Ctrl-C of the terminal reaches it anyway.
+
+    ``process`` is the program, or nsys. Once nsys has started the program, the program alone gets them: nsys drops its
+    recording at a second signal, and may have got one with all processes of the group.
+    """
 
     def forward_signal(number: int, _frame: FrameType | None) -> None:
         signals.append(number)
@@ -186,7 +192,9 @@ def _forward_signals(process: subprocess.Popen[bytes], signals: list[int]) -> It
         with suppress(OSError):
             is_in_foreground = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
         if number != signal.SIGINT or not is_in_foreground:
-            process.send_signal(number)
+            for each in _find_recorded_programs(scratch) if (scratch / OUTSIDE).exists() else [process.pid]:
+                with suppress(ProcessLookupError):
+                    os.kill(each, number)
 
     before = handle_stopping(forward_signal)
     try:
@@ -212,13 +220,27 @@ def _note_leftovers_of_nsys(scratch: Path, *, has_namespace: bool) -> bool:
     Return whether there are any, that is, whether nsys has begun.
     """
     environments = _find_marked_processes(f"{MARK}={scratch}")
-    configs = {environ.get("QUADD_INJECTION_CONFIG", "") for environ in environments.values()}
+    configs = {environ.get(INJECTION, "") for environ in environments.values()}
     outside = [config for config in configs if re.fullmatch(r"/tmp/injection_config_[0-9a-f]+", config)]  # noqa: S108
     if outside and not has_namespace:
         outside += [f"{SHARED_MEMORY}{name}{process}" for name in SHARED_NAMES for process in environments]
     if outside:
         (scratch / OUTSIDE).write_text("\n".join(outside), encoding="ascii")
     return bool(outside)
+
+
+def _find_recorded_programs(scratch: Path) -> list[int]:
+    """Return the processes that nsys has started, without those that they have started themselves."""
+    environments = _find_marked_processes(f"{MARK}={scratch}")
+    recorded = {process for process, environ in environments.items() if INJECTION in environ}
+    return [process for process in recorded if _parent_of(process) not in recorded]
+
+
+def _parent_of(process: int) -> int | None:
+    with suppress(OSError):
+        status = Path(f"/proc/{process}/status").read_text(encoding="utf-8", errors="replace")
+        return int(status.partition("PPid:")[2].split()[0])
+    return None
 
 
 def end_started(mark: str) -> None:
