@@ -250,6 +250,7 @@ class Trace(Brief):
             launch.
         shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none. This, the
             ``registers`` per thread and ``call_details`` are ``None`` if launches were not read.
+        has_subgroups: Whether the profiler recorded that the job has process groups of a part of its ranks.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` if unknown.
         warnings: Assumptions of the reader and facts that it could not find, a line each.
         gpus: Known names of GPUs by (process, device).
@@ -280,6 +281,7 @@ class Trace(Brief):
     registers: Ints | None = None
     call_details: CallDetails | None = None
     world_size: int | None = None
+    has_subgroups: bool = False
     epoch_ns: int | None = None
     manifest: Manifest | None = None
     warnings: tuple[str, ...] = ()

@@ -154,6 +154,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         sync_reason=sync_reason,
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
         world_size=world if 0 < world < MOST_RANKS else None,
+        has_subgroups=_has_subgroups(distributed.get("pg_config"), world),
         names=names.as_tuple(),
         epoch_ns=base_ns if 0 < base_ns < _MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),
@@ -203,6 +204,12 @@ def _read_gpu_names(devices: Any) -> Iterator[tuple[tuple[int, int], str]]:
         number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
         if isinstance(number, int) and isinstance(name, str):
             yield (PROCESS, number), name[:_MOST_LETTERS]
+
+
+def _has_subgroups(groups: Any, world: int) -> bool:
+    """Whether a process group has more than one rank, but not all; the document may hold any type here."""
+    sizes = [group.get("pg_size") for group in groups if isinstance(group, dict)] if isinstance(groups, list) else []
+    return any(_is_count(size) and 1 < size < world for size in sizes)
 
 
 def _is_count(value: object, bound: int = 1 << 31) -> TypeGuard[int]:

@@ -34,6 +34,7 @@ MOST_STREAMS = 4
 """With more streams, only pairings by stream number are tried."""
 
 APART = "what may be one collective often ended on one rank before it began on another"
+SUBGROUPS = "the job has process groups of a part of its ranks"
 """Why collectives without the name of a communicator are not matched."""
 
 _OFTEN = 4
@@ -97,8 +98,10 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     meets = _do_parts_meet(ranks, rows)
     matches = Matches(rows[meets], candidates - int((rows[meets] != UNKNOWN).sum()), by_stream=any(streams))
     unnamed = Matches(rows, 0).column(ranks, "group", UNKNOWN).max(axis=1) == UNKNOWN
-    if _OFTEN * int((~meets & unnamed).sum()) > int(unnamed.sum()):
-        return matches.drop_parts(matches.column(ranks, "group", UNKNOWN) == UNKNOWN, APART)
+    is_apart = _OFTEN * int((~meets & unnamed).sum()) > int(unnamed.sum())
+    if is_apart or (unnamed.any() and any(rank.has_subgroups for rank in ranks)):
+        doubt = APART if is_apart else SUBGROUPS
+        return matches.drop_parts(matches.column(ranks, "group", UNKNOWN) == UNKNOWN, doubt)
     return matches
 
 

@@ -320,7 +320,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     # their streams, but for the stream of compute, which several may use.
     lanes = set(distinct(rank.timings.lane[rank.timings.group == UNKNOWN]))
     may_be_several = len(rank.groups) + len(lanes) > 1 or bool(lanes & {rank.compute_stream} - {UNKNOWN})
-    all_ranks = None if may_be_several or run.matches.doubt else rank.world_size
+    all_ranks = None if may_be_several or rank.has_subgroups or run.matches.doubt else rank.world_size
     backward_end = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME)
     before_end = np.where(backward_end == NO_TIME, NO_TIME, backward_end - timings.start_ns)
     kinds = [(when, why) for when in WHENS for why in WHYS]

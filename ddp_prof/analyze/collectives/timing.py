@@ -133,6 +133,7 @@ class RankCollectives(RankResult):
         backward_end_ns: See ``RankEvents``.
         compute: Compute of the rank, at least all that overlaps its collectives.
         compute_stream: See ``RankEvents``.
+        has_subgroups: See ``Trace``.
         reason: Why its overlapped communication is not known; ``None`` if it is.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
         consumers: Names of the operations that need collectives.
@@ -154,6 +155,7 @@ class RankCollectives(RankResult):
     compute: Intervals
     times: StepTimes
     compute_stream: int
+    has_subgroups: bool
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
@@ -250,6 +252,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
         compute_stream=rank.compute_stream,
+        has_subgroups=trace.has_subgroups,
         reason=why_unknown(rank),
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,

@@ -218,6 +218,24 @@ def test_ranks_whose_ends_agree_in_groups_are_a_doubt(groups: tuple[int, ...], o
     assert ("agree among some ranks only" in (measure_skew(found.run).reason or "")) is warns
 
 
+@pytest.mark.parametrize(("size", "matched"), [(2, 0), (4, 1)])
+def test_of_a_job_with_subgroups_unnamed_collectives_are_not_matched(tmp_path: Path, size: int, matched: int) -> None:
+    """Gloo's events name no group, but torch.profiler lists the groups of each rank."""
+    traces = []
+    for rank in range(4):
+        groups = [{"pg_name": "0", "pg_size": 4}, {"pg_name": "1", "pg_size": size}]
+        events = [
+            event("cpu_op", "aten::mm", "0", "1"),
+            event("user_annotation", "gloo:all_reduce", "10", str(5 + rank), tid=7),
+        ]
+        info = {"rank": rank, "world_size": 4, "pg_config": groups}
+        traces.append(load_trace(write(tmp_path / f"{rank}.json", events, distributedInfo=info)))
+    found = measure_collectives(analysis_of(*traces))
+    assert found.matched == matched
+    assert {one.ranks for one in found.collectives} == {4 if matched else None}
+    assert any("process groups of a part of its ranks" in warning for warning in found.warnings) is not bool(matched)
+
+
 def test_buckets_without_the_name_of_a_group_are_not_matched_if_their_ends_lie_apart() -> None:
     """As of FSDP2 within ranks 0 and 2, and within ranks 1 and 3: bucket and size are the same in both groups."""
     gathers = "...##.....##..........##..", ".......##..##......##....."
