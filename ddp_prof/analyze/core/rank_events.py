@@ -71,6 +71,8 @@ from ddp_prof.trace import (
     take_or_unknown,
 )
 
+UNMARKED = "communication is the ranges of collectives: those without a range, such as barriers, are in no figure"
+
 
 @dataclass(frozen=True)
 class RankEvents(Brief):
@@ -527,6 +529,8 @@ class _Builder:
             events = host_events(self.ranges, self.steps, self.phases)
             if communication := self._describe_gloo():
                 self.step_notes += (f"communication is {communication}",)
+            elif len(self.ranges) and not len(operators):  # as by nsys, which records no events of gloo
+                self.step_notes += (UNMARKED,)
         else:
             events = empty(Events)
         return self._rank(None, events, backward)

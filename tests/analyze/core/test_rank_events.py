@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.straggler import measure_skew
-from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.rank_events import UNMARKED, find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.quality import NO_BACKWARD, UNMARKED_WAITS
@@ -65,6 +65,20 @@ def test_the_thread_that_opens_the_steps_is_not_taken_for_autograds(name: str) -
     trace = replace(trace, spans=replace(trace.spans, lane=opened_by))
     found = measure_overlap(trace, find_rank_events(trace, rf"{name[:5].strip()} (\d+)"))
     assert found.attribution.method == "none"
+
+
+@pytest.mark.parametrize(
+    ("collective", "is_noted"), [("all_reduce|bucket=0|bytes=8", True), ("gloo:all_reduce", False)]
+)
+def test_that_collectives_without_a_range_are_left_out_is_said(collective: str, is_noted: bool) -> None:
+    """Nsys records no events of gloo: a barrier, or the all-reduce of a loss, was in no figure without a word."""
+    ranges = {
+        "process|rank=0|world=2|backend=gloo|device=cpu": "#########",
+        "backward": ".####....",
+        collective: "..###....",
+    }
+    (rank,) = find_rank_events(draw_trace(ranges=ranges, ranks={PID: 0}))
+    assert (UNMARKED in rank.step_notes) is is_noted
 
 
 def test_info_takes_the_name_of_the_backward_range() -> None:
