@@ -71,6 +71,23 @@ def test_what_is_launched_late_did_not_wait_for_the_collective() -> None:
     assert HELD_BY[blocking.consumers.held_by[0]] == "launch"
 
 
+def test_of_two_collectives_the_one_that_ends_first_may_end_as_late_as_the_other() -> None:
+    #  stream 20  CCC
+    #                ^^^^^^^
+    #  stream 21  DDDDDDDDDD
+    #  stream 7   kk........ccc     (waits for both)
+    device = Device()
+    device.launch(0, 7, 2, is_collective=False)
+    for stream, length in ((20, 3), (21, 10)):
+        device.launch(0, stream, length, is_collective=True)
+        device.record(0, stream, stream)
+        device.wait(0, 7, stream)
+    device.launch(0, 7, 3, is_collective=False)
+    blocking = blocking_of(device.trace())
+    assert blocking.consumers.slack_ns.tolist() == [7, -8]
+    assert blamed(blocking) == dict.fromkeys(range(2, 10), 2)
+
+
 def test_a_collective_on_the_stream_of_compute_blocks_all_of_it() -> None:
     #  stream 7   kkkkCCCCCccc
     device = Device()
