@@ -28,7 +28,11 @@ _COUNTED = re.compile(r"(?<![A-Za-z])(?:step|epoch|iter|iteration|batch|cycle|ru
 """What stands before numbers that are no ranks."""
 _OWN_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d{2,}(?![A-Za-z0-9])")
 """A number that may be a process id or a part of a time."""
-_NODE = re.compile(r"(?<![A-Za-z])node[._-]?\d+|(?<=_on_)[A-Za-z][\w-]*", re.I)
+_NODE = re.compile(
+    r"(?<![A-Za-z])node[._-]?\d+|(?<=_on_)[A-Za-z][\w-]*|(?<=host[._-])[A-Za-z][\w-]*?(?=[._-]rank)", re.I
+)
+_NODE_AND_RANK = re.compile(r"(?<=[._-])(?P<node>\d+)[._-](?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
+"""``profile_99_1_8.nsys-rep``."""
 _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 """The time in the names that torch's ``tensorboard_trace_handler`` gives its files, in ns or ms."""
 
@@ -36,17 +40,40 @@ _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
     """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
 
-    They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``. A number that
-    neither ``rank`` nor ``of8`` calls a rank is one only if the numbers of all files are 0, 1, 2 and so on. Of the
-    files that are left, those with a certain rank may differ in process ids and times, too.
+    They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``, ``x_1_8``. A
+    number that neither ``rank`` nor ``of8`` calls a rank is one only if the numbers of all files are 0, 1, 2 and so on.
+    Of the files that are left, those with a certain rank may differ in process ids and times, too.
     """
-    groups = _group_by_names(files, lambda rest: rest)
-    grouped = set().union(*groups)
-    return groups + _group_by_names([file for file in files if file not in grouped], partial(_OWN_NUMBER.sub, "*"))
+    ways = (
+        _group_by_node_and_rank,
+        partial(_group_by_names, str),
+        partial(_group_by_names, partial(_OWN_NUMBER.sub, "*")),
+    )
+    groups = list[list[Path]]()
+    for find in ways:
+        grouped = set().union(*groups)
+        groups += find([file for file in files if file not in grouped])
+    return groups
 
 
-def _group_by_names(files: Sequence[Path], in_common: Callable[[str], str]) -> list[list[Path]]:
-    """The same; ``in_common`` returns what the names without ranks and nodes have in common."""
+def _group_by_node_and_rank(files: Sequence[Path]) -> list[list[Path]]:
+    """Groups of files whose names end with the numbers of a node and a rank; all nodes have as many ranks."""
+    jobs: dict[tuple[Path, str], list[tuple[int, int, Path]]] = {}
+    for file in files:
+        if (hit := _NODE_AND_RANK.search(file.name)) and not _NAMED_RANK.search(file.name):
+            of_job = jobs.setdefault((file.parent, _NODE_AND_RANK.sub("*", file.name)), [])
+            of_job.append((int(hit["rank"]), int(hit["node"]), file))
+    groups = []
+    for of_job in map(sorted, jobs.values()):
+        nodes = len({node for _, node, _ in of_job})
+        numbers = [(rank, rank * nodes // len(of_job)) for rank in range(len(of_job))]
+        if nodes > 1 and len(of_job) % nodes == 0 and [(rank, node) for rank, node, _ in of_job] == numbers:
+            groups.append([file for _, _, file in of_job])
+    return groups
+
+
+def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> list[list[Path]]:
+    """Groups of files that ``in_common`` of their names without ranks and nodes is one of."""
     alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], list[tuple[int, Path]]]] = {}
     for file in files:
         for name in (_NODE.sub("*", file.name), file.name):
@@ -74,9 +101,10 @@ def _node_of(file: Path) -> tuple[str, ...]:
 
 def _differences(group: Sequence[Path]) -> str:
     """In what the names of a group of :func:`group_rank_files` differ."""
-    others = ["node"] if len({*map(_node_of, group)}) > 1 else []
-    rests = {_NAMED_RANK.sub("", _NODE.sub("", file.name)) for file in group}
-    if _NAMED_RANK.search(group[0].name) and len(rests) > 1:
+    is_named = bool(_NAMED_RANK.search(group[0].name))
+    numbers = {None if is_named or not (hit := _NODE_AND_RANK.search(file.name)) else hit["node"] for file in group}
+    others = ["node"] if max(len({*map(_node_of, group)}), len(numbers)) > 1 else []
+    if is_named and len({_NAMED_RANK.sub("", _NODE.sub("", file.name)) for file in group}) > 1:
         others.append("process id or time")
     return " and ".join(["rank", *others]) if others else "a rank number"
 

@@ -32,6 +32,8 @@ from tests.nsys_factory import write_capture
         ["profile_141_8412_node0_rank0.nsys-rep", "profile_97_8412_node1_rank128.nsys-rep"],
         ["rank0.1700000000000.pt.trace.json.gz", "rank1.1700000000007.pt.trace.json.gz"],
         ["rank0_2024-05-01_10-15-00.json", "rank1_2024-05-01_10-15-01.json"],
+        ["profile_job_99_host_gpu01_rank_0.nsys-rep", "profile_job_99_host_gpu02_rank_1.nsys-rep"],
+        [f"profile_99_{rank // 2}_{rank}.nsys-rep" for rank in range(4)],  # NVIDIA's recipes: job, node and rank
     ],
 )
 def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
@@ -59,6 +61,8 @@ def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
         ["25mb_rank0.sqlite", "50mb_rank1.sqlite"],
         ["rank0.41.sqlite", "rank1.42.sqlite", "rank0.51.sqlite", "rank1.52.sqlite"],  # which belong together?
         ["41.0.sqlite", "42.1.sqlite"],
+        ["x_0_0.sqlite", "x_1_1.sqlite", "x_1_2.sqlite"],  # nodes have as many ranks
+        ["x_1_0.sqlite", "x_2_1.sqlite"],
         ["lora_rank_4.sqlite", "lora_rank_8.sqlite"],  # sizes of matrices
         ["rank0.sqlite"],
     ],
@@ -73,10 +77,9 @@ def test_a_rank_number_that_each_node_has_tells_the_ranks_of_one_node() -> None:
     assert group_rank_files([*first, *second]) == [first, second]
 
 
-def test_ranks_of_several_nodes_are_one_run_and_say_so(tmp_path: Path) -> None:
-    files = [
-        write_capture(tmp_path / f"x_node_{rank}_rank_{rank}_on_gpu0{rank}.sqlite", known_truth()) for rank in (0, 1)
-    ]
+@pytest.mark.parametrize("name", ["x_node_{0}_rank_{0}_on_gpu0{0}.sqlite", "x_99_{0}_{0}.sqlite"])
+def test_ranks_of_several_nodes_are_one_run_and_say_so(name: str, tmp_path: Path) -> None:
+    files = [write_capture(tmp_path / name.format(rank), known_truth()) for rank in (0, 1)]
     (run,) = load_runs(files)
     (note,) = [note for note in run.overlap().warnings if "--separate" in note]
     assert note.startswith("2 files are read as ranks of one run, because their names differ in rank and node only")
