@@ -56,7 +56,7 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
         "Move .item(), .cpu(), print and torch.cuda.synchronize() out of backward and its hooks.",
         tuple(name for name, *_ in found),
         (),
-        min(wait, bare),
+        max(min(one[2:]) for one in found),
     )
 
 

@@ -19,6 +19,7 @@ from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_crit
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.communication import bucket_copies
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
+from ddp_prof.analyze.doctor.hosts import host_sync
 from ddp_prof.analyze.kernels.contention import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
@@ -232,6 +233,24 @@ def test_a_host_that_waits_in_backward() -> None:
     (finding,) = [one for one in diagnose(run.trace()).findings if one.rule == "host synchronization in backward"]
     assert "in a typical step, in which the stream of compute idles for 3.02 ms" in finding.evidence
     assert finding.cost_ns == 3_015_001
+
+
+def test_waits_of_the_host_cost_at_most_what_the_slowest_rank_has_of_them() -> None:
+    """Of two ranks it was the median, though the others wait for the slower one."""
+    device = training(in_backward=lambda device, _bucket: device.synchronize(1_000), bucket_ns=3 * MS)
+    run = evidence_of(device.trace())
+    (facts,) = run.facts
+    slower = replace(facts, sync_ns=2 * facts.sync_ns, bare_ns=tuple(2 * ns for ns in facts.bare_ns))
+    both = replace(
+        run,
+        analysis=replace(run.analysis, ranks=2 * run.analysis.ranks),
+        overlap=replace(run.overlap, ranks=2 * run.overlap.ranks),
+        facts=(facts, slower),
+    )
+    alone, finding = host_sync(run), host_sync(both)
+    assert isinstance(alone, Finding)
+    assert isinstance(finding, Finding)
+    assert finding.cost_ns == 2 * (alone.cost_ns or 0)
 
 
 def test_a_host_that_waits_for_a_device_that_is_never_idle_costs_nothing() -> None:
