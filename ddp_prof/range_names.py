@@ -95,7 +95,10 @@ def parse_range(text: str) -> Range:
         key, equals, value = pair.partition("=")
         if not (key and equals):
             return Range(text, {})
-        fields[key] = _value(value)
+        # A number is one that format_range would write so; all else is text.
+        digits = value.removeprefix("-")
+        is_number = digits.isascii() and digits.isdigit() and len(digits) < 19 and value == str(int(value))
+        fields[key] = int(value) if is_number else value
     return Range(name, fields)
 
 
@@ -103,10 +106,3 @@ def parse_ranges(names: Sequence[str], *kinds: str) -> dict[int, Range]:
     """Return our ranges of these kinds, by their position among ``names``."""
     starts = tuple(f"{kind}|" for kind in kinds)
     return {index: parse_range(name) for index, name in enumerate(names) if name.startswith(starts)}
-
-
-def _value(text: str) -> Value:
-    """Return a whole number if :func:`format_range` would write it so, else the text itself."""
-    digits = text.removeprefix("-")
-    is_number = digits.isascii() and digits.isdigit() and len(digits) < 19 and text == str(int(text))
-    return int(text) if is_number else text
