@@ -65,12 +65,13 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
     if rows.dtype == np.bool_ and rows.all():
         return table
     chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
-    return type(table)(**{column.name: _chosen(getattr(table, column.name), chosen) for column in fields(table)})
-
-
-def _chosen(column: Ints, rows: Mask | Ints) -> Ints:
-    """Return the chosen rows; a column of one value, which takes no memory, stays such a column."""
-    return column[rows] if column.strides[0] or not len(column) else np.broadcast_to(column[0], len(rows))
+    columns = {}
+    for item in fields(table):
+        column = getattr(table, item.name)
+        # A column of one value, which takes no memory, stays such a column.
+        is_constant = len(column) and not column.strides[0]
+        columns[item.name] = np.broadcast_to(column[0], len(chosen)) if is_constant else column[chosen]
+    return type(table)(**columns)
 
 
 def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
