@@ -224,7 +224,7 @@ def test_what_torch_writes_and_json_does_not_allow_is_read(good: bytes, bad: byt
     path = write(tmp_path / "x.json", gpu_step())
     expected = measure_overlap(load_trace(path))
     path.write_bytes(path.read_bytes().replace(good, bad, 1))
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises((msgspec.DecodeError, UnicodeDecodeError)):
         msgspec.json.decode(path.read_bytes())
     assert measure_overlap(load_trace(path)) == expected
 
