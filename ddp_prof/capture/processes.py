@@ -144,6 +144,8 @@ def run(
     try:
         with nullcontext() if log else _forward_signals(process, scratch, signals):
             code = _wait(process, scratch, limit_s, has_namespace=bool(namespace))
+        if signals and not code and (scratch / OUTSIDE).exists():  # of nsys, whatever the program ended with
+            code = -signals[0]
         ends_all = bool(log or signals or code)
         return 128 - code if code < 0 else code
     except subprocess.TimeoutExpired:

@@ -398,10 +398,10 @@ def test_ctrl_c_ends_the_program_and_every_rank(tmp_path: Path) -> None:
     assert _find_marked_processes(f"JOB_UNDER_TEST={tmp_path}") == {}
 
 
-# Ends with 9 a second after it is asked to, as a program that saves a checkpoint first.
+# Ends with a given code a second after it is asked to, as a program that saves a checkpoint first.
 ASKED = """
 import os, signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(9)))
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(1), sys.exit(int(sys.argv[2]))))
 time.sleep(2)
 getattr(os, sys.argv[1])(int(os.environ["CAPTURE"]), signal.SIGTERM)
 time.sleep(60)
@@ -410,13 +410,16 @@ time.sleep(60)
 
 @pytest.mark.nsys
 @pytest.mark.slow
-@pytest.mark.parametrize("kill", ["kill", "killpg"])
-def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, tmp_path: Path) -> None:
-    """SLURM and timeout send it to nsys, too, which drops its recording if it gets a second one from us."""
+@pytest.mark.parametrize(("kill", "code", "ours"), [("kill", 9, 9), ("killpg", 9, 9), ("killpg", 0, 143)])
+def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, code: int, ours: int, tmp_path: Path) -> None:
+    """SLURM and timeout send it to nsys, too, which drops its recording if it gets a second one from us.
+
+    After a signal nsys also ends with 0 where torchrun ended with 1, so a 0 is no success then.
+    """
     shell = ["sh", "-c", 'CAPTURE=$$ exec "$0" "$@"']
-    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "nsys", "--", sys.executable, "-c", ASKED, kill]
-    done = run_nsys([*shell, *command], start_new_session=True)
-    assert done.returncode == 9, done.stderr
+    command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "nsys", "--", sys.executable, "-c", ASKED]
+    done = run_nsys([*shell, *command, kill, str(code)], start_new_session=True)
+    assert done.returncode == ours, done.stderr
     assert (tmp_path / "python.sqlite").is_file()
 
 
