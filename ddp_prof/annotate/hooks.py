@@ -123,6 +123,9 @@ class BackwardPasses:
 
 _passes = BackwardPasses()
 
+agreement_follows = False
+"""Whether a DDP has run its first pass: in the second one, ranks agree on the order of its buckets."""
+
 _marking_all: list[Instrumented] = []
 """The instances that mark everything created later (``ddp-prof capture``); others must mark nothing twice."""
 
@@ -270,6 +273,9 @@ class BucketMarks:
         self._state: Any = None
         self._group = MarkingGroup(ddp.process_group)
         self._is_installed = bool(ddp._comm_hooks)
+        # A DDP that finds unused parameters keeps its first buckets, and also reduces a map of the used parameters.
+        self._finds_unused = ddp.find_unused_parameters and not ddp.static_graph
+        self._has_run = self._finds_unused
         on_host = all(parameter.device.type == "cpu" for parameter in ddp.parameters())
         self._reduces_on_host = on_host and dist.get_backend(ddp.process_group) == dist.Backend.GLOO
         self._sizes: NestedRange | None = None
@@ -287,7 +293,12 @@ class BucketMarks:
 
     def end_forward(self) -> None:
         """Prepare for the reduction of gradients in backward; without a hook, mark the sizes of the buckets."""
-        if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled() and is_recorded()):
+        global agreement_follows
+        if not (self._ddp.require_backward_grad_sync and torch.is_grad_enabled()):
+            return
+        if not self._has_run:
+            self._has_run = agreement_follows = True
+        if not is_recorded():
             return
         _passes.expect_wait(marks_buckets=self._is_installed)
         if not self._is_installed:
@@ -299,13 +310,11 @@ class BucketMarks:
     def _find_sizes(self) -> NestedRange | None:
         """Return the range that holds the sizes; ``None`` until DDP has rebuilt its buckets in the gradients' order."""
         ddp, known = self._ddp, self._ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]
-        # A DDP that finds unused parameters does not rebuild its buckets, and also reduces a map of the used ones.
-        finds_unused = ddp.find_unused_parameters and not ddp.static_graph
-        sizes = known["bucket_sizes"] if finds_unused else known.get("rebuilt_bucket_sizes")
+        sizes = known["bucket_sizes"] if self._finds_unused else known.get("rebuilt_bucket_sizes")
         if not sizes:
             return None
         names = name_group(ddp.process_group)
-        return ranges.buckets([int(size) for size in sizes.split(",")], int(finds_unused), **names)
+        return ranges.buckets([int(size) for size in sizes.split(",")], int(self._finds_unused), **names)
 
     def _register_hook_inside(self, state: Any, hook: Callable[..., Any]) -> None:
         """Register the user's hook inside ours; replaces ``ddp.register_comm_hook``."""

@@ -2,7 +2,8 @@
 
 A step lasts from one ``step()`` of the first optimizer, or of one that takes its parameters over, to the next. Step 0
 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins) and is marked as
-warm-up, because its true start is not known. If the program marks its steps by ``annotate.step``, only these are
+warm-up, because its true start is not known. So is the step after the first pass of a DDP: in it, ranks agree on the
+order of the buckets. If the program marks its steps by ``annotate.step``, only these are
 recorded as steps.
 """
 
@@ -29,7 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
 from ddp_prof import range_names
-from ddp_prof.annotate import ranges
+from ddp_prof.annotate import hooks, ranges
 from ddp_prof.annotate.hooks import Instrumented, process_range
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
@@ -157,8 +158,9 @@ class _Recording:
         if self._step == self._end:
             self.stop()
         if not ranges.steps_are_marked:
-            warmup = {"warmup": 1} if self._step == 0 else {}
+            warmup = {"warmup": 1} if self._step == 0 or hooks.agreement_follows else {}
             self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self._step, **warmup))
+        hooks.agreement_follows = False
 
     def _start(self) -> None:
         ranges.enable()

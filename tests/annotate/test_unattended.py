@@ -56,6 +56,7 @@ def test_a_program_that_trains_in_a_thread(thread: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
     (rank,) = run.overlap().ranks
-    assert [step.step for step in rank.marked_steps] == [1, 2]
+    # In the second pass of DDP ranks agree on its buckets: its step is warm-up, too.
+    assert [step.step for step in rank.marked_steps] == ([2] if thread == "is given DDP" else [1, 2])
     events = json.loads(gzip.decompress((tmp_path / "x.rank0.json.gz").read_bytes()))["traceEvents"]
     assert sum(event["name"] == "AddmmBackward0" for event in events) == 3
