@@ -32,7 +32,7 @@ from ddp_prof.analyze.quality import Diagnostics, gather_diagnostics, merge_file
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks
 from ddp_prof.table import Brief
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Trace, distinct
 
 ONE_CLOCK = "one clock"
 SESSION_START = "session start"
@@ -414,10 +414,10 @@ def _find_doubts(run: RunAnalysis) -> Iterator[str]:
             f"by the files' clocks, matched collectives ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: "
             "if the clocks are right, they belong to different steps, and the reported waiting is wrong"
         )
-    if len(run.matches) and _may_mix_communicators(run):
+    if len(run.matches) and (where := _may_mix_communicators(run)):
         yield (
-            "collectives ran on several streams, and their communicators have no names: if there are several, "
-            "collectives of different ones may be matched, and the reported waiting may be wrong"
+            f"collectives ran on {where}, and their communicators have no names: if there are several, collectives of "
+            "different ones may be matched, and the reported waiting may be wrong"
         )
 
 
@@ -453,13 +453,15 @@ def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, al
     return bool(scatter.max() > least and CLEARLY * scatter.min() < scatter.max())
 
 
-def _may_mix_communicators(run: RunAnalysis) -> bool:
-    """Whether collectives of unknown communicators ran on several streams of a rank.
+def _may_mix_communicators(run: RunAnalysis) -> str | None:
+    """Where collectives of several unknown communicators may have run: on several streams, or on that of compute.
 
     In most frameworks each communicator of NCCL has its own stream. In a job of two ranks, streams are therefore enough
-    to distinguish communicators.
+    to distinguish communicators. But torch 2.8 and later run synchronous collectives on the stream of compute.
     """
-    if run.matches.by_stream and {rank.world_size for rank in run.ranks} == {2}:
-        return False
-    unnamed = [rank.timings.lane[rank.timings.group == UNKNOWN] for rank in run.ranks]
-    return any(len(np.unique(lanes[lanes != UNKNOWN])) > 1 for lanes in unnamed)
+    is_of_two = {rank.world_size for rank in run.ranks} == {2}
+    streams = [{*distinct(rank.timings.lane[rank.timings.group == UNKNOWN])} - {UNKNOWN} for rank in run.ranks]
+    if any(len(of_rank) > 1 for of_rank in streams) and not (is_of_two and run.matches.by_stream):
+        return "several streams"
+    on_compute = any(rank.compute_stream in of_rank for rank, of_rank in zip(run.ranks, streams, strict=True))
+    return "the stream of compute" if on_compute and not is_of_two else None

@@ -255,7 +255,13 @@ def test_buckets_without_the_name_of_a_group_are_not_matched_if_their_ends_lie_a
 
 @pytest.mark.parametrize(
     ("streams", "world", "warns"),
-    [({9: "..MMNN"}, 4, False), ({9: "..MM..", 11: "....NN"}, 4, True), ({9: "..MM..", 11: "....NN"}, 2, False)],
+    [
+        ({9: "..MMNN"}, 4, False),
+        ({9: "..MM..", 11: "....NN"}, 4, True),
+        ({9: "..MM..", 11: "....NN"}, 2, False),
+        ({9: "aaMMNN"}, 4, True),  # the stream of compute
+        ({9: "aaMMNN"}, 2, False),
+    ],
 )
 def test_streams_without_names_of_communicators_are_a_doubt(streams: dict[int, str], world: int, warns: bool) -> None:
     """As of tensor and data parallelism: rank 1 may share a communicator with rank 0 for M, and with rank 2 for N."""
