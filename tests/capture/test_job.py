@@ -410,16 +410,16 @@ time.sleep(60)
 
 @pytest.mark.nsys
 @pytest.mark.slow
-@pytest.mark.parametrize(("kill", "code", "ours"), [("kill", 9, 9), ("killpg", 9, 9), ("killpg", 0, 143)])
-def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, code: int, ours: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("kill", "code", "ours"), [("kill", 9, {9}), ("killpg", 9, {9, 143}), ("killpg", 0, {143})])
+def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, code: int, ours: set[int], tmp_path: Path) -> None:
     """SLURM and timeout send it to nsys, too, which drops its recording if it gets a second one from us.
 
-    After a signal nsys also ends with 0 where torchrun ended with 1, so a 0 is no success then.
+    After a signal of its own nsys may end with 0, whatever the program ended with, so a 0 is no success then.
     """
     shell = ["sh", "-c", 'CAPTURE=$$ exec "$0" "$@"']
     command = [DDP_PROF, "capture", "-o", tmp_path, "--profiler", "nsys", "--", sys.executable, "-c", ASKED]
     done = run_nsys([*shell, *command, kill, str(code)], start_new_session=True)
-    assert done.returncode == ours, done.stderr
+    assert done.returncode in ours, done.stderr
     assert (tmp_path / "python.sqlite").is_file()
 
 
