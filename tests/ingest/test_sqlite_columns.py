@@ -91,6 +91,14 @@ def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
             database.run_with_deadline(lambda: database.rows("SELECT 1"))
 
 
+def test_a_busy_machine_does_not_make_a_file_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A good export of 2.6 MB was refused beside other work: only the clock counted, not the processor's time."""
+    write_column(tmp_path / "file.sqlite", [1])
+    monkeypatch.setattr(sqlite_columns, "LEAST_S", 0.2)
+    with open_sqlite(tmp_path / "file.sqlite") as database:
+        assert database.run_with_deadline(lambda: sleep(0.5) or database.rows("SELECT 1")) == [(1,)]
+
+
 def test_an_interrupt_comes_through_a_query(tmp_path: Path) -> None:
     write_column(tmp_path / "file.sqlite", [1])
     with open_sqlite(tmp_path / "file.sqlite") as database:
