@@ -53,6 +53,12 @@ def test_calls_without_any_work() -> None:
     assert "ProfilerActivity.CUDA" not in advice, "it was on"
 
 
+@pytest.mark.parametrize(("work", "lacks"), [("", ["overlap", "ranks"]), (".aa", ["backward", "ranks"])])
+def test_a_range_of_backward_is_asked_for_where_there_is_work(work: str, lacks: list[str]) -> None:
+    trace = draw_trace(ranges={"step 0": "####"}, launches={"main": "a"} if work else {}, streams={7: work})
+    assert [text.partition(":")[0] for text in take_inventory(trace).advice] == lacks
+
+
 def test_collectives_that_were_recorded_twice() -> None:
     """As where two exports of one report were put together: their number doubles, their time does not."""
     twice = replace(SOUND, activities=concatenate(SOUND.activities, SOUND.activities), launching_calls=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.doctor import Diagnosis
-from ddp_prof.analyze.quality import UNNAMED_BACKWARD
+from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING, UNNAMED_BACKWARD
 from ddp_prof.runs import load_runs
 from tests.drawing import runs as drawn_runs
 from tests.ingest.test_nsys_export import MS
@@ -59,10 +59,23 @@ def test_a_host_that_communicates_is_not_accused(all_reduce: str, tmp_path: Path
     assert RULE not in [one.rule for one in (*found.findings, *found.abstained)]
 
 
-def test_whether_it_communicates_may_not_be_known(tmp_path: Path) -> None:
-    found = diagnose(tmp_path / "job.sqlite")
+PROCESS = "process|rank=0|world=2|variant=naive|backend=gloo|device=cpu"
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        ({}, NOTHING),
+        (
+            {PROCESS: STEP, "synchronize": "...............#...."},
+            f"{NO_COMMUNICATION}, which may be what the host does between its phases",
+        ),
+    ],
+)
+def test_whether_it_communicates_may_not_be_known(more: dict[str, str], reason: str, tmp_path: Path) -> None:
+    found = diagnose(tmp_path / "job.sqlite", **more)
     assert RULE not in [one.rule for one in found.findings]
-    assert RULE in [one.rule for one in found.abstained]
+    assert [one.reason for one in found.abstained if one.rule == RULE] == [reason]
 
 
 def test_without_a_range_of_backward_it_is_not_known_what_hides(tmp_path: Path) -> None:
