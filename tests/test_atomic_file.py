@@ -70,3 +70,17 @@ def test_a_process_of_the_same_name_has_a_file_of_its_own(tmp_path: Path) -> Non
         assert (tmp_path / "x").read_text() == "theirs"
         file.write_text("ours")
     assert (tmp_path / "x").read_text() == "ours"
+
+
+def test_a_file_system_that_cannot_be_written_to_is_told_by_the_name_that_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There even removing a file that does not exist is refused, and that error named the partial file."""
+
+    def refuse(path: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    with pytest.raises(OSError, match="Read-only") as caught, atomic_write(tmp_path / "x.html") as partial:
+        refuse(partial)
+    assert caught.value.filename == str(tmp_path / "x.html")
