@@ -323,11 +323,11 @@ def test_ranks_that_the_program_spawns_itself_keep_apart(tmp_path: Path) -> None
 @pytest.mark.torch
 @pytest.mark.slow
 def test_exit_code_is_the_programs(tmp_path: Path) -> None:
-    done = capture_started(tmp_path, ONE_LAYER, "3", steps="2:4")
+    done = capture_started(tmp_path, ONE_LAYER, "3", steps="2:3")
     assert "terminated with exit code 3" in done.stderr  # of a rank, whose failure is the program's
     assert done.returncode == 1
     (run,) = dp.load_runs([tmp_path])  # recorded nevertheless
-    assert [len(rank.steps) for rank in run.overlap().ranks] == [2, 2]
+    assert [len(rank.steps) for rank in run.overlap().ranks] == [1, 1]
 
 
 # The recorded window opens and closes with a range, as it does with CUDA's calls on a GPU.

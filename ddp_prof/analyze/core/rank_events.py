@@ -70,6 +70,7 @@ from ddp_prof.trace import (
     select,
     take_or_unknown,
 )
+from ddp_prof.variants import VARIANTS
 
 UNMARKED = "communication is the ranges of collectives: those without a range, such as barriers, are in no figure"
 
@@ -505,7 +506,7 @@ class _Builder:
         result = []
         for device in sorted({device for device, *_ in launches}):
             own = select(events, device_of == device)
-            if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared_backends():
+            if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared("backend"):
                 # gloo with CUDA tensors: the host communicates
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
                 if communication := self._describe_gloo():
@@ -516,7 +517,7 @@ class _Builder:
     def host_rank(self) -> RankEvents:
         """The rank of a CPU run. Without our ranges, which separate waiting from computing, operators are used."""
         operators, backward = self.trace.operators, "ranges" if BACKWARD_PHASE in self.phases.kind else "none"
-        is_ours = bool(self._declared_backends() or parse_ranges(self.trace.names, *COLLECTIVES))
+        is_ours = bool(self._declared("backend") or parse_ranges(self.trace.names, *COLLECTIVES))
         # If there are fewer operators than collectives, operators were not recorded completely.
         marks_waits = is_ours and SYNCHRONIZE_PHASE in self.phases.kind and not self.is_gloo.any()
         if 0 < len(self.ranges) <= len(operators) and not marks_waits:
@@ -529,7 +530,8 @@ class _Builder:
             events = host_events(self.ranges, self.steps, self.phases)
             if communication := self._describe_gloo():
                 self.step_notes += (f"communication is {communication}",)
-            elif len(self.ranges) and not len(operators):  # as by nsys, which records no events of gloo
+            # Nsys records no events of gloo, and only our variants mark each of their collectives.
+            elif len(self.ranges) and not len(operators) and not self._declared("variant") & VARIANTS.keys():
                 self.step_notes += (UNMARKED,)
         else:
             events = empty(Events)
@@ -544,11 +546,11 @@ class _Builder:
         ours = "" if self.is_gloo.all() else "the ranges of collectives, and beside them "
         return f"{ours}the 'gloo:' events, each from when it {begin}"
 
-    def _declared_backends(self) -> set[str]:
-        """The backends in our ranges around the process; an empty text for a range without one."""
+    def _declared(self, field: str) -> set[str]:
+        """The values of a field in our ranges around the process; an empty text for a range without it."""
         ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
         names = [self.trace.names[name_id] for name_id in ids]
-        return {range_.text("backend") or "" for range_ in parse_ranges(names, PROCESS).values()}
+        return {range_.text(field) or "" for range_ in parse_ranges(names, PROCESS).values()}
 
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
         steps, has_steps, known = self.steps, bool(len(self.steps)), self.known
