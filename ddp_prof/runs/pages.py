@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -48,7 +48,7 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, use, run.doctor))
+        found.append(ReportRun(run.name, result, sources, explanation, summary, views, use, cache(run.doctor)))
     return found
 
 

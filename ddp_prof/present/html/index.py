@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +48,6 @@ class ReportRun:
     load_steps: Callable[[], Mapping[int, Sequence[RankStepView]]]
     use: Mapping[str, TableView]
     diagnose: Callable[[], Diagnosis]
-
-    @cached_property
-    def advice(self) -> str:
-        return main_advice(SummarizedRun(self.result, self.summary, self.explanation, self.diagnose()))
 
     @property
     def cause(self) -> Headline:
@@ -142,7 +137,7 @@ def _run_values(
         **pages,
         "gain": gain_headline(run.summary),
         "finding": run.cause.text,
-        "advice": run.advice,
+        "advice": main_advice(SummarizedRun(run.result, run.summary, run.explanation, run.diagnose())),
         "skew": skew_headline(run.explanation.skew).text,
         "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],

@@ -380,6 +380,15 @@ def test_a_receive_that_is_posted_ahead_does_not_make_the_path_longer_than_its_s
     assert [path.window_ns for path in paths_of(trace)] == [27, 27, 27, 25]
 
 
+def test_a_receive_that_runs_on_into_the_next_step_does_not_end_the_path() -> None:
+    """Also where the host keeps up with the device: the paths were as long as the windows, which hold that receive."""
+    trace = run_pipeline(steps=4, batches=2, ahead=2, kernels=[[15], [5]], transfer=4, gap=12)[1]
+    (rank,) = find_rank_events(trace)
+    assert not rank.runs_ahead
+    assert rank.breakdown.window_ns.tolist() == [105, 69, 69, 27]
+    assert [path.window_ns for path in paths_of(trace)] == [81, 45, 45, 27]
+
+
 @pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(programs().filter(lambda device: tells_needs(device) and any(one.is_collective for one in device.operations)))
