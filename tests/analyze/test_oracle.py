@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives import exposed_time, run_analysis
@@ -56,6 +56,8 @@ def test_all_figures_agree_with_the_oracle(traces: tuple[Trace, ...], apart: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_analysis, "APART_NS", apart)
         overlaps, analysis = [measure_overlap(trace) for trace in traces], analysis_of(*traces)
+        # The oracle does not know of ranks that began to record some steps apart; test_step_alignment.py does.
+        assume(not any("to record another number of steps earlier" in warning for warning in analysis.warnings))
         check_overlap(traces, overlaps)
         check_collectives(analysis, expected)
         check_skew(analysis, expected, apart)
