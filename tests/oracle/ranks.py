@@ -119,14 +119,17 @@ def _order(rank: Rank) -> tuple[bool, int, int, int]:
 
 
 def _ranks_of_trace(trace: Trace) -> list[Rank]:
-    on_device = {int(p) for p in trace.activities.process}
+    rows = trace.activities
+    used = [(int(p), int(d), c) for p, d, c in zip(rows.process, rows.device, rows.category, strict=True)]
+    works = {(process, device) for process, device, category in used if category != Category.MEMORY}
+    on_device = {process for process, *_ in used}
     processes = sorted(on_device | {int(p) for p in trace.spans.process})
     found = []
     for process in processes:
         if process in on_device:
-            devices = {
-                int(d) for p, d in zip(trace.activities.process, trace.activities.device, strict=True) if p == process
-            }
+            devices = {device for owner, device in works if owner == process}
+            if not devices and (not works or process in trace.ranks):  # beside others that work it is no rank
+                devices = {device for owner, device, _ in used if owner == process}
             found += [_rank(trace, process, device) for device in sorted(devices)]
         elif process in trace.ranks or not (on_device or trace.ranks):
             found.append(_rank(trace, process, None))
