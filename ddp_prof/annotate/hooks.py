@@ -439,6 +439,7 @@ class MarkedCollective:
 
     def __init__(self, inner: Any, name: str, bucket: int, params: int) -> None:
         self._inner, self._name, self._bucket, self._params = inner, name, bucket, params
+        self._group, self._names = object(), dict[str, range_names.Value]()  # no group yet
 
     def allocate(self, *args: Any, **kwargs: Any) -> Any:
         return self._inner.allocate(*args, **kwargs)
@@ -446,7 +447,9 @@ class MarkedCollective:
     def __call__(self, output_tensor: Any, input_tensor: Any, group: Any, **options: Any) -> Any:
         on_host = is_on_host(output_tensor, group)
         size = max(output_tensor.nbytes, input_tensor.nbytes)
-        span = ranges.start_collective(self._name, self._bucket, size, self._params, **name_group(group))
+        if group is not self._group:  # it is the same in all steps
+            self._group, self._names = group, name_group(group)
+        span = ranges.start_collective(self._name, self._bucket, size, self._params, **self._names)
         with ExitStack() as waiting:
             if on_host and not options.get("async_op"):  # the call blocks, on whichever thread
                 waiting.callback(ranges.start_synchronize().end)
