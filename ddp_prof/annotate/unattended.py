@@ -3,8 +3,7 @@
 A step lasts from one ``step()`` of the first optimizer, or of one that takes its parameters over, to the next. Step 0
 begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins) and is marked as
 warm-up, because its true start is not known. So is the step after the first pass of a DDP: in it, ranks agree on the
-order of the buckets. If the program marks its steps by ``annotate.step``, only these are
-recorded as steps.
+order of the buckets. If the program marks its steps by ``annotate.step``, only these are recorded as steps.
 """
 
 from __future__ import annotations

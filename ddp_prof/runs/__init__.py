@@ -73,7 +73,7 @@ def _group_by_node_and_rank(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> list[list[Path]]:
-    """Groups of files that ``in_common`` of their names without ranks and nodes is one of."""
+    """Groups of files for which ``in_common`` returns the same text; it is given their names without rank and node."""
     alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], list[tuple[int, Path]]]] = {}
     for file in files:
         for name in (_NODE.sub("*", file.name), file.name):
