@@ -233,7 +233,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             "begin before the last gradient is ready.",
             "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
             *run.where(every),
-            exposed,
+            median_or_zero(every.cost_ns),
         )
     return None
 
@@ -274,7 +274,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         "the first step unless find_unused_parameters is set.",
         tuple(late),
         (),
-        exposed,
+        run.typical_exposed_ns(hooks.cost_ns),
     )
 
 
@@ -362,13 +362,13 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES))
     if 2 * len(votes) <= len(last):
         return None
-    cost = run.typical_exposed_ns(votes.exposed_ns)
-    told = "" if cost is None else f", {cost / 1e6:.2f} ms of it exposed"
+    exposed = run.typical_exposed_ns(votes.exposed_ns)
+    told = "" if exposed is None else f", {exposed / 1e6:.2f} ms of it exposed"
     return Finding(
         "vote on unused parameters",
         f"In {len(votes)} of {len(last)} steps a collective of "
         f"{median_or_zero(votes.bytes):,} bytes follows the buckets{told}.",
         "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
         *run.where(votes),
-        cost,
+        run.typical_exposed_ns(votes.cost_ns),
     )

@@ -166,6 +166,14 @@ class Gradients(Table):
     def duration_ns(self) -> Ints:
         return self.end_ns - self.start_ns
 
+    @property
+    def cost_ns(self) -> Ints:
+        """What those of each step cost at most: a stream may stand still for what the compute of another one hides."""
+        sums = (self.by_step(np.add, values) for values in (self.exposed_ns, self.blocking_ns, self.duration_ns))
+        exposed_ns, blocking_ns, duration_ns = sums
+        cost_ns: Ints = np.minimum(np.maximum(exposed_ns, blocking_ns), duration_ns)
+        return cost_ns
+
     def by_step(self, combine: np.ufunc, values: Ints | Mask) -> Any:
         """Combine the values of each step."""
         return combine.reduceat(values, self.first)
@@ -241,7 +249,7 @@ class RunEvidence:
         return median_or_zero(of_steps) if self.analysis.has_steps else max(of_steps)
 
     def typical_exposed_ns(self, values: Ints) -> int | None:
-        """The median of exposed times; ``None`` if exposed time is not known."""
+        """The median of exposed times, or of costs of them; ``None`` if exposed time is not known."""
         return None if self.collectives.reason else median_or_zero(values)
 
     @cached_property
