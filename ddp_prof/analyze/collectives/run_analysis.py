@@ -414,10 +414,10 @@ def _find_doubts(run: RunAnalysis) -> Iterator[str]:
             f"by the files' clocks, matched collectives ran {apart_ns / 1e9:,.0f} s apart, and steps have no numbers: "
             "if the clocks are right, they belong to different steps, and the reported waiting is wrong"
         )
-    if len(run.matches) and (where := _may_mix_communicators(run)):
+    if len(run.matches) and _may_mix_communicators(run):
         yield (
-            f"collectives ran on {where}, and their communicators have no names: if there are several, collectives of "
-            "different ones may be matched, and the reported waiting may be wrong"
+            "the communicators of collectives have no names: if there are several, collectives of different ones may "
+            "be matched, and the reported waiting may be wrong"
         )
 
 
@@ -453,15 +453,12 @@ def _ends_agree_in_groups(ranks: Sequence[RankCollectives], matches: Matches, al
     return bool(scatter.max() > least and CLEARLY * scatter.min() < scatter.max())
 
 
-def _may_mix_communicators(run: RunAnalysis) -> str | None:
-    """Where collectives of several unknown communicators may have run: on several streams, or on that of compute.
+def _may_mix_communicators(run: RunAnalysis) -> bool:
+    """Whether unnamed collectives of the GPU may belong to several communicators.
 
-    In most frameworks each communicator of NCCL has its own stream. In a job of two ranks, streams are therefore enough
-    to distinguish communicators. But torch 2.8 and later run synchronous collectives on the stream of compute.
+    Those of a job of two ranks have the same members, and streams are enough to distinguish them.
     """
-    is_of_two = {rank.world_size for rank in run.ranks} == {2}
     streams = [{*distinct(rank.timings.lane[rank.timings.group == UNKNOWN])} - {UNKNOWN} for rank in run.ranks]
-    if any(len(of_rank) > 1 for of_rank in streams) and not (is_of_two and run.matches.by_stream):
-        return "several streams"
-    on_compute = any(rank.compute_stream in of_rank for rank, of_rank in zip(run.ranks, streams, strict=True))
-    return "the stream of compute" if on_compute and not is_of_two else None
+    if {rank.world_size for rank in run.ranks} == {2}:
+        return max(map(len, streams), default=0) > 1 and not run.matches.by_stream
+    return any(streams)

@@ -256,15 +256,19 @@ def test_buckets_without_the_name_of_a_group_are_not_matched_if_their_ends_lie_a
 @pytest.mark.parametrize(
     ("streams", "world", "warns"),
     [
-        ({9: "..MMNN"}, 4, False),
+        ({9: "..MMNN"}, 4, True),
+        ({9: "..MMNN"}, 2, False),
         ({9: "..MM..", 11: "....NN"}, 4, True),
         ({9: "..MM..", 11: "....NN"}, 2, False),
         ({9: "aaMMNN"}, 4, True),  # the stream of compute
         ({9: "aaMMNN"}, 2, False),
     ],
 )
-def test_streams_without_names_of_communicators_are_a_doubt(streams: dict[int, str], world: int, warns: bool) -> None:
-    """As of tensor and data parallelism: rank 1 may share a communicator with rank 0 for M, and with rank 2 for N."""
+def test_communicators_without_names_are_a_doubt(streams: dict[int, str], world: int, warns: bool) -> None:
+    """As of tensor and data parallelism: rank 1 may share a communicator with rank 0 for M, and with rank 2 for N.
+
+    Also on one stream, as JAX runs them: of a built capture 27 to 92 of 192 waits were wrong, and nothing said so.
+    """
     traces = [
         draw_trace(
             ranges={"step 0": "######"}, launches={"main": "MN"}, streams=streams, ranks={PID: rank},
@@ -272,7 +276,10 @@ def test_streams_without_names_of_communicators_are_a_doubt(streams: dict[int, s
         )
         for rank in (0, 1)
     ]  # fmt: skip
-    assert any("their communicators have no names" in warning for warning in analysis_of(*traces).warnings) is warns
+    assert (
+        any("communicators of collectives have no names" in warning for warning in analysis_of(*traces).warnings)
+        is warns
+    )
 
 
 def drawn(rank: int, launches: str, streams: dict[int, str], world: int = 2) -> Trace:
