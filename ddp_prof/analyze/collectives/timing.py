@@ -386,12 +386,16 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
 _REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))
 """Operations that may reduce gradients; a collective of unknown operation may, too."""
 
+_NUMBER_BYTES = 8
+"""A single number is not larger."""
+
 
 def carry_gradients(rank: RankCollectives) -> Mask:
     """Mask of the collectives of a rank that seem to reduce gradients.
 
     These are collectives with a bucket of ours, and reductions launched in backward. Reductions launched after backward
-    count only if backward launched none in the step; otherwise they reduce a norm or a loss. Exceptions:
+    count only if backward launched none in the step; otherwise they reduce a norm or a loss. So do those of a single
+    number after backward, which NCCL's barrier is, too. Exceptions:
 
     - If forward (or, without ranges, the time before backward's first collective) launches at least half as many of the
       same kind, these reduce activations (tensor parallelism). Fewer may reduce a loss.
@@ -405,6 +409,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
     is_late = ~_are_with_any(step, is_reduction & in_backward)
+    is_late &= (timings.bytes == UNKNOWN) | (timings.bytes > _NUMBER_BYTES)
     first_ns = np.full(int(step.max(initial=-1)) + 1, np.iinfo(np.int64).max)
     np.minimum.at(first_ns, step[in_backward], timings.launch_ns[in_backward])
     is_early = (timings.phase == UNKNOWN) & (timings.launch_ns != NO_TIME) & (timings.launch_ns < first_ns[step])

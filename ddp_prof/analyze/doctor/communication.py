@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import BLOCKING, FEW_BYTES, CollectiveTimings
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
 from ddp_prof.range_names import FORWARD, PHASES
@@ -347,7 +347,7 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     """A small collective follows the buckets of each step: the ranks agree on which parameters were used.
 
-    Found if in most steps the last reduction is far smaller than all others.
+    Found if in most steps the last reduction is far smaller than all others, in backward or synchronize.
     """
     if run.why_no_steps:
         return Abstained("vote on unused parameters", run.why_no_steps)
@@ -359,7 +359,8 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("vote on unused parameters", f"the trace does not tell the sizes of collectives, {where}")
     last = select(several, several.last)
     is_far_smaller = _VOTE_TIMES * last.bytes <= several.least_but_last(several.bytes)
-    votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES))
+    is_in_phase = np.isin(last.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
+    votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES) & is_in_phase)
     if 2 * len(votes) <= len(last):
         return None
     exposed = run.typical_exposed_ns(votes.exposed_ns)

@@ -488,6 +488,34 @@ def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
 
 
 @pytest.mark.parametrize(
+    ("sizes", "rules"),
+    [([8 << 20, 4], ["one bucket for all gradients"]), ([8 << 20, 8 << 20, 12], [])],
+    ids=["a loss, or a barrier of NCCL", "other metrics"],
+)
+def test_small_reductions_after_backward_are_no_vote(sizes: list[int], rules: list[str]) -> None:
+    """Of a loop that reduces its gradients after backward: DDP votes within it."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                device.launch(1, 7, 4 * MS, is_collective=False)
+            device.record(1, 7, 1)
+            device.wait(1, 20, 1)
+            for _ in sizes:
+                device.launch(1, 20, 3 * MS, is_collective=True)
+            device.record(1, 20, 2)
+            with device.range("optimizer"):
+                device.wait(1, 7, 2)
+                device.launch(1, 7, MS, is_collective=False)
+        device.synchronize(1)
+    trace = device.trace()
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    unknown = np.full(len(rows), UNKNOWN)
+    noted = CollectiveMetadata(rows, unknown, column(sizes * STEPS), unknown, unknown, unknown)
+    assert named(replace(trace, collective_metadata=noted)) == rules
+
+
+@pytest.mark.parametrize(
     ("sizes", "is_named"),
     [
         ([8, 8, 8], True),
