@@ -4,7 +4,7 @@
 
     annotate.instrument(model, optimizer)
     for index, batch in enumerate(loader):
-        with annotate.step(index):
+        with annotate.step(index, warmup=index < 2):
             ...
 
 Importing this needs no torch. Without a profiler a range costs a few microseconds. Ranges go to NVTX (Nsight Systems)
