@@ -12,7 +12,7 @@ Its launch is measured from the end of backward's compute. So a change of one of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -83,6 +83,8 @@ def compare_before_after(
     first, second = match_parts(*measured)
     difference = subtract_budgets(first, second)
     collectives = [measure_collectives(run).collectives for run, _ in (before, after)]
+    if first.wait_ns is None:  # of one run, so it is part of transfer and tail in both
+        collectives = [tuple(replace(one, exposed_wait_ns=None) for one in of_run) for of_run in collectives]
     found = []
     for part in ("step", *PARTS):
         old, new = getattr(first, f"{part}_ns"), getattr(second, f"{part}_ns")
@@ -92,17 +94,25 @@ def compare_before_after(
     return tuple(found)
 
 
+def _without_wait_ns(collective: Collective) -> int:
+    """Its exposed time without waits, which come first: the tail, which comes last, is within it or contains it."""
+    return collective.exposed_ns - (collective.exposed_wait_ns or 0)
+
+
 _EXPOSED: dict[str, Callable[[Collective], int]] = {
-    "tail": lambda collective: collective.when_ns(TAIL),
+    "tail": lambda collective: min(collective.when_ns(TAIL), _without_wait_ns(collective)),
     "wait": lambda collective: collective.exposed_wait_ns or 0,
-    "transfer": lambda collective: collective.exposed_ns - collective.when_ns(TAIL),
+    "transfer": lambda collective: max(0, _without_wait_ns(collective) - collective.when_ns(TAIL)),
 }
 
 
 def _find_cause(
     part: str, before: Sequence[Collective], after: Sequence[Collective], change_ns: int
 ) -> CollectiveChange | None:
-    """The collective whose share of the part changed most in the direction of the change, and what moved it."""
+    """The collective whose share of the part changed most in the direction of the change, and what moved it.
+
+    Waits for peers are a part of their own, so they do not move the others.
+    """
     old, new = _group_by_key(before), _group_by_key(after)
     old_steps, new_steps = (
         len({one.step_identity for one in run if one.step_key is not None}) for run in (before, after)
@@ -117,7 +127,9 @@ def _find_cause(
         return None
     key = max(sorted(shares, key=str), key=shares.__getitem__)
     moves = {
-        name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name)) for name in _TIMES
+        name: _significant_change(_mean_per_step(old[key], name), _mean_per_step(new[key], name))
+        for name in _TIMES
+        if name != WAIT or part == "wait"
     }
     in_direction = {name: by for name, by in moves.items() if by is not None and sign * by > 0}
     if not in_direction:

@@ -58,6 +58,29 @@ def test_a_longer_collective_is_named() -> None:
     assert found["tail"].cause == CollectiveChange("all_reduce", 1, None, "duration", 4)
 
 
+def test_what_waits_longer_for_a_peer_is_no_cause_of_a_longer_tail() -> None:
+    """The tail contains no waits; those of bucket 1 grow by more than the transfer of bucket 0.
+
+    rank 0   ###########000001111.......    ###########00000001111111111
+    rank 1   ###########000001111.......    ###########0000000......1111
+    """
+    runs = []
+    for first, second in ((3, (4, 4)), (5, (10, 4))):
+        traces = []
+        for rank, length in enumerate(second):
+            ranges = {f"process|rank={rank}|world=2|variant=overlap|backend=gloo|device=cpu": "#" * 200}
+            ranges |= {f"step|index={index}": "." * (40 * index) + "#" * 40 for index in range(5)}
+            ranges |= {"backward": ("#" * 10).ljust(40, ".") * 5, "synchronize": ("." * 10).ljust(40, "#") * 5}
+            ranges["all_reduce|bucket=0|bytes=8|params=1"] = ("." * 10 + "#" * first).ljust(40, ".") * 5
+            pictures = ("." * (10 + first + max(second) - length) + "#" * (length + jitter) for jitter in JITTER)
+            ranges["all_reduce|bucket=1|bytes=8|params=1"] = "".join(one.ljust(40, ".") for one in pictures)
+            traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=2, path=f"{rank}.sqlite"))
+        runs.append((analysis_of(*traces, label="overlap"), ()))
+    found = {change.part: change for change in compare_before_after(*runs)}
+    assert (found["tail"].change_ns, found["wait"].change_ns) == (2, 3)
+    assert found["tail"].cause == CollectiveChange("all_reduce", 0, None, "transfer", 2)
+
+
 def test_an_improvement_is_named_too() -> None:
     found = changes_between([(11, 5 + jitter) for jitter in JITTER], [(7, 5 + jitter) for jitter in JITTER])
     assert (found["tail"].change_ns, found["tail"].cause) == (-3, CollectiveChange("all_reduce", 1, None, "launch", -4))
