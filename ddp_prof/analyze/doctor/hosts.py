@@ -21,7 +21,8 @@ _LEAST_HOOKS = 3
 _DELAY_TOLERANCE = 0.5
 """If the host waits for a collective, 1 ms more of it delays the next launch by about 1 ms, else by about 0."""
 _LAUNCH_LESS = (
-    "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere."
+    "Fewer, larger kernels: torch.compile, CUDA graphs, a fused optimizer, larger batches; load data elsewhere; "
+    "fewer waits for the device (.item(), .cpu(), print), so that the host runs ahead."
 )
 _MARK_STEPS = "Mark steps (--step-range) to see whether they wait for the host, or other work was done meanwhile."
 _LOAD_AHEAD = "Load and move data in other processes, ahead of the step that needs it."

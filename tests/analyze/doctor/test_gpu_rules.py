@@ -285,6 +285,23 @@ def test_a_host_that_launches_late() -> None:
     assert finding.cost_ns >= 5 * MS
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_host_that_waits_for_each_loss_launches_the_optimizer_late(waits: bool) -> None:
+    """It launches 200 short kernels in 10 ms; without the wait, the device has work for 18 ms meanwhile."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                device.launch(1_000, 7, 16 * MS, is_collective=False)
+            if waits:
+                device.synchronize(1_000)  # loss.item()
+            with device.range("optimizer"):
+                for _ in range(200):
+                    device.launch(50_000, 7, 10_000, is_collective=False)
+    found = [one for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
+    assert [".item()" in one.advice for one in found] == [True] * waits
+
+
 def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     """Between the last work of a step and the first one of the next, which the window of no step contains."""
     device = Device()
