@@ -57,10 +57,6 @@ class OutOfMemoryError(WorkloadError):
     exit_code = 4  # 3 is that of a gate that is not met
 
 
-class NotMetError(DdpProfError):
-    """A run does not meet a requirement. The command line exits with 3."""
-
-
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)

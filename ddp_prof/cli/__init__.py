@@ -17,7 +17,7 @@ import click
 
 from ddp_prof import __version__
 from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say
-from ddp_prof.errors import DdpProfError, NotMetError, printable
+from ddp_prof.errors import DdpProfError, printable
 
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
@@ -39,12 +39,6 @@ COMMANDS = {
     "completion": "ddp_prof.cli",
 }
 """The module of each command, in the order of the help."""
-
-
-class NotMet(click.ClickException):
-    """A run does not meet its requirements."""
-
-    exit_code = 3
 
 
 ACTIONABLE = (DdpProfError, OSError, MemoryError, RecursionError)
@@ -143,8 +137,7 @@ class Commands(click.Group):
         except ACTIONABLE as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has closed it: click ends silently
                 raise
-            failure = NotMet if isinstance(error, NotMetError) else click.ClickException
-            raise failure(error_line(error)) from error
+            raise click.ClickException(error_line(error)) from error
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import Loader, TraceCommand
-from ddp_prof.cli.terminal import progress, say
-from ddp_prof.errors import NotMetError
+from ddp_prof.cli.terminal import EXIT_CODE, progress, say
 from ddp_prof.present.table import TableOptions, show
 from ddp_prof.runs.run import are_one_variant, changes_between
 
@@ -114,7 +113,7 @@ def check(
         )
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
-    from ddp_prof.present.tables.comparison import change_texts, check_summary, check_view, verdict_line
+    from ddp_prof.present.tables.comparison import change_texts, check_summary, check_view
 
     load = replace(load, strict=True)  # a trace that cannot be read must not pass
     compared = None
@@ -154,4 +153,6 @@ def check(
     else:
         show(output, [view])
     if not all(check.passed for check in checks):
-        raise NotMetError(verdict_line(checks))
+        if output.form in ("csv", "json"):  # the others print it
+            say(view.title, err=True)
+        click.get_current_context().meta[EXIT_CODE] = 3
