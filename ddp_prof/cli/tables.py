@@ -157,7 +157,7 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
     The path is followed backwards from the last operation of a step: each operation could begin only after the one
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Pass the traces of all ranks:
     at a collective the path continues on the rank that arrived last. It is known of GPUs only, and only if waits
-    between streams were recorded.
+    between streams were recorded; of other traces, such as that of the example below, the reason is printed.
     """
     show(output, _critical_views(load.runs(traces, "collectives", "critical")))
 
