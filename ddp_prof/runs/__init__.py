@@ -22,14 +22,15 @@ _NAMED_RANK = re.compile(
     r"(?P<of>[._-]?of[._-]?\d+)?(?!\d)",
     re.I,
 )
-_BARE_NUMBER = re.compile(r"(?<=[._-])(?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
-"""``report.3.sqlite``, ``trace_3.json.gz``."""
+_BARE_NUMBER = re.compile(r"(?<=[._-])(?P<rank>\d+)(?=(?:of\d+)?(?:\.[A-Za-z][\w-]*)+$)")
+"""``report.3.sqlite``, ``trace_3.json.gz``, ``x_3of8.sqlite``."""
 _COUNTED = re.compile(r"(?<![A-Za-z])(?:step|epoch|iter|iteration|batch|cycle|run|trial|seed)[._-]$", re.I)
 """What stands before numbers that are no ranks."""
 _OWN_NUMBER = re.compile(r"(?<![A-Za-z0-9])\d{2,}(?![A-Za-z0-9])")
 """A number that may be a process id or a part of a time."""
 _NODE = re.compile(
-    r"(?<![A-Za-z])node[._-]?\d+|(?<=_on_)[A-Za-z][\w-]*|(?<=host[._-])[A-Za-z][\w-]*?(?=[._-]rank)", re.I
+    r"(?<![A-Za-z])(?:node[._-]?\d+|gpu\d+(?=[._-]rank))|(?<=_on_)[A-Za-z][\w-]*|(?<=host[._-])[A-Za-z][\w-]*?(?=[._-]rank)",
+    re.I,
 )
 _NODE_AND_RANK = re.compile(r"(?<=[._-])(?P<node>\d+)[._-](?P<rank>\d+)(?=(?:\.[A-Za-z][\w-]*)+$)")
 """``profile_99_1_8.nsys-rep``."""

@@ -33,6 +33,8 @@ from tests.nsys_factory import write_capture
         ["rank0.1700000000000.pt.trace.json.gz", "rank1.1700000000007.pt.trace.json.gz"],
         ["rank0_2024-05-01_10-15-00.json", "rank1_2024-05-01_10-15-01.json"],
         ["profile_job_99_host_gpu01_rank_0.nsys-rep", "profile_job_99_host_gpu02_rank_1.nsys-rep"],
+        ["gpu01_rank0.sqlite", "gpu02_rank1.sqlite"],  # of machines
+        ["x_0of4.sqlite", "x_1of4.sqlite", "x_2of4.sqlite"],
         [f"profile_99_{rank // 2}_{rank}.nsys-rep" for rank in range(4)],  # NVIDIA's recipes: job, node and rank
     ],
 )
@@ -59,6 +61,10 @@ def test_ranks_are_found_by_their_numbers(names: list[str]) -> None:
         ["bucketed_1mb.sqlite", "bucketed_10mb.sqlite"],
         ["before.rank0.sqlite", "after.rank1.sqlite"],
         ["25mb_rank0.sqlite", "50mb_rank1.sqlite"],
+        ["h100_rank0.sqlite", "a100_rank1.sqlite"],
+        ["gpu1_rank0.sqlite", "gpu2_rank0.sqlite"],
+        ["part_1of2.sqlite", "part_2of2.sqlite"],
+        ["x_0of2.sqlite", "x_1of4.sqlite"],
         ["rank0.41.sqlite", "rank1.42.sqlite", "rank0.51.sqlite", "rank1.52.sqlite"],  # which belong together?
         ["41.0.sqlite", "42.1.sqlite"],
         ["x_0_0.sqlite", "x_1_1.sqlite", "x_1_2.sqlite"],  # nodes have as many ranks
