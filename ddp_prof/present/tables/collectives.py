@@ -255,7 +255,8 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         title += f" · {steps}"
     rows: list[Row] = [{"run": run.label, **_path_row(path)} for path in critical.steps]
     notes = [
-        "the parts of a path sum to its length; transfer includes waiting for peers whose traces are missing",
+        "the parts of a path sum to its length: from the step's first work on the device to its last or, where the host "
+        "runs ahead, to the next step's first; transfer includes waiting for peers whose traces are missing",
         *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
         *run.warnings,
     ]
