@@ -245,6 +245,12 @@ PART_NAMES = {
 """The parts of a critical path, as words of a sentence."""
 
 
+_HOW_TO_READ_PATHS = (
+    "the parts of a path sum to its length: from the first work on the device to the last or, where the host runs "
+    "ahead, to the next step's first; transfer includes waiting for peers whose traces are missing"
+)
+
+
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     """Return a row per step, under a headline on the path of median length."""
     headline = critical_headline(critical)
@@ -255,8 +261,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         title += f" · {steps}"
     rows: list[Row] = [{"run": run.label, **_path_row(path)} for path in critical.steps]
     notes = [
-        "the parts of a path sum to its length: from the step's first work on the device to its last or, where the host "
-        "runs ahead, to the next step's first; transfer includes waiting for peers whose traces are missing",
+        _HOW_TO_READ_PATHS,
         *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
         *run.warnings,
     ]
