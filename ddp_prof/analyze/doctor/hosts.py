@@ -238,16 +238,18 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
 def _cost_of_waits(run: RunEvidence, late: int) -> int:
     """How much shorter a step of another rank would be at most if it did not wait for peers.
 
-    It waits also beside compute, which delays the transfers that follow; and what is not exposed costs nothing.
+    It waits also beside compute, which delays the transfers that follow; and what is neither exposed nor lets a stream
+    stand still costs nothing.
     """
     found = []
     for rank, waits, exposure in zip(run.analysis.ranks, run.analysis.waits_ns, run.analysis.exposures, strict=True):
-        exposed_ns = rank.sum_by_step(exposure.exposed_ns)[1]
+        times_ns = (exposure.exposed_ns, rank.timings.blocking_ns)
+        most_ns = np.maximum(*(rank.sum_by_step(of_each)[1] for of_each in times_ns))
         in_step = rank.keys != UNKNOWN
         _, step = np.unique(rank.keys[in_step], return_inverse=True)
         start_ns = rank.timings.start_ns[in_step]
         start_ns, end_ns, step = union_by_group(start_ns, start_ns + np.maximum(0, waits[in_step]), step)
-        found.append(median_or_zero(np.minimum(exposed_ns, sum_by_group(end_ns - start_ns, step, len(exposed_ns)))))
+        found.append(median_or_zero(np.minimum(most_ns, sum_by_group(end_ns - start_ns, step, len(most_ns)))))
     return max(found[:late] + found[late + 1 :])
 
 

@@ -30,7 +30,7 @@ from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Ov
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
 from tests.drawing import column
-from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, bucket_steps, write_capture
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
 
 MS = 1_000_000
 TRACES = Path(__file__).parents[3] / "traces"
@@ -371,6 +371,40 @@ def test_a_late_rank_costs_also_the_transfers_that_compute_no_longer_hides(
     (finding,) = [one for one in found.findings if one.rule == "straggler"]
     assert finding.cost_ns == 8 * US
     assert finding.evidence.endswith("; that costs another rank at most 0.01 ms per step.")
+
+
+def test_a_late_rank_costs_also_what_stands_still_beside_compute_of_another_stream(tmp_path: Path) -> None:
+    """Without process 101's slow kernel a step would be 8 us shorter; stream 8 computes while process 100 waits.
+
+    us              0         10        20
+    100 stream 7    gggggggggg..............oo
+    100 stream 8    ..........sssssssssssss...
+    100 stream 20   ..........wwwwwwwwAAAAAA..
+    101 stream 7    gggggggggggggggggg......oo
+    101 stream 20   ..................AAAAAA..
+    """
+    capture = Capture()
+    for step in range(STEPS):
+        at, first = step * 40 * US, 20 * step
+        for process, length in ((100, 10), (101, 18)):
+            capture.ranges.append(Range(f"step {step}", at, at + 39 * US, process, process))
+            for number, name, stream, start, end in (
+                (1, "gemm", 7, 0, length),
+                (4, NCCL, 20, length, 24),
+                *([(6, "side", 8, 10, 23)] if process == 100 else []),
+                (8, "adam", 7, 24, 26),
+            ):
+                times = at + start * US, at + end * US, at + 100 * number
+                device, number = process - 100, first + number
+                capture.kernels.append(Kernel(name, *times, process, process, stream, device, number=number))
+            for number, call, stream in ((2, "Record", 7), (3, "Stream", 20), (5, "Record", 20), (7, "Stream", 7)):
+                call = "cudaEventRecord_v3020" if call == "Record" else "cudaStreamWaitEvent_v3020"
+                where = {"thread": process, "process": process, "device": process - 100}
+                capture.syncs.append(Sync(call, at + 100 * number, first + number, stream, event=5, **where))
+    (job,) = load_runs(write_capture(tmp_path / "late.sqlite", capture))
+    assert [rank.dependencies.reason for rank in job.overlap().ranks] == [None, None]
+    (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]
+    assert finding.cost_ns == 8 * US
 
 
 def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
