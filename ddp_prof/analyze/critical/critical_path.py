@@ -115,7 +115,7 @@ class PathCollective:
     index: int
     on_path_ns: int
     gain_ns: int | None
-    is_matched: bool = True
+    is_matched: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -396,7 +396,7 @@ class _Gains:
     def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork]) -> None:
         replays = [one.replay for one in ranks if one.replay]
         self.reason = None if len(replays) == len(ranks) else CALLS_OUT_OF_ORDER
-        if len(replays) > 1 and run.alignment.residual_p95_ns is None:
+        if run.alignment.residual_p95_ns is None:
             self.reason = NO_COMMON_CLOCK
         if self.reason:
             return
