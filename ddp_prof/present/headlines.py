@@ -469,10 +469,10 @@ def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:
 
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
     speedup = summary.speedup or 1.0
+    if speedup == 1:
+        return f"as long as that of {base}"
     change = percent(abs(1 - 1 / speedup))
-    if change == percent(0):
-        return f"as long as that of {base}" if base else "as long"
-    return f"{change} {'shorter' if speedup >= 1 else 'longer'}" + (f" than that of {base}" if base else "")
+    return f"{change} {'shorter' if speedup > 1 else 'longer'}" + (f" than that of {base}" if base else "")
 
 
 def outliers_text(outliers: Outliers) -> str:
