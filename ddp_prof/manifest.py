@@ -95,8 +95,8 @@ class Manifest:
             ranges they give the content of each bucket.
         host_times: The measured steps, then the synchronized ones.
         messages: Messages of the synchronized steps, if the variant blocks in each all-reduce.
-        collectives: Number per step and rank; ``None`` without synchronized steps, which count them.
-        communicated_bytes: Sum of the message sizes per step and rank; ``None`` without synchronized steps.
+        collectives, communicated_bytes: Number, and sum of the message sizes, per step and rank; ``None`` without
+            synchronized steps, which count them.
         peak_memory_bytes: Largest of all ranks: memory allocated on the GPU, or resident memory on a CPU.
     """
 

@@ -240,21 +240,18 @@ class Trace(Brief):
         threads: Known names of threads by (process, lane).
         names_autograd: Whether these include the names of all threads in which autograd ran.
         operators: When the host computed, for traces without activities of a device; else empty.
-        collective_calls: When the host called collectives; empty if operators were not recorded.
         sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
         sync_reason: Why they are unknown or incomplete; ``None`` if they are known.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.
             It is joined when the trace is built and kept by ``replace``; to replace the rows of activities or calls,
             pass ``launching_calls=None``, which joins again.
-        has_ambiguous_launch: Which activities have several earlier calls with their number; the last one counts as the
-            launch.
+        has_ambiguous_launch: Which activities have several earlier calls with their number; the last one counts.
         shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none. This, the
             ``registers`` per thread and ``call_details`` are ``None`` if launches were not read.
         has_subgroups: Whether the profiler recorded that the job has process groups of a part of its ranks.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` if unknown.
         warnings: Assumptions of the reader and facts that it could not find, a line each.
-        gpus: Known names of GPUs by (process, device).
-        gpu_ids: The machine's number of a GPU by (process, device); equal for processes that share the GPU.
+        gpus, gpu_ids: Known names of GPUs, and the machine's numbers of GPUs, by (process, device).
     """
 
     path: Path

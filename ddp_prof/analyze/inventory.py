@@ -103,7 +103,6 @@ def _first_known_name(trace: Trace, kind: str) -> Iterator[tuple[str, str, str]]
 
 
 def _natural_sort_key(name: str) -> tuple[int, str]:
-    """A key that sorts ``step 2`` before ``step 10``."""
     return len(name), name
 
 

@@ -146,12 +146,10 @@ class Attribution:
 
     @property
     def activities(self) -> float | None:
-        """Share of the events, 0 to 1."""
         return self.attributed_events / self.events if self.events else None
 
     @property
     def device_time(self) -> float | None:
-        """Share of their time, 0 to 1."""
         return self.attributed_time_ns / self.time_ns if self.time_ns else None
 
 
@@ -202,17 +200,11 @@ class Diagnostics:
     """The counts from which warnings are made; counts of a capture's parts can be added.
 
     Attributes:
-        about_trace: Warnings about the trace or its steps.
-        caveats: Caveats in ``run.json`` and in our own ranges.
         windows: From the first to the last kernel of each process and device.
-        overhead_warnings: Warnings about the profiler's own work.
-        graphs: Number of activities that are CUDA graphs.
-        orphans: Number of activities without a launching call.
-        unnumbered: Number of orphans without a correlation number.
+        orphans: Number of activities without a launching call, ``unnumbered`` of which have no correlation number.
         ambiguous: Number of activities whose correlation number several calls have.
         repeated: Number of collectives that are in the trace more than once, with the same stream and times.
-        busy_ns: Time of compute on each stream, by process, device and stream.
-        collectives: Number of collectives on each stream, by the same key.
+        busy_ns, collectives: Time of compute, and number of collectives, by process, device and stream.
         compute_ns: Summed time of the kernels that count as compute, by name; ``kernels_ns`` of all kernels.
     """
 
@@ -273,8 +265,7 @@ def diagnose(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[str, ...]:
 def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[str, ...]:
     """Merge the warnings of a run's files, each a pair of the file's name and its warnings.
 
-    Warnings of all files are shown once, others with the names of their files. Of many warnings that differ only in
-    numbers, the first is shown.
+    Warnings of all files are shown once; of many that differ only in numbers, the first.
     """
     files: dict[str, list[str]] = {}
     for file, warnings in by_file:

@@ -25,18 +25,14 @@ class RootCause:
         step: The step's own number; ``None`` without steps.
         steps: Number of steps that communicate.
         exposed_ns: The step's exposed time; if it is 0, all other attributes of the step are meaningless.
-        total_exposed_ns: Exposed time of all steps.
-        when, why: The pair with most exposed time, of ``exposed_time.WHENS`` and ``exposed_time.WHYS``.
-        pair_ns: The part of ``exposed_ns`` of this pair.
+        pair_ns: The part of ``exposed_ns`` of the pair of ``when`` and ``why`` with most exposed time.
         wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
         knows_late: Whether the clocks of the ranks tell which rank is late.
         step_ns: Sum of the step's length over all ranks; ``None`` if not known.
-        collectives_per_step: Number of collectives of one rank in the step.
         operation: The collective's operation; the following attributes are the collective's, too.
         knows_wait: Whether its waits can be distinguished from transfer.
-        blocking: One of ``timing.BLOCKING``.
-        alike_per_step: Number of collectives of one rank with the same ``blocking``.
-        same_operation_per_step: Number of collectives of one rank with the same operation.
+        collectives_per_step, alike_per_step, same_operation_per_step: Number of collectives of one rank in the step;
+            with the same ``blocking``; with the same operation.
         last_bucket: The largest bucket number with its operation.
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
@@ -44,7 +40,6 @@ class RootCause:
         collective_ns: Its part of ``pair_ns``.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
         lead_ns: How long it starts before backward's compute ends, negative if after; ``None`` if not known.
-        carries_gradients: Whether it seems to reduce gradients; see :func:`.carry_gradients`.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
     """
 

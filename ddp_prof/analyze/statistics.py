@@ -1,14 +1,12 @@
 """The interval of all figures, by the bootstrap (B. Efron, 1979), and the steps that stand out.
 
-From the steps of a run, as many steps are drawn with replacement. The ranks of a step wait for each other, so they are
-drawn together. The figure is computed for a thousand such draws and varies as it would in other runs of the same steps:
-the middle 95 % are its interval. The seed is fixed, so the same steps always have the same interval::
+From the steps of a run, as many steps are drawn with replacement; the ranks of a step wait for each other, so they are
+drawn together. The figure is computed for a thousand such draws: the middle 95 % are its interval. The seed is fixed::
 
     steps   12 10 11 15      draws   10 10 15 12 -> 11     11 15 11 12 -> 11.5     12 12 10 11 -> 11.5   ...
 
-Other units than steps may be drawn, such as the runs of a study or the calls of a benchmark; units must be independent
-of each other. The figure is the median, or the mean if parts must sum. The interval of few units is too narrow: with
-three units it is their whole range, and contains the true median in 75 of 100 cases; with ten or more, in 90 to 94.
+Other units than steps may be drawn, such as the runs of a study; they must be independent of each other. The figure is
+the median, or the mean if parts must sum. The interval of few units is too narrow: see ``docs/metrics.md``.
 """
 
 from __future__ import annotations

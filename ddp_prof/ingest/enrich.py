@@ -36,7 +36,6 @@ def warn_missing_starts(path: Path, has_start: Mapping[str, Mask]) -> Iterator[s
 
 
 def warn_missing_ends(without: int) -> Iterator[str]:
-    """Yield a warning about activities without an end, or with an end before their start."""
     if without:
         yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
 
@@ -121,12 +120,10 @@ def name_ranks(trace: Trace) -> Trace:
 
 
 def add_launch_shapes(trace: Trace, columns: Sequence[Ints]) -> Trace:
-    """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``.
+    """Name the launch shape of each kernel: ``grid 256x1x1 block 128x1x1``. The kernels are the first activities.
 
-    Args:
-        trace: A trace whose first activities are the kernels.
-        columns: The :data:`SHAPE_COLUMNS` and the registers per thread, with a row per kernel. ``UNKNOWN`` stands for
-            values that the profiler did not record.
+    ``columns`` are the :data:`SHAPE_COLUMNS` and the registers per thread; ``UNKNOWN`` if the profiler did not record
+    them.
     """
     *sizes, registers = columns
     names = NameTable(trace.names)

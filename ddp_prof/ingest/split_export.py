@@ -60,8 +60,7 @@ class CannotSplitError(DdpProfError):
 class Blocks:
     """The non-empty blocks of one table, in the order of the file, with the limits of their times and ids.
 
-    A block has the row ids from ``first`` to ``first + BLOCK_ROWS - 1``. If the table has no ends, ``end_ns`` is the
-    latest start.
+    A block has the row ids from ``first`` to ``first + BLOCK_ROWS - 1``; without ends, ``end_ns`` is the latest start.
     """
 
     table: str
@@ -88,8 +87,8 @@ def scan_blocks(
 ) -> Blocks:
     """Read a table with a column ``start`` once, in the database attached as ``whole``, and return its blocks.
 
-    Only rows that meet the condition count. Raises CannotSplitError if a start is missing or no integer, or if the
-    largest and smallest row ids differ by more than ``max_id_gap``.
+    Only rows that meet the condition count. A CannotSplitError says that a start is missing, or that row ids differ by
+    more than ``max_id_gap``.
     """
     end = END if "end" in columns else "start"
     number = "correlationId" if "correlationId" in columns else "NULL"
@@ -141,17 +140,11 @@ class Part(NamedTuple):
 
 
 class SplitExport:
-    """A large export, cut into parts; only one part at a time is on the disk.
+    """A large export, cut into parts; only one part at a time is on the disk, in ``folder``.
 
-    Args:
-        folder: Where the part is written.
-        marks_structure: Whether a range with this name marks a step, a phase, a collective or a process.
-        find_step_times: Returns, from the ranges of a trace, the start of each step of each process, and the time until
-            which its launches matter.
-        part_rows: Approximate number of rows of activities and calls in a span.
-
-    Raises:
-        CannotSplitError: The export must be read as a whole.
+    ``marks_structure`` says of a name whether it marks a step, a phase, a collective or a process. ``find_step_times``
+    gives the start of each step of each process, and the time until which its launches matter. A CannotSplitError says
+    that the export must be read as a whole.
     """
 
     def __init__(

@@ -84,16 +84,12 @@ def require_disk_space(path: Path, folder: Path, needed: int) -> None:
 
 
 class SqliteFile:
-    """The tables of a SQLite file; made by :func:`open_sqlite`.
+    """The tables of a SQLite file, which errors name by ``path``; made by :func:`open_sqlite`.
 
     A damaged or hostile file can be small and seem endless: pages may point to one child, rows may share their text, a
     view may have the name of a table. So views are ignored, no query returns more rows or text than the file has bytes,
-    and :meth:`run_with_deadline` stops reading after a time limit.
-
-    Attributes:
-        path: The file that errors name.
-        columns: Column names by table; only tables that hold rows, since some exporters create all tables.
-        most_rows: Upper bound of the rows of a table, from the size of the file.
+    and :meth:`run_with_deadline` stops reading after a time limit. ``columns`` holds tables with rows only, since some
+    exporters create all tables. ``most_rows`` is the upper bound of a table's rows, from the size of the file.
     """
 
     def __init__(self, path: Path, real: Path) -> None:

@@ -9,18 +9,8 @@ another one had ended earlier, the instant would still be exposed. So the collec
     belongs to   aaaaacccccccc      B ends under A and C, so nothing waits for it
 
 *When* depends on what the device computes before and after the instant, in the step that launched the collective:
-
-=========  ==========================================================================================================
-tail       After the last compute of the step's backward; only if backward is known.
-forward    Between compute of forward; or before compute of forward, if forward launched the collective.
-backward   The same for backward.
-optimizer  The same for the optimizer.
-outside    Between two phases, before the first or after the last.
-unknown    The trace has no phases there, or does not contain the launch of the collective.
-=========  ==========================================================================================================
-
-*Why* is the first reason in this table that applies. ``E`` are the exposed instants that it explains, ``#`` compute,
-``r`` ready, ``L`` launch, ``C`` the collective:
+``docs/metrics.md`` has a table. *Why* is the first reason in this table that applies. ``E`` are the exposed instants
+that it explains, ``#`` compute, ``r`` ready, ``L`` launch, ``C`` the collective:
 
 =============  ======================================================================================================
 blocking_call  The program waits for it: it was launched after backward, or on the compute stream, where no later
@@ -59,9 +49,7 @@ late_input     It waited for its input: a part counts that is as long as its str
 transfer       Everything else: data is on the wire. Also all of a send or receive, which may wait for its peer.
 =============  ======================================================================================================
 
-``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls. If no peer is
-known, nothing is ``peer_wait``. If the ready time is not known, nothing is ``launched_late``, and ``queued`` and
-``late_input`` count from the launch. Otherwise they count from the launch or the ready time, whichever is later.
+``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls.
 """
 
 from __future__ import annotations
@@ -129,18 +117,12 @@ class PhaseParts(Table):
 
 
 def divide_by_why_and_when(rank: RankCollectives, wait_ns: Ints) -> dict[str, PhaseParts]:
-    """The instants that belong to each collective of a rank, by reason and phase.
-
-    ``wait_ns`` is how long each waited for peers, at its start; ``UNKNOWN`` if no peer is known.
-    """
+    """The instants that belong to each collective of a rank, by reason and phase; ``wait_ns`` is its wait for peers."""
     return {why: divide_by_when(rank, part) for why, part in divide_by_why(rank.timings, wait_ns).items()}
 
 
 def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, PhaseParts]) -> Exposure:
-    """Divide the exposed time of one rank among its collectives, by when and why.
-
-    ``parts`` is the result of :func:`divide_by_why_and_when`.
-    """
+    """Divide the exposed time of one rank among its collectives; ``parts`` are of :func:`divide_by_why_and_when`."""
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
     for why, cells in parts.items():

@@ -59,7 +59,6 @@ class Matches:
 
     Attributes:
         rows: One row per collective, one column per rank: its row in the rank's timings, ``UNKNOWN`` if it has none.
-        unmatched: Number of collectives without a match, over all ranks.
         by_stream: Whether communicators without a name were distinguished by their streams.
         doubt: Why collectives without the name of a communicator were left unmatched; ``None`` if they were not.
     """

@@ -33,13 +33,9 @@ from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, distinct, select, take_or_unk
 class RunBlocking:
     """How long streams (on a CPU: the host) stood still for communication.
 
-    Attributes:
-        typical_ns: Median over all ranks' steps that communicate.
-        steps: Number of these steps.
-        blocked_steps: Number of these steps in which something stood still.
-        needed: Number of collectives with a known consumer.
-        least_slack_ns: The smallest slack of these, if nothing stood still; ``None`` if something did, or if no
-            collective has a known consumer.
+    ``typical_ns`` is the median over the ``steps`` of all ranks that communicate; in ``blocked_steps`` of them
+    something stood still. ``needed`` collectives have a known consumer; ``least_slack_ns`` is the smallest slack of
+    these, ``None`` if something stood still, or without a known consumer.
     """
 
     typical_ns: int

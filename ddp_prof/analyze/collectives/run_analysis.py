@@ -225,10 +225,7 @@ _CLOCKS_APART_NS = 10_000_000_000
 class RunAnalysis(Brief):
     """The collectives of a run's ranks, and the results of comparing them, each computed once at its first use.
 
-    Attributes:
-        trace: The file; the first one if there are several.
-        ranks: Ordered by rank, process and device.
-        files: Number of files.
+    ``trace`` is the first of the ``files`` files; ``ranks`` are ordered by rank, process and device.
     """
 
     trace: Path
@@ -242,7 +239,6 @@ class RunAnalysis(Brief):
 
     @property
     def has_steps(self) -> bool:
-        """Whether the traces mark steps; else the whole capture counts as one step."""
         return any(len(rank.times) for rank in self.ranks)
 
     @property
@@ -318,10 +314,7 @@ class RunAnalysis(Brief):
 def analyze_trace(
     trace: Trace, ranks: Sequence[RankEvents], *, to_draw: bool = True, diagnostics: Diagnostics | None = None
 ) -> RunAnalysis:
-    """Analyze a single trace. Only compute that is needed for exposed time (``to_draw``: for pictures, too) is kept.
-
-    ``diagnostics`` is the result of :func:`gather_diagnostics`, if the caller has it already.
-    """
+    """Analyze a single trace. Only compute that is needed for exposed time (``to_draw``: for pictures, too) is kept."""
     diagnostics = diagnostics or gather_diagnostics(trace, ranks)
     return RunAnalysis(
         trace=trace.path,

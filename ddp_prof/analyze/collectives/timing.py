@@ -77,19 +77,14 @@ class CollectiveTimings(Table):
     """One row per collective, ordered by step and launch. Unknown values are ``UNKNOWN``, unknown times ``NO_TIME``.
 
     Attributes:
-        step: Index into the rank's steps.
-        lane: CUDA stream; ``UNKNOWN`` on a CPU.
-        ready_source: Index into :data:`READY_SOURCES`.
-        phase: Phase that launched it, an index into ``range_names.PHASES``; ``UNKNOWN`` outside of all phases.
-        blocking: Index into :data:`BLOCKING`: whether the program waits for it before it goes on; no later compute can
-            then hide it.
+        step, group, consumer: Indices into the rank's steps, :attr:`RankCollectives.groups` and ``consumers``.
+        ready_source, blocking: Indices into :data:`READY_SOURCES` and :data:`BLOCKING`.
+        phase: Phase that launched it, an index into ``range_names.PHASES``.
         operation: Index into ``attribution.OPERATIONS``.
         bucket, bytes: From our range. Without our range, bytes are from the arguments that the profiler recorded.
-        group: Index into :attr:`RankCollectives.groups`, as the profiler recorded it, or else from our range.
         sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
         input_ns: End of its input, not after its start.
         slack_ns, held_by: See ``blocking.Consumers``.
-        consumer: Index into :attr:`RankCollectives.consumers`.
     """
 
     step: Ints
@@ -122,22 +117,16 @@ class CollectiveTimings(Table):
 
 @dataclass(frozen=True)
 class RankCollectives(RankResult):
-    """The collectives of one rank, and everything else that is needed to compare ranks.
+    """The collectives of one rank, and everything else that is needed to compare ranks; see also ``RankEvents``.
 
     Attributes:
         clock: The file; ranks read from the same file share a clock.
         epoch_ns: UTC nanoseconds of the clock's 0, ``None`` if unknown.
-        groups: Names of communicators.
-        step_numbers: The steps' own numbers, ``UNKNOWN`` if they have none.
+        groups, consumers: Names of communicators, and of the operations that need collectives.
         step_keys: See ``Steps.keys``. A capture without steps is step 0, or no step if other ranks have steps.
-        backward_end_ns: See ``RankEvents``.
         compute: Compute of the rank, at least all that overlaps its collectives.
-        compute_stream: See ``RankEvents``.
-        has_subgroups: See ``Trace``.
         reason: Why its overlapped communication is not known; ``None`` if it is.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
-        consumers: Names of the operations that need collectives.
-        host_waits: See ``DependencyCoverage``.
     """
 
     process: int
@@ -165,7 +154,6 @@ class RankCollectives(RankResult):
 
     @property
     def marks_steps(self) -> bool:
-        """Whether the trace marks steps."""
         return len(self.times) == len(self.step_keys)
 
     @property
@@ -262,8 +250,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
 def _find_groups(trace: Trace, recorded: Ints, named_by: Ints) -> tuple[tuple[str, ...], Ints]:
     """The names of the communicators, and the index of each collective's among them.
 
-    ``recorded`` and ``named_by`` are indices into the trace's names: of the communicator's name that the profiler
-    recorded, and of the range of ours that contains it.
+    ``recorded`` are indices into the trace's names of the name that the profiler recorded, ``named_by`` of our range.
     """
     texts = {name_id: trace.names[name_id] for name_id in set(distinct(recorded)) - {UNKNOWN}}
     texts |= {

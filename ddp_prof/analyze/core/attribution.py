@@ -1,13 +1,9 @@
 """The events of a rank, each with its step and phase: GPU and CPU captures are both measured in this form.
 
-On a GPU an event is an activity. It belongs to the step and the phase whose host range contains the start of its launch
-call, in the same process, *on any thread*: autograd launches the kernels of backward from threads of its own.
-
-On a CPU (gloo) there are no activities. Communication is our ranges around collectives. Compute is the time in
-``forward``, ``backward`` and ``optimizer``, but not in ``synchronize``, where the rank waits. If phases are nested, for
-example when an optimizer updates one bucket during backward, the innermost phase counts. Where torch.profiler recorded
-gloo's events outside of our ranges, these are communication too, each from when a thread takes it up, and compute is
-torch's operators.
+On a GPU an event is an activity; its step and phase are those in which it was launched, *on any thread*: autograd
+launches the kernels of backward from threads of its own. On a CPU (gloo) there are no activities: communication is our
+ranges around collectives, or gloo's own events as torch.profiler records them; compute is the phases without
+``synchronize``, or torch's operators.
 """
 
 from __future__ import annotations
@@ -109,11 +105,7 @@ def find_operations(trace: Trace, name_ids: Ints) -> Ints:
 
 
 def bus_factor(operation: str | None, ranks: int | None) -> float | None:
-    """The ratio of bus bandwidth to algorithm bandwidth; ``None`` if unknown.
-
-    As defined by nccl-tests (doc/PERFORMANCE.md), where the size is the larger of input and output. Bus bandwidth can
-    be compared with the speed of a link, whatever the number of ranks.
-    """
+    """The ratio of bus bandwidth to algorithm bandwidth as in nccl-tests; ``None`` if unknown."""
     if ranks is None or ranks < 1:
         return None
     if operation == ALL_REDUCE:
@@ -131,10 +123,8 @@ GLOO = "gloo:"
 class CollectiveRanges(Table):
     """The ranges around collectives, from the launch to the completion as seen by the host.
 
-    Gloo's own events start later than their launch: their ``launch_ns`` is ``NO_TIME`` if it was not recorded.
-    ``span`` is a row of the trace's spans, ``operation`` an index into :data:`OPERATIONS`. ``named_by`` is an index
-    into ``Trace.names``, of the range that names the process group: the range itself, or that of the buckets' sizes.
-    Fields that no range contains are ``UNKNOWN``.
+    Gloo's own events start later than their launch. ``span`` is a row of the trace's spans, ``operation`` an index into
+    :data:`OPERATIONS`, ``named_by`` one into ``Trace.names``: of the range that names the process group.
     """
 
     span: Ints
@@ -150,7 +140,6 @@ class CollectiveRanges(Table):
 
     @property
     def launch_or_start_ns(self) -> Ints:
-        """The launch, or the start if the launch was not recorded."""
         return np.where(self.launch_ns == NO_TIME, self.start_ns, self.launch_ns)
 
     def launched_in(self, launch_ns: Ints) -> Ints:
@@ -164,10 +153,7 @@ class CollectiveRanges(Table):
 
 
 def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> CollectiveRanges:
-    """The ranges of ours around collectives of a process, and gloo's own events outside of these.
-
-    Gloo's do not count beside collectives of a device.
-    """
+    """The ranges of ours around collectives of a process, and gloo's own events outside of these."""
     names, mine, spans = parse_ranges(trace.names, *COLLECTIVES), trace.spans.process == process, trace.spans
     span = np.flatnonzero(mine & np.isin(spans.name_id, list(names)))
     marked, gloo = union(spans.start_ns[span], spans.end_ns[span]), span[:0]
@@ -295,10 +281,9 @@ def device_events(
     """All events of a process's devices, and how backward was found: ``ranges``, ``inferred`` or ``none``.
 
     If no range marks backward, it is what autograd's threads launched, except inside an optimizer's range on the same
-    thread: such an optimizer steps in a gradient hook. An optimizer's range on another thread does not count, because
-    it may contain all of backward: ``optimizer.step(closure)`` computes the gradients in the closure.
-
-    ``launchers`` are the threads that launch collectives, ``computing`` those that launch compute.
+    thread, as in a gradient hook. On another thread that range may contain all of backward:
+    ``optimizer.step(closure)``. ``launchers`` are the threads that launch collectives, ``computing`` those that launch
+    compute.
     """
     mine = trace.activities.process == process
     activities, call = select(trace.activities, mine), trace.launching_calls[mine]

@@ -2,21 +2,14 @@
 
 An operation that needs a collective could otherwise begin at the latest of: the end of the operation before it on its
 stream, the start of its launch call, and the ends of everything else it waits for. From there to the end of the last
-collective that it waits for, its stream *stands still for communication*::
+collective that it waits for, its stream *stands still for communication*; a collective that ended earlier had *slack*::
 
-    stream 20   ....CCCCCCCC...      the collective
-    stream 7    kkkkkk......ccc      its consumer, a copy
-    stands still      ^^^^^^
+    stream 20   ....CCCCCCCC...      the collective       ..CCC..........
+    stream 7    kkkkkk......ccc      its consumer         kkkkkkkkkkkkccc
+    stands still      ^^^^^^         slack                     ^^^^^^^
 
-A collective that ended earlier had *slack*::
-
-    stream 20   ..CCC..........
-    stream 7    kkkkkkkkkkkkccc
-    slack            ^^^^^^^
-
-If a collective runs on a stream that computes, its consumer is the next operation on that stream that is not a
-collective; the operation before the consumer is the last one that is not a collective either. If the host itself
-communicates, as on a CPU, it stands still in ``synchronize``.
+On a stream that computes, the consumer of a collective is the next operation that is not a collective. A host that
+communicates, as on a CPU, stands still in ``synchronize``.
 """
 
 from __future__ import annotations
@@ -65,11 +58,9 @@ class Stretches(Table):
 
 @dataclass(frozen=True)
 class Blocking:
-    """What the streams of one device waited for.
+    """What the streams of one device waited for; ``unknown`` and ``unneeded`` are rows of collectives.
 
-    Attributes:
-        unknown: Rows of collectives with a consumer whose launch is not known.
-        unneeded: Rows of collectives without a known consumer.
+    Those in ``unknown`` have a consumer whose launch is not known, those in ``unneeded`` have no known consumer.
     """
 
     stretches: Stretches
@@ -163,12 +154,11 @@ class DependencyCoverage:
 
     Attributes:
         source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``host`` (a CPU) or ``none``.
-        waits: How many waits the rank's streams made; on a CPU, its host.
-        resolved: How many of them have a known producer.
-        violations: How many of them the times contradict.
+        waits: How many waits the rank's streams made; on a CPU, its host. ``resolved`` have a known producer, and the
+            times contradict ``violations`` of them.
         reason: Why blocking is not known for all steps; ``None`` if it is.
-        host_waits: How often the host of a device waited until a collective ended. This delays what the host launches
-            afterwards, but no stream stands still meanwhile: the cost is not part of blocking, and may exceed it.
+        host_waits: How often the host of a device waited until a collective ended. No stream stands still meanwhile, so
+            the cost, of what the host launches later, is not part of blocking.
     """
 
     source: str

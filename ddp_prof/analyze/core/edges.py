@@ -50,14 +50,11 @@ class Dependencies:
     """The edges of a trace and the order of its streams.
 
     Attributes:
-        is_wait: Mask of the trace's synchronizations that are waits of streams.
-        is_resolved: Mask of the waits whose record is known.
-        is_violated: Mask of the waits that made an edge which the times contradict.
-        call_stream: Number of each synchronization's stream.
-        call_place: Place of each synchronization in the order of its process's calls.
-        place: The same for the launch of each activity.
+        is_wait, is_resolved, is_violated: Masks of the synchronizations: the waits of streams; those whose record is
+            known; those that made an edge which the times contradict.
+        call_stream, stream: Number of each synchronization's, and each activity's, stream, unique over all processes.
+        call_place, place: Place of each synchronization, and of each activity's launch, in the order of calls.
         in_order: The activities stream by stream in the order of their launch.
-        stream: Number of each activity's stream, unique over all processes and devices.
     """
 
     edges: Edges
@@ -194,7 +191,7 @@ class _StreamCalls:
 def _producers(waits: _StreamCalls, records: _StreamCalls, stream: Ints) -> tuple[Ints, Ints]:
     """Pairs of a wait and an operation that it waits for, ``UNKNOWN`` if the record's stream had no work.
 
-    Waits are in the order of their calls, each with its record; ``stream`` is the stream of each operation.
+    Waits are in the order of their calls, each with its record.
     """
     own = np.arange(len(waits.stream)), records.work
     last_wait = Sequences(waits.stream, waits.place).last_before(records.stream, records.place)

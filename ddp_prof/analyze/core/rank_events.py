@@ -84,12 +84,10 @@ class RankEvents(Brief):
         events: Its events, without those of warm-up steps.
         steps: The measured steps. If no steps were found, one step without a number: the whole capture.
         is_followed: For each step, whether the next row of ``steps`` is the step that followed it.
-        phases: The host's ranges of phases, including those of warm-up steps.
-        collective_ranges: The ranges around collectives, including those of warm-up steps.
+        phases, collective_ranges: Ranges of the host, including those of warm-up steps.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: What was left out or cut when steps and communication were found, a line each.
-        other_gradient_threads: Threads that launch compute of backward in other parts of the capture.
-        assumed_ahead: Whether the host runs ahead in the whole capture; ``None`` if the trace is the whole capture.
+        other_gradient_threads, assumed_ahead: Facts of the whole capture, if the trace is a part of one.
         with_warmup: The same rank including its warm-up steps, if it has any.
         raised: How much is added to its step keys, because another rank's recording began earlier.
     """
@@ -116,7 +114,6 @@ class RankEvents(Brief):
 
     @property
     def including_warmup(self) -> RankEvents:
-        """The rank including its warm-up steps, as it is drawn; without them it is measured."""
         return self.with_warmup or self
 
     def rekey_steps(self, keys: Ints) -> RankEvents:
@@ -184,7 +181,6 @@ class RankEvents(Brief):
 
     @cached_property
     def step_times(self) -> StepTimes:
-        """How long each step took, and what filled that time; no rows in a capture without steps."""
         if not self.has_steps:
             return empty(StepTimes)
         device_follows = self.is_followed if self.runs_ahead else None
@@ -211,8 +207,7 @@ class RankEvents(Brief):
     def may_block(self) -> Intervals | None:
         """Communication that may block, as launches tell: work waited on an idle stream, or the host waited.
 
-        Only streams that compute count. At all other times nothing could have begun earlier. ``None`` if launches,
-        copies or waits of the host are not recorded::
+        ``None`` if launches, copies or waits of the host are not recorded::
 
             collective    ..CCCCCCCC..
             kernels       kkk.......kk
@@ -265,7 +260,6 @@ class RankEvents(Brief):
 
     @property
     def is_warmup(self) -> bool:
-        """Whether all of its steps are warm-up."""
         return bool(self.warmup_steps) and not len(self.steps)
 
     @property
@@ -401,7 +395,6 @@ class CaptureFacts:
 
 
 def find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
-    """See ``CaptureFacts.launches``."""
     activities, thread = trace.activities, take_or_unknown(trace.calls.lane, trace.launching_calls)
     columns = (activities.process, activities.device, activities.category, thread)
     first, _ = distinct_rows(*columns)
@@ -416,14 +409,9 @@ def find_rank_events(
 ) -> tuple[RankEvents, ...]:
     """Return the ranks of a trace, ordered by rank, process and device.
 
-    ``step_range`` and ``backward_range`` are regular expressions for the user's own ranges of steps and of backward,
-    ``None`` for the usual names. The first group of ``step_range``, if it has one, is the step's number.
-
-    If the trace is a part of a capture, ``known`` are facts about the whole capture: the result then includes ranks
-    that have no events in this part.
-
-    Raises:
-        TraceError: No range matches one of the user's patterns.
+    ``step_range`` and ``backward_range`` are the user's regular expressions, ``None`` for the usual names; a TraceError
+    says that one of them matches no range. ``known`` are facts about the whole capture if the trace is a part of one:
+    the result then includes ranks that have no events in this part.
     """
     known = known or CaptureFacts(find_launches(trace))
     on_devices = {process for process, *_ in known.launches}

@@ -31,11 +31,9 @@ class RankSteps(NamedTuple):
 def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple[str, ...]]:
     """How much to add to each rank's step keys, so that a key means the same step on all ranks; and a note on it.
 
-    This concerns steps without numbers, or with numbers that repeat, as in each epoch. Two files may begin some steps
-    apart: the n-th step of one rank is then an earlier or later one of the other rank. The right shift is found by the
-    differences between the ends of the two ranks' collectives. With the right shift they are nearly constant, because
-    two clocks differ by a constant; with a wrong one they vary as the steps do. The right shift also gives both ranks
-    the same numbers, if there are any.
+    This concerns steps without numbers, or with numbers that repeat, of files that may begin some steps apart. With the
+    right shift, the differences between the ends of two ranks' collectives are nearly constant, as two clocks differ by
+    a constant; with a wrong one they vary as the steps do. It also gives both ranks the same numbers, if there are any.
     """
     raised = [0] * len(ranks)
     unnumbered = [at for at, rank in enumerate(ranks) if len(rank.numbers) and not _are_unique(rank.numbers)]

@@ -12,19 +12,15 @@ The window of a step contains everything that was launched in it::
     exposed memory                   (what neither compute nor communication covers)
     idle                 all the rest
 
-The length of a step is measured on one clock. If the host keeps up with its device, a step lasts as long as its range
-on the host. If the host runs ahead, that range tells when the step's work was launched, not when it was done. A step
-then lasts from its first work on the device to the first work of the next step::
+The length of a step is that of its range on the host or, if the host runs ahead, the time from its first work on the
+device to that of the next step. Everything that lies in it counts, whichever step launched it::
 
     host      |0||1||2|
     device    .0000000000.1111111111.2222222222
     step 0     |---------|
     step 1                |---------|            the length of step 2 is not known: no step follows
 
-The first work of a step is the first on the stream on which the step computes most. Streams work in the order of
-launches, so no such length is negative. A copy that is fetched ahead, on a stream of its own, does not begin a step.
-These windows do not overlap. Everything that lies in a window counts, whichever step launched it, so the parts of a
-length sum to it.
+The first work is the first on the stream on which the step computes most: copies fetched ahead begin no step.
 
 While a rank computes nothing, its phase follows from the compute before and after::
 
@@ -52,9 +48,8 @@ from ddp_prof.trace import Category
 class StepBreakdown(Table):
     """One row per step; in each, ``compute_only + overlapped + exposed + exposed_memory + idle == window`` exactly.
 
-    The window goes from the start of the first event launched in the step to the end of the last one. Communication is
-    what was launched in the step; compute and memory are all of the device's in the window. ``other_comm_ns`` is the
-    part of ``idle_ns`` in which communication of another step ran.
+    Communication is what was launched in the step; compute and memory are all of the device's in the window.
+    ``other_comm_ns`` is the part of ``idle_ns`` in which communication of another step ran.
     """
 
     start_ns: Ints

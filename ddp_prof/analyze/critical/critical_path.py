@@ -1,21 +1,16 @@
 """The critical path of each step over all ranks, and the parts of it.
 
-The path starts at the end of the step on the rank that ends last, and follows backwards what delayed each operation.
-An operation begins after the last of three: the end of the operation before it on its stream, the ends of what its
-stream waits for, and its launch. The last of the three leads to an earlier operation, and so on, until the path is as
-long as the step::
+The path starts at the end of the step on the rank that ends last, and follows backwards what delayed each operation:
+the end of the operation before it on its stream, the ends of what its stream waits for, or its launch. Before a launch,
+it stays on the host back to the last time when the launching thread waited for the device::
 
     host        L......S...........L              S: the host waits for the device
     stream 7    .kkkk..............kkk
     stream 20   .....CCCCCCCCCCCC
     path        lkkkkCCCCCCCCCCCChhlkkk           l: launch, h: host
 
-Before a launch, the path stays on the host back to the last time when the launching thread waited for the device, and
-goes on with what the thread waited for. So the parts of a path follow one another without a gap or an overlap.
-
 At a collective that several ranks have in common, it continues on the rank that arrived last, since no rank could go on
 before. If the clocks cannot tell that rank, the path stays on its rank, and the wait for peers is a part of its own.
-With the trace of a single rank, that wait is part of transfer.
 """
 
 from __future__ import annotations

@@ -230,12 +230,9 @@ def join_replays(
 ) -> tuple[Replay, Ints] | None:
     """Join the replays of several ranks: no rank goes on from a collective before all ranks have arrived.
 
-    The steps of their ends must be the same numbers on all ranks. ``common_ns`` are the times on the common clock.
-    ``matches`` holds the arrivals of each common collective, as rows of the concatenated times.
-
-    Returns:
-        The replay with all times in one order, and the place of each of the concatenated times in it; ``None`` if the
-        clocks contradict that order.
+    The steps of their ends must be the same numbers on all ranks. ``common_ns`` are the times on the common clock,
+    ``matches`` the arrivals of each common collective, as rows of the concatenated times. The result is the replay in
+    one order, and the place of each of those rows in it; ``None`` if the clocks contradict that order.
     """
     if len(replays) == 1:
         return replays[0], np.arange(len(replays[0].times))

@@ -1,15 +1,12 @@
 """How the devices of a run spent their time, as shown by ``ddp-prof kernels``.
 
-*What hid communication* is the overlapped time of a rank by the phase and kind of the compute that ran meanwhile. If
-several kernels ran at once, the instant belongs to the first phase in :data:`PHASE_ORDER`, and within a phase to the
-first kind by name::
+*What hid communication*: at each instant the first phase in :data:`PHASE_ORDER`, and in it the first kind by name::
 
     communication  ..########..
     backward       ####..####..     ##..####  ->  2 + 2 (the optimizer has the rest)
     optimizer      ........####
 
-*Why a device was idle*: an idle stretch ends with the work that starts next. Until that work was launched, the host was
-late: this time is divided by the host's phase. After the launch, the work was queued but had not started::
+*Why a device was idle*: until the work that ends the stretch was launched, its host was late; then it was queued::
 
     device    ####..............####
     launch               ^              of the work that ends the stretch

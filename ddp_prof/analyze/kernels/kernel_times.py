@@ -1,8 +1,6 @@
 """The kernels of a run, each with its time and its slowdown beside communication.
 
-Executions with the same name, launch shape and phase are one kernel. An execution is *beside* communication if
-communication covers more than half of it, and *alone* if there is none at all; otherwise it counts for neither. The
-slowdown is the median duration beside communication divided by the median duration alone::
+Executions with the same name, launch shape and phase are one kernel; ``docs/metrics.md`` defines the slowdown::
 
     kernel         aaaa  aaaaaa  aaaa
     communication        ######   #

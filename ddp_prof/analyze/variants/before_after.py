@@ -47,10 +47,8 @@ class CollectiveChange:
 class PartChange:
     """A part of the mean step, or ``step`` itself; times are ``None`` if the part is not known.
 
-    Attributes:
-        half_width_ns: Half of the change's 95 % interval; ``None`` for too few steps.
-        cause: The collective with the largest share of the change, if it is a change of communication that exceeds the
-            spread.
+    ``half_width_ns`` is half of the change's 95 % interval, ``None`` for too few steps. ``cause`` is the collective
+    with the largest share of a change of communication that exceeds the spread.
     """
 
     part: str

@@ -22,24 +22,16 @@ class VariantSummary:
 
     Attributes:
         ranks: Number of the job's ranks that were measured.
-        steps: Number of steps of the rank with most steps.
-        step_ns: Length of all steps.
+        steps, communicating_steps: Number of steps, and of steps that communicate, of the rank with most of these.
         step_spread_ns: Interquartile range of ``step_ns``.
         step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
         collectives: Number of collectives per step.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
-        overlap_ratio_without_outliers: The same without the steps that stand out, if there are any.
         speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's.
-        window_ns: From the step's first event on the device to its last one.
         compute_only_ns, exposed_memory_ns, idle_ns: Parts of the step's length.
-        blocking_ns: How long something stands still for communication.
-        blocking_at_most_ns: See ``StepOverlap``.
         blocked_steps: Number of steps of all ranks in which something stood still.
         host_waits: See ``DependencyCoverage``, over all ranks.
-        communicating_steps: Number of steps that communicate, of the rank with most of these.
-        communicating_step_ns: Length of the steps that communicate.
         reason: Why exposed time is not known; ``None`` if it is.
-        world_size: Number of ranks in the job, ``None`` if unknown; ``ranks`` may be smaller.
     """
 
     label: str

@@ -37,13 +37,11 @@ class Requirements:
 
     Attributes:
         min_overlap: Smallest share of communication that compute must hide on each rank, 0 to 1.
-        max_exposed_ns, max_tail_ns, max_blocking_ns: Largest exposed communication, tail and time for which something
-            stands still, of a step at ``percentile`` of the steps of each rank.
+        max_exposed_ns, max_tail_ns, max_blocking_ns: Of a step at ``percentile`` (0 to 100) of the steps of each rank.
         baseline: Another run, with which step time and exposed communication are compared.
         max_regression: Largest increase against the baseline, as a share of the baseline.
         all_ranks: Whether the traces of all ranks of the job are required.
         incomparable: Differences from the baseline because of which times cannot be compared, a text each.
-        percentile: From 0 to 100.
     """
 
     min_overlap: float | None = None
@@ -59,15 +57,13 @@ class Requirements:
 
 @dataclass(frozen=True, slots=True)
 class GateResult:
-    """The verdict on one requirement of a run.
+    """The verdict on one requirement of a run; ``unit`` is that of all its numbers, times are per step.
 
     Attributes:
-        unit: The unit of all numbers here: ``ratio``, ``ns`` (per step), or ``ranks``.
         measured: ``None`` if not known; ``status`` then is ``unknown``.
         limit: The largest accepted value (for overlap and ranks: the smallest); ``None`` if the baseline is not known.
         reason: Why it is unknown, why it passed although beyond the limit, or what is not covered; else empty.
         rank: The rank that decides.
-        baseline: The baseline's value.
         spread: The difference from the baseline must be larger than this to count.
     """
 

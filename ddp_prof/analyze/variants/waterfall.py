@@ -62,11 +62,7 @@ class Parts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget(Parts):
-    """The mean step of a run, over the steps of all ranks whose length is known.
-
-    Attributes:
-        half_width_ns: Half of the mean's 95 % interval, of each part and of ``step``; empty for too few steps.
-    """
+    """The mean step of a run, over all steps of known length; ``half_width_ns`` is half of each part's interval."""
 
     label: str
     device: str
