@@ -124,9 +124,10 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     """The host launches too slowly, so the device waits for it.
 
     Found if the host and its launches, on the path that goes back from the end of the step, are at least a quarter of
-    the median step. If the path is not known: if the device is idle for a quarter of the median step before its next
-    work is launched. On a CPU: if time outside of phases and communication is at least a quarter of the median step.
-    Everywhere: if nothing runs for a quarter of the time from step to step, between them.
+    the median step, and the stream of compute does not compute for so long. If the path is not known: if the device is
+    idle for a quarter of the median step before its next work is launched. On a CPU: if time outside of phases and
+    communication is at least a quarter of the median step. Everywhere: if nothing runs for a quarter of the time from
+    step to step, between them.
     """
     if found := _idle_between_steps(run):
         return found
@@ -135,8 +136,9 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     if run.critical.reason:
         return _starved_devices(run) or Abstained("launch-bound host", run.critical.reason)
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
+    bare = {rank.name: median_or_zero(one.bare_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}
     late = [
-        (path, path.host_ns, lengths_ns.get((path.rank, path.step_key)) or path.window_ns)
+        (path, min(path.host_ns, bare[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.window_ns)
         for path in run.critical.steps
     ]
     shares = sorted(ns / step_ns for _, ns, step_ns in late)

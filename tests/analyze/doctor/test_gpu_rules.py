@@ -302,6 +302,18 @@ def test_a_host_that_waits_for_each_loss_launches_the_optimizer_late(waits: bool
     assert [".item()" in one.advice for one in found] == [True] * waits
 
 
+@pytest.mark.parametrize(("length", "is_named"), [(9 * MS // 10, False), (MS // 2, True)])
+def test_a_host_that_never_waits_costs_at_most_what_the_device_does_not_compute(length: int, is_named: bool) -> None:
+    """The host is all of each step, 10 ms, but a faster one could not make it shorter than the device's compute."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for _ in range(10):
+                device.launch(MS, 7, length, is_collective=False)
+    found = [one.cost_ns for one in diagnose(device.trace()).findings if one.rule == "launch-bound host"]
+    assert found == [5 * MS + 2] * is_named
+
+
 def test_a_host_that_loads_data_while_the_device_is_idle() -> None:
     """Between the last work of a step and the first one of the next, which the window of no step contains."""
     device = Device()
