@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -49,33 +48,33 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 def one_communicator(run: RunEvidence) -> Finding | None:
     """A communicator runs all-gathers and reduce-scatters one after the other, which need not wait for each other.
 
-    Found if gathers and scatters of a stream wait for each other in most steps of a rank.
+    Found if gathers and scatters of a stream wait for each other in most steps of a rank, and some time is exposed. They
+    cost at most what is exposed: beside compute, nothing is lost by waiting.
     """
-    if run.is_cpu:
+    if run.is_cpu or run.collectives.reason:
         return None
-    found, waits, ranks = 0, [], []
-    for rank in run.analysis.ranks:
+    found, costs, ranks = 0, [], []
+    for rank, exposure in zip(run.analysis.ranks, run.analysis.exposures, strict=True):
         timings = rank.timings
         rows = np.flatnonzero(np.isin(timings.operation, (_GATHER, _SCATTER)) & (timings.launch_ns != NO_TIME))
         rows = rows[np.lexsort((timings.start_ns[rows], timings.lane[rows]))]
-        if len(rows) < 2:
-            continue
         before, after = rows[:-1], rows[1:]
         differs = timings.operation[before] != timings.operation[after]
         differs &= timings.lane[before] == timings.lane[after]
         could_ns = np.maximum(timings.launch_ns[after], timings.start_ns[before])
-        queued = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
-        per_step = replace(rank, timings=select(timings, after)).sum_by_step(queued)[1].tolist()
-        if per_step and np.median(per_step) > 0:
-            found += int((queued > 0).sum())
-            waits += per_step
+        queued_ns = np.zeros_like(timings.start_ns)
+        queued_ns[after] = np.where(differs, np.maximum(0, timings.end_ns[before] - could_ns), 0)
+        per_step = np.minimum(rank.sum_by_step(queued_ns)[1], rank.sum_by_step(exposure.exposed_ns)[1])
+        if len(per_step) and np.median(per_step) > 0:
+            found += np.count_nonzero(queued_ns)
+            costs += per_step.tolist()
             ranks.append(rank.name)
     if not ranks:
         return None
-    cost_ns = run.cost_ns(waits) or 0
+    cost_ns = run.cost_ns(costs) or 0
     return Finding(
         "one communicator serializes gathers and scatters",
-        f"{found:,} gathers and scatters waited behind one of the other kind on their stream, for "
+        f"{found:,} gathers and scatters waited behind one of the other kind on their stream, which exposes at most "
         f"{cost_ns / 1e6:.2f} ms {'of a typical step' if run.analysis.has_steps else 'in all'}.",
         "Give all-gathers and reduce-scatters communicators of their own.",
         tuple(ranks),

@@ -520,7 +520,7 @@ def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended() -> 
 
 
 def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
-    def fsdp(scatter_stream: int, reduction: str = "ReduceScatter") -> Trace:
+    def fsdp(scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS) -> Trace:
         device = Device()
         for step in range(STEPS):
             with device.range(f"step {step}"), device.range("backward"):
@@ -531,11 +531,14 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
                         device.wait(1, stream, 1)
                         name = f"ncclDevKernel_{name}_RING_LL(x)"
                         device.launch(1, stream, MS, is_collective=True, name=name)
+                device.launch(1, 7, last_ns, is_collective=False)
             device.synchronize(1)
         return device.trace()
 
     rule = "one communicator serializes gathers and scatters"
-    assert rule in named(fsdp(20))
+    (finding,) = [one for one in diagnose(fsdp(20)).findings if one.rule == rule]
+    assert round((finding.cost_ns or 0) / MS) == 3, "each of 5 waits for 1 ms, but all but 3 ms are hidden"
+    assert rule not in named(fsdp(20, last_ns=9 * MS)), "compute hides all of it"
     assert rule not in named(fsdp(21))
     assert rule not in named(fsdp(20, "AllReduce"))
 
