@@ -48,8 +48,8 @@ def compute_stream(run: RunEvidence) -> Finding | None:
 def one_communicator(run: RunEvidence) -> Finding | None:
     """A communicator runs all-gathers and reduce-scatters one after the other, which need not wait for each other.
 
-    Found if gathers and scatters of a stream wait for each other in most steps of a rank, and some time is exposed. They
-    cost at most what is exposed: beside compute, nothing is lost by waiting.
+    Found if gathers and scatters of a stream wait for each other in most steps of a rank, and some time is exposed: it
+    is what they cost at most, because beside compute nothing is lost by waiting.
     """
     if run.is_cpu or run.collectives.reason:
         return None
