@@ -105,7 +105,8 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
         "single hardware queue",
         f"{serialized:,} of {could:,} collectives could have begun, but began only when an operation of another stream "
         "ended.",
-        "Unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more: with 1 all streams share one queue.",
+        "Unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more: with 1 all streams share one queue. If it is not "
+        "set, kernels that take all multiprocessors may hold collectives up.",
         tuple(name for name, _ in late),
     )
 
