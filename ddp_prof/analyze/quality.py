@@ -91,7 +91,7 @@ def _communicates_with_nobody(rank: RankEvents) -> bool:
     """
     trace, is_silent = rank.trace, not np.any(rank.including_warmup.events.category == Category.COMMUNICATION)
     by_operators = rank.device is None and len(trace.operators) > len(trace.collective_calls) == 0
-    by_operators = by_operators and not any(name.startswith(GLOO) for name in trace.names)
+    by_operators = by_operators and not any(name.startswith((GLOO, "nccl:")) for name in trace.names)
     return is_silent and (trace.world_size == 1 or (by_operators and not rank.hides_backward))
 
 

@@ -258,24 +258,26 @@ def test_the_next_commands_name_all_files_of_the_run(names: tuple[str, str], tmp
 
 _NOBODY = "communicates with nobody, so there is nothing to hide."
 _UNKNOWN = "Whether communication is exposed is not known"
+_OPTIMIZER = "Optimizer.step#SGD.step"
 
 
 @pytest.mark.parametrize(
-    ("world", "optimizer", "begins", "ends"),
+    ("world", "other", "begins", "ends"),
     [
-        (1, False, "This process is the only rank of its job", _NOBODY),
-        (1, True, "This process is the only rank of its job", _NOBODY),
-        (None, False, "Nothing in this trace is known to communicate:", "with nobody, and there is nothing to hide."),
-        (None, True, _UNKNOWN, "tell what the CPU did."),  # backward, which was not recorded, may communicate
-        (4, False, "Nothing in this trace is known to communicate", "although its job has 4 ranks."),
+        (1, None, "This process is the only rank of its job", _NOBODY),
+        (1, _OPTIMIZER, "This process is the only rank of its job", _NOBODY),
+        (None, None, "Nothing in this trace is known to communicate:", "with nobody, and there is nothing to hide."),
+        (None, _OPTIMIZER, _UNKNOWN, "tell what the CPU did."),  # backward, which was not recorded, may communicate
+        (None, "nccl:all_to_all", _UNKNOWN, "tell what the CPU did."),  # on a GPU, which was not recorded
+        (4, None, "Nothing in this trace is known to communicate", "although its job has 4 ranks."),
     ],
 )
 def test_a_process_without_peers_has_nothing_to_hide(
-    world: int | None, optimizer: bool, begins: str, ends: str, tmp_path: Path
+    world: int | None, other: str | None, begins: str, ends: str, tmp_path: Path
 ) -> None:
     """Of a CPU recorded by torch.profiler it was said that nothing is known."""
     events = [event("cpu_op", "aten::mm", "20", "50"), event("user_annotation", "ProfilerStep#1", "0", "99")]
-    events += [event("user_annotation", "Optimizer.step#SGD.step", "80", "9")] if optimizer else []
+    events += [event("user_annotation", other, "80", "9")] if other else []
     told = {} if world is None else {"distributedInfo": {"rank": 0, "world_size": world}}
     (found,) = summary(write(tmp_path / "x.json", events, **told))["runs"]
     assert found["headline"].startswith(begins)
