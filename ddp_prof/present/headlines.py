@@ -81,7 +81,8 @@ def gain_headline(summary: VariantSummary) -> str:
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     share = f"{milliseconds(exposed_ns)} of a {milliseconds(step_ns)} step ({_fine_percent(exposed_ns / step_ns)})"
     is_exposed = f"{share} is exposed{some}"
-    at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of a typical step"
+    of_step = "such a step" if some else "a typical step"
+    at_most = f"so hiding all of it would gain at most {_fine_percent(gain)} of {of_step}"
     stands = f"the step stands still for communication for {milliseconds(summary.blocking_ns or 0)}"
     if summary.host_waits:
         more = f"{stands}, and " if (summary.blocking_ns or 0) > exposed_ns else ""

@@ -82,6 +82,7 @@ def test_where_few_steps_communicate_figures_are_said_to_be_of_those(tmp_path: P
     text = run("summary", write_capture(tmp_path / "some.sqlite", capture)).stdout
     (found,) = summary(tmp_path / "some.sqlite")["runs"]
     assert "is exposed in the 2 of 6 steps that communicate" in found["headline"]
+    assert found["headline"].endswith(" of such a step."), "the typical one of all steps would gain nothing"
     assert "the median of all steps; 100.0 ms in the 2 of 6 steps that communicate: compute alone 44.0 ms" in text
     assert "35.0 ms per step that communicates" in text
     assert "that communicate" not in run("summary", write_capture(tmp_path / "all.sqlite", all_steps)).stdout
