@@ -106,7 +106,6 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        text=True,
         errors="replace",
         start_new_session=True,
     ) as program:
