@@ -100,3 +100,4 @@ def test_a_step_is_named_by_a_number_only_where_that_is_its_own(names: list[str]
     for outliers in (measure_overlap(trace).outliers, results_of(trace).outliers):
         assert outliers is not None
         assert outliers_text(outliers).startswith(said)
+        assert outliers_text(outliers).endswith(": overlap 25 %, without it 50 %")

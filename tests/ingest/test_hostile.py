@@ -377,6 +377,7 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "a word for the session's start": (
         export(*retyped("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", "'now'")), 0, ""),
     "no starts": (export(f"UPDATE {KERNELS} SET start = NULL"), 1, "none of its 30 activities has a start"),
+    "one call without a start": (export(f"UPDATE {CALLS} SET start = NULL WHERE rowid = 3"), 0, ""),
     "one kernel without a start": (export(f"UPDATE {KERNELS} SET start = NULL WHERE rowid = 3"), 0, ""),
     "no ends": (export(f"UPDATE {KERNELS} SET end = NULL"), 0, ""),
     "ends before starts": (export(f"UPDATE {KERNELS} SET end = start - 5"), 0, ""),

@@ -99,7 +99,7 @@ HOSTILE: dict[str, tuple[Change, int, str]] = {
     "a folder": (instead(KERNELS, Path.mkdir), 1, f"{KERNELS}."),
     "a pipe that nobody writes to": (instead(KERNELS, os.mkfifo), 1, "not a regular file"),
     "a link to itself": (instead(KERNELS, lambda file: file.symlink_to(file.name)), 1, f"{KERNELS}."),
-    "a link to nothing": (instead(CALLS, lambda file: file.symlink_to("none")), 1, f"{CALLS}."),
+    "a link to nothing": (instead(CALLS, lambda file: file.symlink_to("none")), 1, "No such file"),
     "a link to its folder": (instead(CALLS, lambda file: file.symlink_to(".")), 1, f"{CALLS}."),
     "the strings missing": (lambda folder: next(folder.glob("StringIds.*")).unlink(), 1, "a folder without traces"),
     "the kernels missing": (lambda folder: next(folder.glob(f"{KERNELS}.*")).unlink(), 0, ""),

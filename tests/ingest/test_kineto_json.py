@@ -285,7 +285,10 @@ def launched_by(thread: int, path: Path) -> str:
     name = json.dumps(
         {"ph": "M", "name": "thread_name", "pid": 99, "tid": thread, "args": {"name": "thread 2 (python)"}}
     )
-    return measure_overlap(load_trace(write(path / "x.json", [*events, name]))).attribution.method
+    nameless = '{"ph": "M", "name": "thread_name", "pid": 99, "tid": 8}'
+    trace = load_trace(write(path / "x.json", [*events, name, nameless]))
+    assert (0, 8) not in trace.threads
+    return measure_overlap(trace).attribution.method
 
 
 def test_autograd_s_threads_are_told_by_its_engine(tmp_path: Path) -> None:

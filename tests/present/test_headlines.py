@@ -51,6 +51,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
     [
         ({"steps": 1}, "82 % of exposed time is tail"),
         ({"parameters": ("embedding",)}, "It holds a single parameter"),
+        ({"parameters": ("embedding", "norm", "head")}, "(61 MiB, embedding, norm and 1 more) starts"),
         ({"lead_ns": -2_000}, "starts 2.0 µs after backward ends"),
         (
             {"operation": "reduce_scatter", "collectives_per_step": 16, "bucket": 2, "is_last": False},
@@ -290,6 +291,7 @@ def test_where_nothing_waited_it_says_that_hiding_gains_nothing_and_why() -> Non
         "Nothing waited for communication: each of 472 collectives ended at least 0.61 ms before what needs it could "
         "begin, so hiding the 21.8 ms that are exposed in all would gain nothing."
     )
+    assert cause_headline(TAIL, None, NOTHING_BLOCKED).startswith("none that costs time: each of 472 collectives ended")
 
 
 def test_collectives_that_nothing_needs_are_not_said_to_have_slack() -> None:

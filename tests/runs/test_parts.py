@@ -285,15 +285,14 @@ def test_a_full_disk_is_told_before_anything_is_written(tmp_path: Path, monkeypa
 
 def test_a_disk_that_fills_up_while_parts_are_made_is_told(tmp_path: Path) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(200))
-
-    def refuse(*_arguments: object) -> None:
-        raise sqlite3.OperationalError("database or disk is full")
-
+    full, other = (sqlite3.OperationalError(text) for text in ("database or disk is full", "disk I/O error"))
     with (
-        patch.object(SplitExport, "_copy_calls", refuse),
+        patch.object(SplitExport, "_copy_calls", side_effect=full),
         pytest.raises(TraceError, match=r"no room in .*: make room there"),
     ):
         parts_of(path, 100)
+    with patch.object(SplitExport, "_copy_calls", side_effect=other):
+        assert parts_of(path, 100) is None
 
 
 def test_a_part_in_which_nothing_ran_hides_nothing_of_the_others(tmp_path: Path) -> None:

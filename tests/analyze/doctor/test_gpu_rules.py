@@ -258,7 +258,8 @@ def test_a_host_that_waits_for_a_device_that_is_never_idle_costs_nothing() -> No
     assert named(training(in_backward=lambda device, _bucket: device.synchronize(1_000)).trace()) == []
 
 
-def test_a_host_that_waits_after_backward_does_not_wait_in_it() -> None:
+@pytest.mark.parametrize("is_in_its_rest", [False, True], ids=["after backward", "after its last collective"])
+def test_a_host_that_waits_after_backward_does_not_wait_in_it(is_in_its_rest: bool) -> None:
     """For a loss that it prints, before a last collective that does not carry gradients."""
     device = Device()
     for step in range(STEPS):
@@ -271,6 +272,9 @@ def test_a_host_that_waits_after_backward_does_not_wait_in_it() -> None:
                 device.wait(1_000, 20, 2)
                 device.launch(1_000, 20, 3 * MS, is_collective=True)
                 device.record(1_000, 20, 1)
+                if is_in_its_rest:
+                    device.synchronize(1_000)
+                    device.launch(1_000, 7, 1_000, is_collective=False)
             device.wait(1_000, 7, 1)
             device.launch(1_000, 7, 1_000, is_collective=False)
             device.synchronize(1_000)
@@ -505,7 +509,8 @@ def test_the_last_bucket_is_needed_first() -> None:
     assert "the last bucket is needed first" not in named(training(bucket_ns=3 * MS).trace())
 
 
-def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended() -> None:
+@pytest.mark.parametrize(("delay_ns", "is_named"), [(0, True), (100_000, False)])
+def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended(delay_ns: int, is_named: bool) -> None:
     trace = training().trace()
     activities = trace.activities
     start, end = activities.start_ns.copy(), activities.end_ns.copy()
@@ -513,16 +518,16 @@ def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended() -> 
     for row in np.flatnonzero(activities.lane == 20):
         running = compute[(start[compute] <= start[row]) & (end[compute] > start[row])]
         shift = int(end[running].max() - start[row]) if len(running) else 0  # it begins when that kernel has ended
-        start[row] += shift
+        start[row] += shift + delay_ns
         end[row] = start[row] + 100_000
     queued = replace(trace, activities=replace(activities, start_ns=start, end_ns=end))
-    assert "single hardware queue" in named(queued)
+    assert ("single hardware queue" in named(queued)) == is_named
 
 
 def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
-    def fsdp(scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS) -> Trace:
+    def fsdp(scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS, steps: int = STEPS) -> Trace:
         device = Device()
-        for step in range(STEPS):
+        for step in range(steps):
             with device.range(f"step {step}"), device.range("backward"):
                 for _ in range(3):
                     device.launch(1, 7, MS, is_collective=False)
@@ -539,7 +544,7 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
     (finding,) = [one for one in diagnose(fsdp(20)).findings if one.rule == rule]
     assert round((finding.cost_ns or 0) / MS) == 3, "each of 5 waits for 1 ms, but all but 3 ms are hidden"
     assert rule not in named(fsdp(20, last_ns=9 * MS)), "compute hides all of it"
-    assert rule not in named(fsdp(21))
+    assert rule not in named(fsdp(21)) + named(fsdp(21, steps=1))
     assert rule not in named(fsdp(20, "AllReduce"))
 
 

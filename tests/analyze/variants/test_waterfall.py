@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs
 from ddp_prof.analyze.variants.waterfall import (
     PARTS,
     MeasuredRun,
@@ -19,12 +22,16 @@ from ddp_prof.analyze.variants.waterfall import (
     measure_waterfall,
     subtract_budgets,
 )
+from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.comparison import draw_waterfall, waterfall_steps
 from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
 from ddp_prof.trace import UNKNOWN, Category
+from tests.analyze.kernels.test_contention import ALONE, BESIDE, KERNELS
+from tests.analyze.kernels.test_contention import capture as kernels_beside_communication
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of
+from tests.nsys_factory import write_capture
 
 draw_waterfall = validated(draw_waterfall)
 
@@ -131,6 +138,19 @@ def test_where_one_run_tells_no_contention_the_change_keeps_it_in_compute() -> N
     assert sum(getattr(change, f"{part}_ns") or 0 for part in PARTS) == change.step_ns
 
 
+def test_contention_is_no_compute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_prof.analyze.kernels.contention.LEAST_KERNELS", 4)
+    monkeypatch.setattr(RunAnalysis, "has_same_workload", lambda self, other: self is not other)
+    runs = []
+    for label, overlaps in (("naive", False), ("overlap", True)):
+        trace = load_trace(write_capture(tmp_path / f"{label}.sqlite", kernels_beside_communication(overlaps)))
+        kernels = [find_kernel_runs(rank) for rank in find_rank_events(trace)]
+        runs.append((analysis_of(trace, label=label), kernels))
+    overlap = measure_waterfall(runs).budgets[1]
+    assert (overlap.compute_ns, overlap.contention_ns) == (KERNELS * ALONE, 4 * (BESIDE - ALONE))
+    assert sum(parts_of(overlap).values()) == overlap.step_ns
+
+
 def test_a_run_without_steps_is_left_out() -> None:
     trace = draw_trace(streams={7: "aa"})
     waterfall = waterfall_of(replace(analysis_of(trace), label="x"), NAIVE)
@@ -145,7 +165,7 @@ def test_a_run_of_which_nothing_but_steps_is_known_has_no_parts() -> None:
     """A job of one rank communicates with nobody; its compute was said to be 0."""
     waterfall = waterfall_of(run_of("x", {"step|index=1": "####"}), run_of("y", {"backward": "####"}))
     assert [(budget.label, budget.compute_ns) for budget in waterfall.budgets] == [("y", 4)]
-    assert waterfall.unknown == ("x",)
+    assert (waterfall.unknown, waterfall.left_out, waterfall.untimed) == (("x",), (), ())
 
 
 def test_a_run_of_one_rank_whose_kernels_have_no_name_has_no_parts() -> None:
