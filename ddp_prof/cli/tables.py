@@ -172,8 +172,8 @@ def _critical_views(runs: list[Run]) -> list[TableView]:
 def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
 
-    Each rule looks for one thing, such as collectives on the stream of compute, one bucket for all gradients, a host
-    that waits in backward, or a rank that is late. A rule that cannot be decided from the traces says so.
+    Each rule looks for one thing, such as gradients reduced after backward, collectives on the stream of compute, a
+    host that waits in backward, or a rank that is late. A rule that cannot be decided from the traces says so.
     """
     show(output, _doctor_views(load.runs(traces, *DOCTOR)))
 

@@ -56,7 +56,7 @@ SESSION = (
     Question("What does this trace hold?", "info", "overlap", ("processes", 1, "steps"), 10),
     Question("How much of a step is exposed?", "summary", "overlap", ("runs", 0, "exposed_ns"), 29_659_200),
     Question("How much hides on rank 1?", "overlap", "overlap", ("ranks", 1, "overlapped_ns"), 667_720_913),
-    Question("What should I change?", "doctor", "flat", ("findings", 0, "rule"), "one bucket for all gradients"),
+    Question("What should I change?", "doctor", "flat", ("findings", 0, "rule"), "gradients reduced after backward"),
     Question("In how many of ten steps is rank 1 the last?", "skew", "bucketed_10mb", ("ranks", 1, "last_steps"), 7),
 )
 

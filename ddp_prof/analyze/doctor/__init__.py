@@ -10,6 +10,7 @@ from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
+    communication.after_backward,
     communication.bucket_count,
     communication.late_readiness,
     hosts.host_sync,

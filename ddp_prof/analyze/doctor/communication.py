@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import BLOCKING, FEW_BYTES, CollectiveTimings
+from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.contention import limit_contention_ns
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import NO_TIME, UNKNOWN, Mask, select
 
-_COMPUTE_STREAM = BLOCKING.index("compute_stream")
+_AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
 _GATHER, _SCATTER = OPERATIONS.index("all_gather"), OPERATIONS.index("reduce_scatter")
 _BROADCAST, _BARRIER = OPERATIONS.index("broadcast"), OPERATIONS.index("barrier")
 
@@ -202,10 +202,37 @@ _VOTE_BYTES, _VOTE_TIMES = 64 * 1024, 10
 """A vote is not larger than this, and smaller than each bucket by this factor."""
 
 
+def after_backward(run: RunEvidence) -> Finding | Abstained | None:
+    """Gradients are reduced only after backward, so that backward cannot hide it.
+
+    Found if most steps launch all their reductions after backward, and these are mostly exposed and not small.
+    """
+    if run.why_no_steps:
+        return Abstained("gradients reduced after backward", run.why_no_steps)
+    late = run.gradients.of_steps(run.gradients.by_step(np.logical_and, run.gradients.blocking == _AFTER_BACKWARD))
+    if 2 * len(late.counts) <= len(run.gradients.counts) or late.are_small:
+        return None
+    if run.collectives.reason:
+        return Abstained("gradients reduced after backward", run.collectives.reason)
+    exposed_ns, duration_ns = (median_or_zero(late.by_step(np.add, ns)) for ns in (late.exposed_ns, late.duration_ns))
+    if exposed_ns <= _MOSTLY_EXPOSED * duration_ns:
+        return None
+    return Finding(
+        "gradients reduced after backward",
+        f"{len(late.counts)} of {len(run.gradients.counts)} steps launch all reductions of gradients after backward: "
+        f"{exposed_ns / 1e6:.2f} ms of a typical step are exposed.",
+        "Launch them while backward runs, from hooks of the gradients and in several buckets, as "
+        "DistributedDataParallel does (DeepSpeed: overlap_comm, Megatron-LM: --overlap-grad-reduce).",
+        *run.where(late),
+        median_or_zero(late.cost_ns),
+    )
+
+
 def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     """There is one collective per parameter, each with its latency, or a single one, which cannot begin early.
 
-    Found if the median step has very many small reductions, or a single one that is mostly exposed and not small.
+    Found if the median step has very many small reductions, or a single one that is launched in backward, mostly
+    exposed and not small.
     """
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
@@ -222,11 +249,12 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             "Put gradients into buckets of some MB: each collective costs its latency.",
             *run.where(every),
         )
-    if count == 1 and run.collectives.reason:
+    if count > 1 or 2 * np.count_nonzero(every.blocking == _AFTER_BACKWARD) > len(every):
+        return None
+    if run.collectives.reason:
         return Abstained("one bucket for all gradients", run.collectives.reason)
     exposed = median_or_zero(every.exposed_ns)
-    is_small = len(sizes) and median_or_zero(sizes) < FEW_BYTES
-    if count == 1 and not is_small and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
+    if not every.are_small and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
         return Finding(
             "one bucket for all gradients",
             f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "

@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
-from ddp_prof.analyze.collectives.timing import carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
@@ -144,6 +144,7 @@ class Gradients(Table):
     launch_ns: Ints
     start_ns: Ints
     end_ns: Ints
+    blocking: Ints
     blocking_ns: Ints
     consumer: Ints
     consumer_start_ns: Ints
@@ -173,6 +174,12 @@ class Gradients(Table):
         exposed_ns, blocking_ns, duration_ns = sums
         cost_ns: Ints = np.minimum(np.maximum(exposed_ns, blocking_ns), duration_ns)
         return cost_ns
+
+    @property
+    def are_small(self) -> bool:
+        """Whether those of a typical step, as far as their sizes are known, cost little but latency."""
+        is_known = self.bytes != UNKNOWN
+        return bool(is_known.any()) and median_or_zero(self.by_step(np.add, self.bytes * is_known)) < FEW_BYTES
 
     def by_step(self, combine: np.ufunc, values: Ints | Mask) -> Any:
         """Combine the values of each step."""

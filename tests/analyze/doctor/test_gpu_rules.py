@@ -454,14 +454,14 @@ def test_without_steps_a_capture_is_not_taken_for_one() -> None:
     assert (finding.rule, (finding.cost_ns or 0) // 10_000) == ("copies out of buckets", 8 * STEPS * 10)
     assert "step" not in found.findings[0].evidence
     assert {one.rule for one in found.abstained if "marks no steps" in one.reason} == {
-        "one collective per parameter", "gradients ready in another order than buckets",
-        "the last bucket is needed first", "vote on unused parameters", "host synchronization in backward",
-        "overlap without gain",
+        "gradients reduced after backward", "one collective per parameter",
+        "gradients ready in another order than buckets", "the last bucket is needed first", "vote on unused parameters",
+        "host synchronization in backward", "overlap without gain",
     }  # fmt: skip
 
 
 def test_the_sizes_of_many_collectives_differ() -> None:
-    (finding,) = diagnose(load_trace(TRACES / "naive.sqlite")).findings
+    _, finding = diagnose(load_trace(TRACES / "naive.sqlite")).findings
     assert "39 collectives, half of them of 0.26 MB or less" in finding.evidence  # 37 MB in all
 
 
@@ -477,6 +477,46 @@ def test_a_device_that_copies_while_the_path_is_on_the_host_is_not_said_to_be_id
     assert finding.cost_ns is not None
     assert finding.cost_ns > 8 * MS
     assert "nothing to do" not in finding.evidence
+
+
+@pytest.mark.parametrize(
+    ("late_steps", "size", "compute_ns", "cost_ns"),
+    [
+        (STEPS, UNKNOWN, 0, 6 * MS),
+        (STEPS, 4 << 10, 0, None),
+        (STEPS, 40 << 10, 0, 6 * MS),
+        (STEPS // 2, UNKNOWN, 0, None),
+        (STEPS, UNKNOWN, 5 * MS, None),
+    ],
+    ids=["sizes unknown", "few bytes in all", "many small ones", "half of the steps", "hidden by the next forward"],
+)
+def test_gradients_reduced_after_backward(late_steps: int, size: int, compute_ns: int, cost_ns: int | None) -> None:
+    """Three all-reduces of 2 ms; in the other steps backward's hooks launch them."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            with device.range("backward"):
+                device.launch(1, 7, 4 * MS, is_collective=False)
+                device.record(1, 7, 1)
+                device.wait(1, 20, 1)
+                for _ in range(3 if step >= late_steps else 0):
+                    device.launch(1, 20, 2 * MS, is_collective=True)
+            for _ in range(3 if step < late_steps else 0):
+                device.launch(1, 20, 2 * MS, is_collective=True)
+            device.record(1, 20, 2)
+            device.launch(1, 7, compute_ns or 1, is_collective=False)
+            device.wait(1, 7, 2)
+            device.launch(1, 7, MS, is_collective=False)
+        device.synchronize(1)
+    trace = device.trace()
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    unknown = np.full(len(rows), UNKNOWN)
+    noted = CollectiveMetadata(rows, unknown, np.full(len(rows), size), unknown, unknown, unknown)
+    rule = "gradients reduced after backward"
+    diagnosis = diagnose(replace(trace, collective_metadata=noted))
+    costs = [round((one.cost_ns or 0) / MS) * MS for one in diagnosis.findings if one.rule == rule]
+    assert costs == ([] if cost_ns is None else [cost_ns])
+    assert "one bucket for all gradients" not in [one.rule for one in diagnosis.findings]
 
 
 @pytest.mark.parametrize(("size", "is_named"), [(UNKNOWN, True), (8 << 20, True), (80, False)])
@@ -559,11 +599,11 @@ def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sizes", "rules"),
-    [([8 << 20, 4], ["one bucket for all gradients"]), ([8 << 20, 8 << 20, 12], [])],
+    "sizes",
+    [[8 << 20, 4], [8 << 20, 8 << 20, 12]],
     ids=["a loss, or a barrier of NCCL", "other metrics"],
 )
-def test_small_reductions_after_backward_are_no_vote(sizes: list[int], rules: list[str]) -> None:
+def test_small_reductions_after_backward_are_no_vote(sizes: list[int]) -> None:
     """Of a loop that reduces its gradients after backward: DDP votes within it."""
     device = Device()
     for step in range(STEPS):
@@ -583,7 +623,7 @@ def test_small_reductions_after_backward_are_no_vote(sizes: list[int], rules: li
     rows = np.flatnonzero(trace.activities.lane == 20)
     unknown = np.full(len(rows), UNKNOWN)
     noted = CollectiveMetadata(rows, unknown, column(sizes * STEPS), unknown, unknown, unknown)
-    assert named(replace(trace, collective_metadata=noted)) == rules
+    assert named(replace(trace, collective_metadata=noted)) == ["gradients reduced after backward"]
 
 
 @pytest.mark.parametrize(
@@ -734,9 +774,10 @@ def test_where_no_launch_is_known_the_rules_about_steps_do_not_decide() -> None:
     is_collective = trace.activities.category == Category.COMMUNICATION
     found = diagnose(replace(busy, launching_calls=np.where(is_collective, nothing, trace.launching_calls)))
     assert {one.rule for one in found.abstained if one.reason == NO_LAUNCHES} == {
-        "one collective per parameter", "gradients ready in another order than buckets", "copies out of buckets",
-        "the last bucket is needed first", "vote on unused parameters", "host synchronization in backward",
-        "overlap without gain",
+        "gradients reduced after backward", "one collective per parameter",
+        "gradients ready in another order than buckets", "copies out of buckets",
+        "the last bucket is needed first", "vote on unused parameters",
+        "host synchronization in backward", "overlap without gain",
     }  # fmt: skip
     (overhead,) = found.findings
     assert overhead in known.findings

@@ -14,8 +14,8 @@ TRACES = Path(__file__).parents[3] / "traces"
 @pytest.mark.parametrize(
     ("capture", "rules"),
     [
-        ("naive", ["one collective per parameter"]),
-        ("flat", ["one bucket for all gradients"]),
+        ("naive", ["gradients reduced after backward", "one collective per parameter"]),
+        ("flat", ["gradients reduced after backward"]),
         ("overlap", ["one collective per parameter"]),
         ("bucketed_10mb", []),
         ("torch", []),
