@@ -281,7 +281,8 @@ def _advice(cause: RootCause) -> str:
     if cause.why == LATE_INPUT:
         return " What feeds it ended after its launch: an earlier launch would not help."
     if cause.why == QUEUED:
-        return " It waits for earlier collectives on its stream: fewer bytes or a faster link would help."
+        if_transfer = "" if cause.knows_wait else ", if these transfer rather than wait"
+        return f" It waits for earlier collectives on its stream: fewer bytes or a faster link would help{if_transfer}."
     if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.when == UNKNOWN_WHEN:
@@ -329,11 +330,12 @@ def _lead_text(cause: RootCause) -> str:
 
 
 def _tail_advice(cause: RootCause) -> str:
-    if len(cause.parameters) == 1:
-        return "It holds a single parameter: only fewer bytes or a faster link would hide more of it."
-    if cause.bytes is not None and cause.bytes < FEW_BYTES:
-        return "Of so few bytes it is latency, which smaller buckets would not shorten."
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
+    if len(cause.parameters) == 1:
+        return f"It holds a single parameter: only fewer bytes or a faster link would hide more of it{if_transfer}."
+    if cause.bytes is not None and cause.bytes < FEW_BYTES:
+        latency = "latency" if cause.knows_wait else "latency or waiting"
+        return f"Of so few bytes it is {latency}, which smaller buckets would not shorten."
     if cause.is_last and cause.same_operation_per_step > 1:
         return f"A smaller last bucket would shorten it{if_transfer}{_half_of_bucket(cause)}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."

@@ -77,6 +77,12 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ({"is_last": False, "bucket": 3}, "Smaller buckets would start earlier"),
         ({"bytes": 12 * 2**10}, "Of so few bytes it is latency, which smaller buckets would not shorten."),
         ({"why": "queued"}, "It waits for earlier collectives on its stream: fewer bytes or a faster link would help."),
+        ({"why": "queued", "knows_wait": False}, "or a faster link would help, if these transfer rather than wait."),
+        (
+            {"parameters": ("embedding",), "knows_wait": False},
+            "or a faster link would hide more of it, if it is transfer.",
+        ),
+        ({"bytes": 12 * 2**10, "knows_wait": False}, "Of so few bytes it is latency or waiting, which smaller buckets"),
         ({"why": "launched_late"}, "tail, launched late by the host"),
         (
             {"why": "blocking_call", "blocking": "after_backward"},
