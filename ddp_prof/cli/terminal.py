@@ -121,10 +121,10 @@ def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None
         text, known = (f"{what}, {done} of {total} done", total) if total > 1 else (what, None)
         bar.update(task, description=printable(text), completed=done, total=known)
 
-    timer = Timer(DELAY_S, bar.start)
-    timer.start()
     if what is not None:
         show(what, 0, 1)
+    timer = Timer(DELAY_S, bar.start)
+    timer.start()
     try:
         yield show
     finally:
