@@ -155,13 +155,17 @@ def root_cause_headline(
         return Headline(f"Whether communication is exposed is not known: {reason}")
     if blocking and not blocking.total_ns:
         return Headline("Nothing waited for communication", _nothing_blocked_text(blocking, cause))
-    if blocking and not blocking.typical_ns:
+    if blocking and blocking.steps and not blocking.typical_ns:
         which = f"{blocking.blocked_steps} of {blocking.steps} steps stood still for it"
         detail = f"{which}, for {milliseconds(blocking.total_ns)} in all."
         return Headline("Nothing waits for communication in a typical step", detail)
     exposed = _exposed_headline(cause)
     if blocking is None:
         return exposed
+    if not blocking.steps:
+        return Headline(
+            f"Work stood still for communication for {milliseconds(blocking.total_ns)} in all", exposed.text
+        )
     return Headline(
         f"A typical step stands still for communication for {milliseconds(blocking.typical_ns)}", exposed.text
     )

@@ -178,6 +178,13 @@ def test_without_launches_nothing_is_said_to_be_between_phases() -> None:
     assert "the phase is not known" in root_cause_headline(cause).text
 
 
+def test_without_steps_no_step_is_said_to_stand_still() -> None:
+    """The time of the whole capture was called that of a typical step."""
+    found = results_of(draw_trace(launches={"main": "aNb"}, streams={7: "aaNNNNbb"}, character_ns=1_000_000))
+    headline = root_cause_headline(find_root_cause(found), found.reason, found.blocking)
+    assert headline.claim == "Work stood still for communication for 4.00 ms in all"
+
+
 def test_the_second_message_of_a_bucket_is_told_from_the_first() -> None:
     """Of what came late: it is reduced after the first, so a hook could not have launched it sooner."""
     ranges = {

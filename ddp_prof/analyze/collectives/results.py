@@ -33,9 +33,9 @@ from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, distinct, select, take_or_unk
 class RunBlocking:
     """How long streams (on a CPU: the host) stood still for communication.
 
-    ``typical_ns`` is the median over the ``steps`` of all ranks that communicate; in ``blocked_steps`` of them
-    something stood still. ``needed`` collectives have a known consumer; ``least_slack_ns`` is the smallest slack of
-    these, ``None`` if something stood still, or without a known consumer.
+    ``typical_ns`` is the median over the ``steps`` of all ranks that communicate (0 if the trace marks none); in
+    ``blocked_steps`` of them something stood still. ``needed`` collectives have a known consumer; ``least_slack_ns``
+    is the smallest slack of these, ``None`` if something stood still, or without a known consumer.
     """
 
     typical_ns: int
@@ -260,7 +260,7 @@ class RunCollectives(FrameResult):
         return RunBlocking(
             typical_ns=round(median(by_step)),
             total_ns=total,
-            steps=len(by_step),
+            steps=len(by_step) if self.run.has_steps else 0,
             blocked_steps=sum(ns > 0 for ns in by_step),
             collectives=sum(map(len, timings)),
             needed=len(slack_ns),
