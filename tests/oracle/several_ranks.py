@@ -285,20 +285,37 @@ class Clocks:
 def clocks(ranks: list[Rank], rows: list[Row]) -> Clocks:
     """By the median difference of matched ends, a single one where no UTC is known; the 95th percentile remains.
 
-    The residual is not known where a file has nothing in common with the first, or one collective and no UTC.
+    First of the files that share two collectives with the first, then of those that share two with any of these. The
+    residual is not known where a file has nothing in common with these, or one collective and no UTC.
     """
     files = {rank.file: rank.epoch for rank in ranks}
     first = next(iter(files))
     has_utc = None not in files.values()
     base = {file: files[file] - files[first] if has_utc else 0 for file in files}
     beyond, rest, is_known = {first: 0}, [], True
-    for file in list(files)[1:]:
-        pairs = [(_end(row, ranks, file), _end(row, ranks, first)) for row in rows]
-        differences = [ref - own - base[file] for own, ref in pairs if own is not None and ref is not None]
-        is_known &= len(differences) > 1 or (len(differences) == 1 and has_utc)
-        is_fitted = len(differences) > 1 or (len(differences) == 1 and not has_utc)
-        beyond[file] = round(float(median(differences))) if is_fitted else 0
-        rest += [abs(difference - beyond[file]) for difference in differences]
+    common = [_end(row, ranks, first) for row in rows]
+    while left := [file for file in files if file not in beyond]:
+        of_file = {
+            file: [
+                ref - own - base[file]
+                for row, ref in zip(rows, common, strict=True)
+                if (own := _end(row, ranks, file)) is not None and ref is not None
+            ]
+            for file in left
+        }
+        now = [file for file in left if len(of_file[file]) > 1] or left
+        for file in now:
+            differences = of_file[file]
+            is_known &= len(differences) > 1 or (len(differences) == 1 and has_utc)
+            is_fitted = len(differences) > 1 or (len(differences) == 1 and not has_utc)
+            beyond[file] = round(float(median(differences))) if is_fitted else 0
+            rest += [abs(difference - beyond[file]) for difference in differences]
+        for file in now:
+            ends = [_end(row, ranks, file) for row in rows]
+            common = [
+                own + base[file] + beyond[file] if ref is None and own is not None else ref
+                for own, ref in zip(ends, common, strict=True)
+            ]
     residual = round(float(np.percentile(rest, 95))) if rest else 0
     offset = {file: base[file] + beyond[file] for file in files}
     return Clocks(offset, beyond, residual if is_known else None, has_utc or len(files) == 1)

@@ -2,10 +2,11 @@
 
 Each file has its own clock. The clocks are aligned first by UTC, if the files contain the UTC of their time 0, and then
 by matched collectives, which end on all ranks at nearly the same time (HTA's straggler analysis and NVIDIA's recipes
-assume this, too): the median of the differences is the file's offset. In a long run whose differences grow, a drift is
-fitted, too. The remaining differences are the residual: differences of time between ranks below it mean nothing. If two
-files have a single collective in common, some offset fits it exactly. UTC alone is used then, and the difference of the
-ends is the residual; without UTC, the residual is not known.
+assume this, too): the median of the differences is the file's offset. A file that shares no collective with the first
+one, as with tensor and data parallelism, is aligned through files that do. In a long run whose differences grow, a
+drift is fitted, too. The remaining differences are the residual: differences of time between ranks below it mean
+nothing. If two files have a single collective in common, some offset fits it exactly. UTC alone is used then, and the
+difference of the ends is the residual; without UTC, the residual is not known.
 
 A match of collectives without the name of a communicator is checked: on the common clock, their ends must not differ by
 more than 1 ms and by more than a tenth of their duration; with gloo, whose threads wait for a core, by more than their
@@ -171,21 +172,31 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
     all_ends = matches.column(ranks, "end_ns")
     in_file = [[rank.clock == file for rank in ranks] for file in files]
     ends = np.stack([all_ends[:, columns].max(axis=1, initial=NO_TIME) for columns in in_file], axis=1)
-    offsets, residuals = [ClockOffset(files[0], 0, 0, 0.0, 0)], []
+    # When each collective ended on the clock of the first file, as far as a file that was brought there tells.
+    reference, waiting = ends[:, 0].copy(), list(range(1, len(files)))
+    offsets, residuals = {0: ClockOffset(files[0], 0, 0, 0.0, 0)}, []
     shares_all, is_fitted, tells = True, False, True
-    for index, file in enumerate(files[1:], 1):
-        both = (ends[:, 0] != NO_TIME) & (ends[:, index] != NO_TIME)
-        if not both.any():
-            offsets.append(ClockOffset(file, base[file], 0, 0.0, 0))
-            shares_all = tells = False
-            continue
-        own, reference = ends[both, index], ends[both, 0]
-        is_single = len(own) < LEAST_PAIRS
-        is_fitted |= not (is_single and has_epochs)
-        tells &= has_epochs or not is_single
-        offset, drift = (0, 0.0) if is_single and has_epochs else _fit(own, reference - own - base[file])
-        offsets.append(ClockOffset(file, base[file] + offset, offset, drift, int(own.min())))
-        residuals.append(np.abs(offsets[-1].common_ns(own) - reference))
+    while waiting:
+        shared = {index: (reference != NO_TIME) & (ends[:, index] != NO_TIME) for index in waiting}
+        # With tensor and data parallelism, a file may share nothing with the first, but much with a third one.
+        ready = [index for index in waiting if shared[index].sum() >= LEAST_PAIRS] or waiting
+        for index in ready:
+            file, both = files[index], shared[index]
+            if not both.any():
+                offsets[index] = ClockOffset(file, base[file], 0, 0.0, 0)
+                shares_all = tells = False
+                continue
+            own, others = ends[both, index], reference[both]
+            is_single = len(own) < LEAST_PAIRS
+            is_fitted |= not (is_single and has_epochs)
+            tells &= has_epochs or not is_single
+            offset, drift = (0, 0.0) if is_single and has_epochs else _fit(own, others - own - base[file])
+            offsets[index] = ClockOffset(file, base[file] + offset, offset, drift, int(own.min()))
+            residuals.append(np.abs(offsets[index].common_ns(own) - others))
+        for index in ready:
+            is_new = (reference == NO_TIME) & (ends[:, index] != NO_TIME)
+            reference[is_new] = offsets[index].common_ns(ends[is_new, index])
+        waiting = [index for index in waiting if index not in ready]
     known = np.concatenate(residuals) if tells else None
     methods = ([SESSION_START] if has_epochs else []) + ([MATCHED_ENDS] if shares_all and is_fitted else [])
     return Alignment(
@@ -193,7 +204,7 @@ def align_clocks(ranks: Sequence[RankCollectives], matches: Matches) -> Alignmen
         residual_p50_ns=None if known is None else round(float(np.percentile(known, 50))),
         residual_p95_ns=None if known is None else round(float(np.percentile(known, 95))),
         missing_ranks=missing,
-        clocks=tuple(offsets),
+        clocks=tuple(offsets[index] for index in range(len(files))),
     )
 
 

@@ -194,7 +194,7 @@ def _why_unknown(run: RunAnalysis) -> str | None:
     if not len(run.matches):
         return run.matches.doubt or "no collective was found on more than one rank"
     if run.alignment.residual_p95_ns is None:
-        return f"clocks of the files cannot be compared: one shares fewer than {LEAST_PAIRS} collectives with the first"
+        return f"clocks of the files cannot be compared: fewer than {LEAST_PAIRS} collectives link one to the first"
     return None
 
 

@@ -356,6 +356,27 @@ def test_nobody_is_late_where_a_file_has_nothing_in_common_with_the_first() -> N
     assert "clocks of the files cannot be compared" in (skew.reason or "")
 
 
+def test_clocks_are_compared_through_a_third_rank() -> None:
+    """Tensor parallelism within ranks 0 and 1, and 2 and 3; data parallelism within 0 and 2, and 1 and 3.
+
+    Ranks 0 and 3 share no collective, and the skew was said to be unknown. The clock of rank 3 is 5 ahead.
+    """
+    traces = []
+    for rank, late in enumerate((0, 0, 0, 2)):
+        first = rank // 2 * 2
+        groups = {"tensor": (first, first + 1), "data": (rank % 2, rank % 2 + 2)}
+        pictures = {"tensor": "." * late + "#" * (5 - late) + ".....#####....", "data": "." * 6 + "###.......###"}
+        ranges = {f"process|rank={rank}|world=4|backend=gloo|device=cpu": "#" * 30}
+        for index, name in enumerate(groups):
+            kind = f"all_reduce|bucket={index}|bytes=8|params=1|group={name} {list(groups[name])}|ranks=2"
+            ranges[kind] = "." * 5 * (rank == 3) + pictures[name]
+        traces.append(draw_trace(ranges=ranges, ranks={PID: rank}, world_size=4, path=f"rank{rank}"))
+    skew = measure_skew(run_of(*traces))
+    assert (skew.alignment.method, skew.alignment.residual_p95_ns) == ("ends of matched collectives", 0)
+    assert [clock.offset_ns for clock in skew.alignment.clocks] == [0, 0, 0, -5]
+    assert [(rank.last_collectives, rank.worst_lag_ns) for rank in skew.ranks] == [(0, 0), (0, 0), (0, 0), (1, 2)]
+
+
 def test_a_single_collective_does_not_tell_how_well_clocks_agree() -> None:
     """Its ends are met exactly, so that a residual of nothing let any difference be claimed."""
     run = run_of(cpu_rank(0, ".#####", "", path="a"), cpu_rank(1, "...###", "", path="b"))
