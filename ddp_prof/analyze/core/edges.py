@@ -80,6 +80,7 @@ def find_dependencies(trace: Trace) -> Dependencies:
     is_wait = calls.kind == SyncKind.STREAM_WAIT
     record = np.where(is_wait & (calls.stream != UNKNOWN), calls.awaits, UNKNOWN)
     is_resolved = (record != UNKNOWN) & (take_or_unknown(calls.stream, record) != UNKNOWN)
+    is_resolved &= (call_place != UNKNOWN) & (take_or_unknown(call_place, record) != UNKNOWN)
     if trace.sync_source == "event_sync_ids":
         is_resolved &= ~_may_pass_on(trace, is_resolved, record, of_activity, of_call, call_place)
     waits = np.flatnonzero(is_resolved)
@@ -163,9 +164,11 @@ def _call_order(trace: Trace) -> tuple[Ints, Ints]:
         number = activities.correlation
         in_range = (number > 0) & (number < _LARGEST_NUMBER)
         return number if in_range.all() else np.where(in_range, number, UNKNOWN), own.correlation
-    low = min(int(calls.start_ns.min()), int(own.start_ns.min(initial=0)))
+    is_known = own.start_ns != NO_TIME
+    low = min(int(calls.start_ns.min()), int(own.start_ns.min(initial=0, where=is_known)))
     started = take_or_unknown(calls.start_ns, trace.launching_calls)
-    return np.where(trace.launching_calls == UNKNOWN, UNKNOWN, started - low), own.start_ns - low
+    launched = np.where(trace.launching_calls == UNKNOWN, UNKNOWN, started - low)
+    return launched, np.where(is_known, own.start_ns - low, UNKNOWN)
 
 
 def _numbers_grow(calls: Calls) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.core.blocking import HELD_BY, Blocking, find_blocking
 from ddp_prof.analyze.core.edges import find_dependencies
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.trace import Trace
+from ddp_prof.trace import NO_TIME, Trace
 from tests.analyze.critical.scheduler import Device, programs
 
 
@@ -131,6 +131,22 @@ def test_an_edge_that_the_times_contradict_is_counted_and_left_out() -> None:
     assert len(blocking_of(trace).stretches) == 0
     (rank,) = find_rank_events(trace)
     assert rank.blocking.coverage.reason == "1 of 2 stream waits contradict the times of what they waited for"
+
+
+def test_a_wait_on_an_event_whose_record_was_cut_off_is_not_resolved_by_times() -> None:
+    """Numbers of calls do not grow here; of the call without a time, the place of all was said to be too far apart."""
+    trace = one_bucket(kernel=4, collective=12, then=6).trace()
+    calls, waits = trace.calls, trace.synchronizations
+    trace = replace(
+        trace,
+        activities=replace(trace.activities, correlation=100 - trace.activities.correlation),
+        calls=replace(calls, start_ns=calls.correlation, correlation=100 - calls.correlation),
+        synchronizations=replace(waits, start_ns=waits.correlation, correlation=100 - waits.correlation),
+    )
+    assert blamed(blocking_of(trace)) == dict.fromkeys(range(10, 16), 1)
+    start = np.where(np.arange(len(waits)) == 0, NO_TIME, waits.correlation)
+    cut = replace(trace, synchronizations=replace(trace.synchronizations, start_ns=start))
+    assert (find_dependencies(trace).is_resolved.sum(), find_dependencies(cut).is_resolved.sum()) == (2, 1)
 
 
 @pytest.mark.slow
