@@ -51,6 +51,30 @@ def test_pages_lead_to_each_other(visit: Visit, tmp_path: Path, monkeypatch: pyt
     assert visit.complaints == []
 
 
+def test_on_a_laptop_the_comparison_needs_no_scrolling(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last column, the speedup, was cut, and nothing said so."""
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
+    visit.page.set_viewport_size({"width": 1280, "height": 800})
+    visit.open(tmp_path / "index.html")
+    assert visit.page.locator(".sortable thead th").last.text_content().strip() == "speedup"
+    assert visit.page.locator(".wide").first.evaluate("(box) => [box.clientWidth, box.scrollWidth]") == [1232, 1232]
+
+
+def test_sections_have_smaller_headings_than_the_page(
+    visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "none"))
+    write_report([run_of(cpu_run(), "overlap")], tmp_path)
+    for name in ("index", "overlap-why", "overlap-kernels"):
+        visit.page.goto((tmp_path / f"{name}.html").as_uri())
+        sizes = visit.page.locator("h1, h2").evaluate_all("(all) => all.map((each) => getComputedStyle(each).fontSize)")
+        assert [float(size.removesuffix("px")) for size in sizes[1:]] == [18.0] * (len(sizes) - 1)
+        assert float(sizes[0].removesuffix("px")) > 18
+
+
 @pytest.mark.parametrize("steps", [2, 4, 12])
 def test_the_axis_of_steps_names_each_step_once(
     steps: int, visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
