@@ -11,7 +11,7 @@ from ddp_prof.present.timeline.build import build_timeline
 from tests.browser.conftest import Visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
 from tests.measuring import collectives_of, source_of
-from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Sync, bucket_steps, write_capture
+from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Kernel, Sync, bucket_steps, write_capture
 
 
 def page_of(tmp_path: Path, capture: Capture, product: str = "2023.4") -> Path:
@@ -127,6 +127,15 @@ def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path
     assert "--cuda-event-trace" in str(cell.get_attribute("title"))
     visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
     assert details(visit)["blocking"].startswith("not known: event records were not recorded")
+
+
+def test_without_communication_blocking_is_not_known(visit: Visit, tmp_path: Path) -> None:
+    """The table said 0, and the JSON null."""
+    capture = Capture(kernels=[Kernel("gemm", 1_000, 9_000, launch=500, thread=1)])
+    visit.open_timeline(page_of(tmp_path, capture))
+    cell = visit.page.locator("#sums tbody td").last
+    assert cell.text_content() == "n/a"
+    assert cell.get_attribute("title") == "nothing in this trace is known to communicate"
 
 
 def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces: Path) -> None:

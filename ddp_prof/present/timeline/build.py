@@ -168,7 +168,8 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
     for (events, _), overlap, explained in zip(ranks, source.overlaps, source.explained, strict=True):
         title = f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"
         title = title if events.rank is None else f"rank {events.rank}"
-        own, why_unknown = lanes_of(events, view, explained, overlap), events.blocking.coverage.reason
+        own = lanes_of(events, view, explained, overlap)
+        why_unknown = events.blocking.coverage.reason or overlap.reason
         lanes.append(RankLanes(title, overlap, own, explained, events.backward, why_unknown))
     return Panel(
         title=source.title,
