@@ -128,6 +128,7 @@ def _run_values(
 ) -> dict[str, Any]:
     ends = {"timeline": TIMELINE, "why": WHY, "kernels": KERNELS}
     pages = {page: f"{run.name}{end}.html" for page, end in ends.items()}
+    worst = f"{run.name}.html#worst" if any(rank.exposed_ns or rank.blocking_ns for rank in run.result.ranks) else ""
     return {
         "name": run.name,
         "has_pages": run.name not in missing,
@@ -141,7 +142,8 @@ def _run_values(
         "skew": skew_headline(run.explanation.skew).text,
         "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],
-        "pages": {} if run.name in missing else {"show me": f"{run.name}.html#worst", **pages},
+        "worst": "" if run.name in missing else worst,
+        "pages": {} if run.name in missing else ({"show me": worst} if worst else {}) | pages,
     }
 
 
