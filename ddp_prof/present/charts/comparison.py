@@ -183,7 +183,12 @@ def draw_step_times(results: Sequence[TraceOverlap]) -> Chart:
             "type": "box", "orientation": "h", "y0": row, "name": shown_name(result.label),
             "x": [ns / 1e6 for rank in result.ranks for ns in rank.lengths_ns],
             "width": 0.5, "boxpoints": "all", "jitter": 0.6, "pointpos": 0, "whiskerwidth": 0.4, "showlegend": False,
-            "hoveron": "points", "hovertemplate": "%{x:.2f} ms<extra></extra>", "fillcolor": "rgba(0,0,0,0)",
+            "hovertext": [
+                f"<b>{shown_name(result.label)}</b><br>{names[step.step_key]}, {shown_name(rank.name)}"
+                for rank, names in ((rank, rank.step_names) for rank in result.ranks) for step in rank.timed_steps
+            ],
+            "hoveron": "points", "hovertemplate": "%{hovertext}: %{x:.2f} ms<extra></extra>",
+            "fillcolor": "rgba(0,0,0,0)",
             "line": {"color": theme.LIGHT.text, "width": 1.6},
             "marker": {"color": theme.LIGHT.quiet, "size": 6, "opacity": 0.7},
         }
@@ -310,7 +315,7 @@ def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
         "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
         "textposition": "outside", "cliponaxis": False,
         "hovertext": [
-            f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:+.3f} ms"
+            f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:{'' if bar.run else '+'}.3f} ms"
             + (f"<br>no clear change: within ±{bar.within:.3f} ms (95 %)" if bar.within else "")
             for bar in steps
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -229,6 +230,8 @@ def test_the_picture_marks_what_cannot_be_told() -> None:
         assert list(figure.marker.pattern.shape) == ["", shape, ""]
         assert ("hatched" in draw_waterfall(waterfall).layout.title.subtitle.text) == bool(shape)
         assert ("no clear change" in figure.hovertext[1]) == bool(shape)
+        signs = [re.search(r"<br>(\D*)[\d.]+ ms", text)[1] for text in figure.hovertext]
+        assert signs == ["", "-", ""], "a run has a length, only a part has a change"
 
 
 def test_two_steps_tell_no_scatter() -> None:

@@ -77,6 +77,7 @@ def test_times_are_those_of_the_host() -> None:
     (box,) = draw_step_times([HALF]).data
     assert [time * 1e6 for time in box.x] == pytest.approx([20, 20, 20])
     assert box.boxpoints == "all"
+    assert [text.partition("<br>")[2] for text in box.hovertext] == [f"step {step}, rank 0" for step in range(3)]
 
 
 @pytest.mark.parametrize("draw", [draw_overlap_by_step, draw_step_times])
