@@ -72,7 +72,7 @@ def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] |
     cost_bars = {
         "type": "bar", "x": columns, "y": costs_ms, "yaxis": "y2", "showlegend": False,
         "marker": {"color": theme.LIGHT.colors[PEER_WAIT]},
-        "hovertemplate": f"{unit}%{{x}}: %{{y:.3f}} ms others wait for the last rank, exposed<extra></extra>",
+        "hovertemplate": f"{unit}%{{x}}: others wait %{{y:.3f}} ms for the last rank, exposed<extra></extra>",
     }  # fmt: skip
     return make_chart(
         [lag_map, cost_bars],
