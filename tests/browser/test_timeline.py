@@ -184,6 +184,23 @@ class TestDrawing:
         assert visit.ask(labels) == 0
         assert visit.complaints == []
 
+    def test_the_length_of_thin_exposed_time_lies_on_no_label(self, visit: Visit, tmp_path: Path) -> None:
+        trace = draw_trace(streams={7: f"{'a' * 40}..{'b' * 10}{'.' * 8}{'c' * 40}", 9: f"{'.' * 40}NN{'.' * 58}"})
+        visit.open_timeline(write(build_timeline([source_of("run", trace)]), tmp_path))
+        texts = visit.page.locator("#timeline .annotation-text, #timeline .textpoint text").evaluate_all(
+            """(all) => all.map((each) => {
+                 const { left, right, top, bottom } = each.getBoundingClientRect();
+                 return [each.textContent, left, right, top, bottom]; })"""
+        )
+        assert {"2 ns", "compute only40 ns"} <= {text for text, *_ in texts}
+        crossing = [
+            (one[0], other[0])
+            for at, one in enumerate(texts)
+            for other in texts[:at]
+            if one[1] < other[2] and other[1] < one[2] and one[3] < other[4] and other[3] < one[4]
+        ]
+        assert crossing == []
+
     def test_a_long_page_whose_first_window_is_long_too_is_drawn_when_it_is_read(
         self, visit: Visit, tmp_path: Path, busy_source: Source, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -79,7 +79,7 @@ class Painter {
     this.selection = rectangles();
     this.shade = rectangles();
     this.arrows = [];
-    this.text = { x: [], y: [], text: [], color: [] };
+    this.text = { x: [], y: [], text: [], color: [], half: [] };
     this.thin = [];
     this.hidden = timeline.hidden;
     this.exposed = timeline.categories.find(({ name }) => name === "exposed");
@@ -187,6 +187,7 @@ class Painter {
     this.text.y.push((row.top + row.bottom) / 2);
     this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(text));
     this.text.color.push(this.ink.get(track.category));
+    this.text.half.push(widthOf(text) / 2);
   }
 
   /** The lengths of exposed times that are too thin to hold them; neighbours without room between are summed. */
@@ -199,10 +200,21 @@ class Painter {
     }
     const isFree = ({ track, to }) => !track.covered(to, to + room);
     const numbered = groups.filter(isFree).map((group) => ({ ...group, ns: Math.round(group.track.covered(group.from, group.to)) }));
-    return numbered.sort((one, other) => other.ns - one.ns).slice(0, MOST_NUMBERS).map(({ row, to, ns }) => ({
+    const shown = numbered.sort((one, other) => other.ns - one.ns).slice(0, MOST_NUMBERS);
+    for (const { row, to, ns } of shown) this.#clear(row, to, widthOf(milliseconds(ns)) + PADDING);
+    return shown.map(({ row, to, ns }) => ({
       x: this.#x(row, to), y: (row.top + row.bottom) / 2, xanchor: "left", xshift: 2, showarrow: false, borderpad: 1,
       text: milliseconds(ns), font: { size: FONT_PX - 1, color: this.exposed.color }, bgcolor: this.colors.paper_bgcolor,
     }));
+  }
+
+  /** Removes the labels of a row that lie within some pixels after a time, where a number is. */
+  #clear(row, time, width) {
+    const { text } = this, left = this.#x(row, time), right = this.#x(row, time + width * this.pixel);
+    const half = (at) => (text.half[at] * this.pixel) / 1e6;
+    const isFree = (at) => text.y[at] !== (row.top + row.bottom) / 2 || text.x[at] - half(at) > right || text.x[at] + half(at) < left;
+    const kept = [...text.x.keys()].filter(isFree);
+    for (const [name, values] of Object.entries(text)) text[name] = kept.map((at) => values[at]);
   }
 
   /** @returns {Object[]} the traces, always the same number in the same order */
