@@ -34,7 +34,10 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
     help="Nsight Systems, or torch.profiler; auto: nsys if nsys and a GPU are found.",
 )  # fmt: skip
 @click.option(
-    "--steps", metavar="FIRST:END", callback=_read_steps, help="Record these optimizer steps alone, as 10:20; else all."
+    "--steps",
+    metavar="FIRST:END",
+    callback=_read_steps,
+    help="Record only these optimizer steps: 10:20 records ten, 10 to 19. Default: all.",
 )
 @click.option("--print", "shows", is_flag=True, help="Show the command line, and do not run it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

@@ -53,13 +53,13 @@ _limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
     "--min-overlap",
     metavar="SHARE",
     callback=_parse_share,
-    help="Least share of communication that compute hides, such as 80%.",
+    help="Lower limit of the share of communication that compute hides, such as 80%.",
 )
-@_limit_option("--max-exposed-ms", help="Most exposed communication in a step.")
-@_limit_option("--max-tail-ms", help="Most exposed communication after backward's last compute in a step.")
+@_limit_option("--max-exposed-ms", help="Upper limit of exposed communication in a step.")
+@_limit_option("--max-tail-ms", help="Upper limit of exposed communication after backward's last compute in a step.")
 @_limit_option(
     "--max-blocking-ms",
-    help="Most time of a step in which a stream (on a CPU: the host) stands still for communication.",
+    help="Upper limit of the time of a step in which a stream (on a CPU: the host) stands still for communication.",
 )
 @click.option(
     "--baseline",
