@@ -47,8 +47,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
+from ddp_prof.capture.job import visible_gpus  # noqa: E402
 from ddp_prof.capture.processes import run_tethered  # noqa: E402
-from ddp_prof.capture.recorder import visible_gpus  # noqa: E402
 from ddp_prof.train.launch import run_program  # noqa: E402  # needs nothing but Python
 from ddp_prof.variants import BUCKETED, VARIANT_NAMES  # noqa: E402
 

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from ddp_prof.capture.job import choose_nsys
 from ddp_prof.capture.processes import run_tethered
-from ddp_prof.capture.recorder import choose_nsys
 from ddp_prof.capture.variant import capture
 from ddp_prof.errors import DdpProfError, UsageError, printable
 from ddp_prof.train.launch import run_program

@@ -6,7 +6,7 @@
 import os
 import sys
 
-from ddp_prof.capture.recorder import choose_nsys
+from ddp_prof.capture.job import choose_nsys
 from ddp_prof.capture.variant import capture
 from ddp_prof.train.launch import run_program
 

@@ -7,6 +7,7 @@ capture that exists is up to date.
 from __future__ import annotations
 
 import argparse
+import inspect
 import io
 import json
 import os
@@ -24,17 +25,21 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from ddp_prof.capture.job import Job, export_reports, file_suffix, find_losses, read_place
-from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
-from ddp_prof.capture.recorder import (
+from ddp_prof.capture.job import (
     CAPTURE_RANGE,
     CHECKOUT,
     PACKAGE,
+    Job,
     choose_nsys,
+    export_reports,
+    file_suffix,
+    find_losses,
     installed,
     profile_command,
+    read_place,
     visible_gpus,
 )
+from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
 from ddp_prof.errors import UsageError, WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
 from ddp_prof.train.arguments import parse_arguments
@@ -231,8 +236,8 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
     settings = [plan.environ.get(name, "") for name in ("NSYS_FLAGS", "CAPTURE_RANGE", "GPU_METRICS", "TORCHRUN")]
     versions = [str(profiler), installed("torch"), installed("nvtx")]
     variables = [f"{name}={value}" for name, value in sorted(clean_environment(plan).items())]
-    flags = Path(__file__).with_name("recorder.py").read_text(encoding="utf-8")
-    everything = [*machine, *settings, *versions, *variables, *plan.workload, digest_code(), flags]
+    everything = [*machine, *settings, *versions, *variables, *plan.workload, digest_code()]
+    everything.append(inspect.getsource(profile_command))
     return sha256("\0".join(everything).encode(errors="surrogateescape")).hexdigest()
 
 

@@ -29,7 +29,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils.hooks import RemovableHandle
 
 from ddp_prof import annotate
-from ddp_prof.ddp.rank_consistency import check_rank_consistency
+from ddp_prof.ddp.collective import check_rank_consistency
 from ddp_prof.errors import CommunicationError
 
 

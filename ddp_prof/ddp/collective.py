@@ -1,12 +1,13 @@
-"""Launches collectives with their ranges, waits and errors; broadcasts the state of rank 0."""
+"""Launches collectives with their ranges, waits and errors; compares the ranks; broadcasts the state of rank 0."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, is_dataclass
+from itertools import zip_longest
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "bro
 SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 """Prefix of gloo's messages: ``[.../pair.cc:537]``."""
 ADVICE = re.compile(r"\. This is typically caused by .*")
+T = TypeVar("T")
 
 # torch 2.13 renamed both and warns of the old names; earlier versions know only these.
 all_gather: Callable[..., Any] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -177,3 +179,93 @@ def _hint(error: BaseException) -> str:
     if any(sign in text for sign in PEER_IS_GONE):
         return ": another rank ended, see its output"
     return ""
+
+
+class TensorSpec(NamedTuple):
+    label: str
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    requires_grad: bool
+
+
+def check_rank_consistency(
+    module: torch.nn.Module, options: Mapping[str, object], group: dist.ProcessGroup | None
+) -> None:
+    """Compare model and options of every rank with those of rank 0, before anything of the model is sent.
+
+    Every rank must call this. If they differed, gloo would abort in its C++ code, and NCCL would wait for ever or mix
+    the parameters up.
+    """
+    compare_with_rank_0(
+        ({name: _comparable(value) for name, value in options.items()}, describe_tensors(module)),
+        lambda own, reference: find_option_difference(own[0], reference[0]) or find_difference(own[1], reference[1]),
+        group,
+        next((parameter.device for parameter in module.parameters()), torch.device("cpu")),
+    )
+
+
+def compare_with_rank_0(
+    own: T, find: Callable[[T, T], str | None], group: dist.ProcessGroup | None, device: torch.device
+) -> None:
+    """Compare ``own`` with that of rank 0. Every rank must call this.
+
+    ``find`` describes the first difference between its two arguments, if any. If a rank differs, every rank raises an
+    error that names the ranks that differ and describes the difference of the first one.
+    """
+    if dist.get_world_size(group) == 1:
+        return
+    with communication_errors(group, "the comparison of the models"), current_device(device):
+        reference = [own]
+        dist.broadcast_object_list(reference, global_rank(0, group), group)
+        differences: list[str | None] = [None] * dist.get_world_size(group)
+        dist.all_gather_object(differences, find(own, reference[0]), group)
+    others = [rank for rank, difference in enumerate(differences) if difference is not None]
+    if others:
+        more = f" (so ranks {', '.join(map(str, others))} differ from rank 0)" if len(others) > 1 else ""
+        raise CommunicationError(f"rank {others[0]}: {differences[others[0]]}{more}")
+
+
+def describe_tensors(module: torch.nn.Module) -> list[TensorSpec]:
+    named = [
+        *((f"parameter {name!r}", parameter) for name, parameter in module.named_parameters()),
+        *((f"buffer {name!r}", buffer) for name, buffer in module.named_buffers()),
+    ]
+    return [describe_tensor(label, tensor) for label, tensor in named]
+
+
+def describe_tensor(label: str, tensor: torch.Tensor) -> TensorSpec:
+    return TensorSpec(label, tuple(tensor.shape), str(tensor.dtype), tensor.stride(), tensor.requires_grad)
+
+
+def find_option_difference(own: Mapping[str, object], reference: Mapping[str, object]) -> str | None:
+    for name in (*own, *reference):
+        if own.get(name) != reference.get(name):
+            return f"{name}={own.get(name)}, on rank 0 {name}={reference.get(name)}: give every rank the same options"
+    return None
+
+
+def _comparable(value: object) -> object:
+    """Return a comparable form of an option: a plain value itself, for other objects the type."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, (list, tuple)):
+        return [_comparable(item) for item in value]
+    return repr(value) if is_dataclass(value) else type(value).__name__
+
+
+def find_difference(own: Sequence[TensorSpec], reference: Sequence[TensorSpec]) -> str | None:
+    for mine, theirs in zip_longest(own, reference):
+        if theirs is None:
+            found = f"{mine.label} is not there on rank 0"
+        elif mine is None:
+            found = f"{theirs.label} of rank 0 is missing"
+        elif mine.label != theirs.label:
+            found = f"{mine.label} stands where rank 0 has {theirs.label}"
+        elif field := next((name for name in TensorSpec._fields if getattr(mine, name) != getattr(theirs, name)), None):
+            phrase = f"{field}=" if field == "requires_grad" else f"{field} "
+            found = f"{mine.label} has {phrase}{getattr(mine, field)}, on rank 0 {phrase}{getattr(theirs, field)}"
+        else:
+            continue
+        return f"{found}: build the same model on every rank"
+    return None

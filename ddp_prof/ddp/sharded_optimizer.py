@@ -22,8 +22,13 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof.ddp.buckets import assign_buckets
-from ddp_prof.ddp.collective import launch_broadcast
-from ddp_prof.ddp.rank_consistency import TensorSpec, compare_with_rank_0, describe_tensor, find_difference
+from ddp_prof.ddp.collective import (
+    TensorSpec,
+    compare_with_rank_0,
+    describe_tensor,
+    find_difference,
+    launch_broadcast,
+)
 from ddp_prof.errors import CommunicationError
 
 MESSAGE_BYTES = 2**20

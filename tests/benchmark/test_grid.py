@@ -8,8 +8,7 @@ from itertools import groupby
 
 import pytest
 
-from ddp_prof.benchmark.measure import Job
-from ddp_prof.benchmark.sweep import Grid, choose_grid, default_grid, format_time, make_parser
+from ddp_prof.benchmark.sweep import Grid, Job, choose_grid, default_grid, format_time, make_parser
 from ddp_prof.run_config import RunConfig
 from ddp_prof.variants import VARIANT_NAMES
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddp_prof import analyze
-from ddp_prof.benchmark import measure as measure_module
 from ddp_prof.benchmark import sweep as sweep_module
-from ddp_prof.benchmark.measure import Machine
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Environment, load_results
-from ddp_prof.benchmark.sweep import Grid, sweep
+from ddp_prof.benchmark.sweep import Grid, Machine, sweep
 from ddp_prof.capture.variant import digest_code
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest
@@ -91,8 +89,7 @@ def test_other_definitions_are_measured_again_and_never_kept_beside_todays(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench.sweep(profile=True)
-    for module in (sweep_module, measure_module):
-        monkeypatch.setattr(module, "DEFINITIONS", analyze.DEFINITIONS + 1)
+    monkeypatch.setattr(sweep_module, "DEFINITIONS", analyze.DEFINITIONS + 1)
     assert str(bench.sweep(profile=True)) == "4 runs measured, 1 captured, 1 captures failed"
     assert {run.definitions for run in load_results(bench.database).runs} == {sweep_module.DEFINITIONS}
 

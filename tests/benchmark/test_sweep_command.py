@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.benchmark import sweep
-from ddp_prof.benchmark.measure import read_figures
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
+from ddp_prof.benchmark.sweep import read_figures
 from tests.train.test_launch import is_running
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]

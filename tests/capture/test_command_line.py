@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.capture.recorder import profile_command
+from ddp_prof.capture.job import profile_command
 from ddp_prof.ingest.nsys_program import Nsys
 
 ALWAYS = ["--sample=none", "--cpuctxsw=none", "--stats=false", "--force-overwrite=true", "--output=x/flat"]

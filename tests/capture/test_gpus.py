@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.capture import recorder as gpus
-from ddp_prof.capture.recorder import visible_gpus
+from ddp_prof.capture import job
+from ddp_prof.capture.job import visible_gpus
 
 DIVIDED = [
     "GPU 0: NVIDIA A100 (UUID: GPU-1)",
@@ -34,10 +34,10 @@ DIVIDED = [
     ],
 )
 def test_a_gpu_that_is_hidden_is_none(monkeypatch: pytest.MonkeyPatch, visible: str | None, seen: str) -> None:
-    monkeypatch.setattr(gpus, "_ask", lambda *question: [] if "-L" in question else list("ABCD"))
+    monkeypatch.setattr(job, "_ask", lambda *question: [] if "-L" in question else list("ABCD"))
     assert visible_gpus({} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}) == list(seen)
 
 
 def test_a_divided_gpu_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpus, "_ask", lambda *question: DIVIDED if "-L" in question else ["A", "A"])
+    monkeypatch.setattr(job, "_ask", lambda *question: DIVIDED if "-L" in question else ["A", "A"])
     assert visible_gpus({}) == ["A"]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import ddp_prof as dp
-from ddp_prof.capture import job, recorder
+from ddp_prof.capture import job
 from ddp_prof.capture.job import Job, export_reports, find_losses
 from ddp_prof.capture.processes import _find_marked_processes
 from ddp_prof.capture.variant import LOST_RACE
@@ -427,7 +427,7 @@ def test_a_signal_does_not_lose_what_nsys_recorded(kill: str, code: int, ours: s
 def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Plans a job on a machine with a GPU and an nsys."""
     monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
-    monkeypatch.setattr(recorder, "find_nsys", lambda environ: Nsys("/opt/nsys", "2025.1.1.1"))
+    monkeypatch.setattr(job, "find_nsys", lambda environ: Nsys("/opt/nsys", "2025.1.1.1"))
     monkeypatch.setattr(Nsys, "supports", lambda *_: True)
     monkeypatch.setattr(
         job.shutil, "which", lambda word: word if word in ("python", "torchrun", "test", "sh") else None

@@ -165,7 +165,7 @@ def object_collectives(rank: int) -> dict[str, bool]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("broadcast_object_list", "all_gather_object"):
             patch.setattr(torch.distributed, name, watched(name))
-        for module in ("rank_consistency", "all_reduce"):
+        for module in ("collective", "all_reduce"):
             patch.setattr(f"ddp_prof.ddp.{module}.current_device", on)
         variant = BucketedDDP(model(), 1, rebuild_buckets=True)
         variant(torch.ones(1, 2)).sum().backward()

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ddp_prof.ddp import BucketedDDP, FlatDDP, FullyShardedDDP, NaiveDDP, ShardedDDP, TorchDDP
-from ddp_prof.ddp.rank_consistency import describe_tensors, find_difference
+from ddp_prof.ddp.collective import describe_tensors, find_difference
 from ddp_prof.errors import CommunicationError
 from tests.ddp.gloo_ranks import run_ranks
 
