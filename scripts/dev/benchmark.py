@@ -16,23 +16,19 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-BENCHMARKS = {
-    "ddp": "benchmark_steps",
-    "sharded": "benchmark_steps",
-    "memory": "benchmark_memory",
-    "ranges": "benchmark_steps",
-    "ingest": "benchmark_ingest",
-    "timeline": "benchmark_timeline",
-    "ranks": "benchmark_ranks",
+MODULES = {
+    "benchmark_training": ("ddp", "sharded", "memory", "ranges"),
+    "benchmark_reading": ("ingest", "ranks"),
+    "benchmark_timeline": ("timeline",),
 }
 
 
 def main(argv: list[str]) -> int:
-    if not argv or argv[0] not in BENCHMARKS:
+    module = next((module for module, names in MODULES.items() if argv and argv[0] in names), None)
+    if module is None:
         print(__doc__, file=sys.stderr)
         return 0 if argv and argv[0] in {"-h", "--help"} else 2
-    name = BENCHMARKS[argv[0]]
-    status: int = import_module(name).main(argv if name == "benchmark_steps" else argv[1:])
+    status: int = import_module(module).main(argv[1:] if module == "benchmark_timeline" else argv)
     return status
 
 

@@ -1,18 +1,29 @@
-"""Measures what our variants and ranges cost in a step. Each benchmark prints one ratio and its target.
+"""Measures what our variants and ranges cost a rank: time of a step, or peak of memory. Each prints its target, too.
 
     python scripts/dev/benchmark.py ddp       # step time of our bucketed variant against torch's DDP
     python scripts/dev/benchmark.py sharded   # of our sharded variant against torch's DDP with ZeroRedundancyOptimizer
     python scripts/dev/benchmark.py ranges    # step time with ranges against without
+    python scripts/dev/benchmark.py memory    # DDP, DDP with ZeroRedundancyOptimizer, ShardedOptimizer, sharded
 
-Both sides alternate step by step within one run, so that other load on the machine affects both alike. The ranks are
-processes on the CPU (gloo) by default (see ``--device``, ``--backend``, ``--ranks-per-gpu``).
+*Time.* Both sides alternate step by step within one run, so that other load on the machine affects both alike.
+
+*Memory.* Memory saved by sharding must not be lost by copies. It counts bytes of tensors, on a CPU by torch.profiler,
+on a GPU by torch's allocator: all tensors during the fourth training step, and those that an optimizer step and its
+collectives allocate; each on the rank that needs most.
+
+The ranks are processes on the CPU (gloo) by default (see ``--device``, ``--backend``, ``--ranks-per-gpu``).
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
+import itertools
+import json
 import statistics
 import sys
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from script_ranks import add_options, run_ranks
@@ -32,6 +43,11 @@ if TYPE_CHECKING:
 Seconds = tuple[list[float], list[float]]
 """The times of the steps of both sides."""
 WARMUP = 4  # torch's DDP makes its buckets in the first two steps
+MEMORY_WARMUP, MEMORY_REPEATS, MEMORY_TARGET = 3, 3, 1.1
+THEIRS = "DDP with ZeroRedundancyOptimizer"
+OURS = ("DDP with ShardedOptimizer", "sharded")
+Peaks = dict[str, tuple[int, int]]
+"""The peaks of a training step and of an optimizer step for each way to train."""
 
 
 class Contest(NamedTuple):
@@ -146,25 +162,121 @@ def judge(contest: Contest, seconds: Seconds, gate: bool) -> None:
         raise WorkloadError(f"the ratio of {ratio:.4f} is above the target of {contest.target}")
 
 
+def measure_peaks(arguments: argparse.Namespace, device: torch.device) -> Peaks:
+    """Peaks of memory of ways to train, with and without sharding."""
+    import torch
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    from ddp_prof.ddp import ShardedDDP, ShardedOptimizer, TorchDDP
+    from ddp_prof.train.workload import Trainer, TransformerLM, make_tokens
+
+    def unhooked(model: torch.nn.Module) -> DataParallel:
+        return TorchDDP(model, mark_buckets=False)
+
+    makers: Any = torch.optim.AdamW, ZeroRedundancyOptimizer, ShardedOptimizer  # the last two take its class
+    whole, zero, ours = makers
+    ways: dict[str, tuple[Callable[[torch.nn.Module], DataParallel], Callable[..., Any]]] = {
+        "DDP": (unhooked, whole),
+        THEIRS: (unhooked, lambda parameters, **options: zero(parameters, whole, **options)),
+        OURS[0]: (unhooked, lambda parameters, **options: ours(parameters, whole, **options)),
+        OURS[1]: (lambda model: ShardedDDP(model, arguments.bucket_size_mb), whole),
+    }
+    tokens = make_tokens(1, arguments.batch_size // arguments.world_size, arguments.seq_len, seed=0).to(device)
+
+    def peaks_of(wrap: Callable[..., DataParallel], make_optimizer: Callable[..., Any]) -> tuple[int, int]:
+        made: list[Any] = []
+
+        def train() -> None:
+            torch.manual_seed(0)
+            with device:
+                variant = wrap(TransformerLM(MODEL_SIZES[arguments.model_size]))
+            made.extend((variant, make_optimizer(variant.optimizer_parameters(), lr=1e-3, fused=device.type == "cuda")))
+            for _ in range(MEMORY_WARMUP):  # DDP rebuilds its buckets in these
+                take_step()
+
+        def take_step() -> None:
+            Trainer(*made).train_step(tokens[0, :, :-1], tokens[0, :, 1:])
+
+        def step() -> None:
+            variant, optimizer = made
+            optimizer.step()
+            if isinstance(variant, ShardedDDP):
+                variant.wait_for_parameters()
+
+        _, kept = count_bytes(train, device)
+        training, _ = count_bytes(take_step, device)
+        optimizing, _ = count_bytes(step, device)
+        return kept + training, optimizing
+
+    # The smallest of several, because gloo's threads may keep a tensor that is not used any more.
+    repeats = [[peaks_of(*way) for way in ways.values()] for _ in range(MEMORY_REPEATS)]
+    own = torch.tensor(repeats, device=device).amin(0)
+    torch.distributed.all_reduce(own, torch.distributed.ReduceOp.MAX)
+    return dict(zip(ways, map(tuple, own.tolist()), strict=True))
+
+
+def count_bytes(action: Callable[[], None], device: torch.device) -> tuple[int, int]:
+    """Return by how many bytes the tensors grew during ``action`` at most, and by how many at its end."""
+    import torch
+
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        action()
+        return torch.cuda.max_memory_allocated(device) - before, torch.cuda.memory_allocated(device) - before
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        action()
+        gc.collect()
+    with tempfile.NamedTemporaryFile(suffix=".json") as file:
+        profiler.export_chrome_trace(file.name)
+        events = json.loads(Path(file.name).read_text())["traceEvents"]
+    changes = sorted((event["ts"], event["args"]["Bytes"]) for event in events if event["name"] == "[memory]")
+    levels = [*itertools.accumulate((size for _, size in changes), initial=0)]
+    return max(levels), levels[-1]
+
+
+def judge_peaks(peaks: Peaks, gate: bool) -> None:
+    """Print the peaks; ours also as multiples of ZeroRedundancyOptimizer's."""
+    missed = False
+    for name, (training, step) in peaks.items():
+        line = f"{name}: {training / 2**20:.1f} MiB in a training step, {step / 2**20:.1f} MiB of an optimizer step"
+        if name in OURS:
+            ratio = training / peaks[THEIRS][0]
+            missed |= ratio > MEMORY_TARGET
+            line += f"; in training {ratio:.3f} times {THEIRS}'s"
+        print(line)
+    print(f"target at most {MEMORY_TARGET}: {'NOT MET' if missed else 'met'}")
+    if gate and missed:
+        raise WorkloadError(f"a peak is above {MEMORY_TARGET} times that of {THEIRS}")
+
+
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Measure what this toolkit itself costs.")
     subparsers = parser.add_subparsers(dest="benchmark", required=True)
-    for name, function in BENCHMARKS.items():
+    for name, function in {**BENCHMARKS, "memory": measure_peaks}.items():
         sub = subparsers.add_parser(name, help=function.__doc__, description=function.__doc__)
-        sub.add_argument("--steps", type=int, default=60, help="measured steps of each (default: %(default)s)")
         sub.add_argument("--world-size", type=int, default=2, help="ranks (default: %(default)s)")
         add_options(sub)
         sub.add_argument("--model-size", choices=MODEL_SIZES, default="mini", help="default: %(default)s")
         sub.add_argument("--batch-size", type=int, default=4, help="of all ranks together (default: %(default)s)")
         sub.add_argument("--seq-len", type=int, default=128, help="default: %(default)s")
         sub.add_argument("--bucket-size-mb", type=float, default=25.0, help="for our variant (default: %(default)g)")
-        sub.add_argument("--target", type=float, help="replaces the benchmark's target")
-        sub.add_argument("--gate", action="store_true", help="fail if the target is missed by more than chance")
+        sub.add_argument("--gate", action="store_true", help="fail if the target is missed, by more than chance")
+        if name in BENCHMARKS:
+            sub.add_argument("--steps", type=int, default=60, help="measured steps of each (default: %(default)s)")
+            sub.add_argument("--target", type=float, help="replaces the benchmark's target")
     return parser.parse_args(argv)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = parse(argv)
+    if arguments.benchmark == "memory":
+        return run_ranks(
+            arguments,
+            lambda _place, device: measure_peaks(arguments, device),
+            lambda peaks: judge_peaks(peaks, arguments.gate),
+        )
     make = BENCHMARKS[arguments.benchmark]
 
     def measure_on_rank(_place: RankInfo, device: torch.device) -> tuple[Contest, Seconds]:
