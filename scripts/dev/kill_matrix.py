@@ -24,16 +24,19 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
-BIN = ROOT / ".venv/bin"
+BIN = Path(sys.executable).parent
 DISK = "disk"
 VICTIMS = ("rank", "launcher", "nsys", "command", DISK)
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
@@ -45,31 +48,133 @@ WAIT_S = 180.0
 SETTLE_S = 5.0
 """Time limit for processes to end after their command."""
 
-Process = tuple[int, int]
-"""Process id and start time, because an id can be used again."""
+
+def ask(process: psutil.Process, question: str, otherwise: Any) -> Any:
+    """Call a method of a process, which may have ended."""
+    try:
+        return getattr(process, question)()
+    except psutil.Error:
+        return otherwise
 
 
-@dataclass(frozen=True)
-class Scene:
-    """A command that is killed.
+def ranks_in(processes: Sequence[psutil.Process]) -> list[psutil.Process]:
+    """Return the processes that are ranks: those with RANK in their environment, or forked from a server."""
 
-    Attributes:
-        name: Name in the table.
-        command: Command line for a folder.
-        settings: Additional environment variables.
-        prepare: Makes the results that are finished before; called once, the folder is copied for each row.
-        is_reached: Whether it is time to kill, from the processes and the folder of the run.
-        victims: For each name, a function that finds the process.
-        is_complete: Whether the folder is complete after the next run.
-    """
+    def is_server(process: psutil.Process | None) -> bool:
+        return process is not None and "forkserver" in " ".join(ask(process, "cmdline", []))
 
-    name: str
-    command: Callable[[Path], Sequence[str]]
-    settings: Callable[[Path], dict[str, str]]
-    prepare: Callable[[Path], None]
-    is_reached: Callable[[Sequence[int], Path], bool]
-    victims: dict[str, Callable[[Sequence[int]], int]]
-    is_complete: Callable[[Path], bool]
+    return [
+        process
+        for process in processes
+        if "RANK" in ask(process, "environ", {}) or (is_server(process) and is_server(ask(process, "parent", None)))
+    ]
+
+
+def is_connected(rank: psutil.Process) -> bool:
+    """Whether the rank has torch and gloo's threads."""
+    try:
+        maps = Path(f"/proc/{rank.pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    return "libtorch_cpu" in maps and ask(rank, "num_threads", 0) > 2
+
+
+def nsys_in(processes: Sequence[psutil.Process]) -> psutil.Process:
+    """Return the first ``nsys profile``."""
+    lines = ((process, ask(process, "cmdline", [])) for process in processes)
+    return next(process for process, line in lines if line and Path(line[0]).name == "nsys" and "profile" in line)
+
+
+class Scene(ABC):
+    """A command that is killed; ``victims`` are functions that find a process among its descendants."""
+
+    name: ClassVar[str]
+    victims: ClassVar[dict[str, Callable[[Sequence[psutil.Process]], psutil.Process]]] = {}
+
+    @abstractmethod
+    def command(self, folder: Path) -> list[str]: ...
+
+    def settings(self, folder: Path) -> dict[str, str]:  # noqa: ARG002
+        return {}
+
+    def prepare(self, folder: Path) -> None:  # noqa: B027  # a scene may need none
+        """Make the results that are finished before; called once, the folder is copied for each row."""
+
+    def is_reached(self, processes: Sequence[psutil.Process], folder: Path) -> bool:  # noqa: ARG002
+        """Whether it is time to kill."""
+        ranks = ranks_in(processes)
+        return len(ranks) == 2 and all(map(is_connected, ranks))
+
+    @abstractmethod
+    def is_complete(self, folder: Path) -> bool:
+        """Whether the folder is complete after the next run."""
+
+
+class CaptureScene(Scene):
+    """``profile_all.sh`` while it records the second of its two captures."""
+
+    name = "profile_all.sh"
+    victims: ClassVar = {
+        "rank": lambda processes: ranks_in(processes)[-1],
+        "launcher": lambda processes: ranks_in(processes)[0].parent(),
+        "nsys": nsys_in,
+    }
+
+    def command(self, folder: Path) -> list[str]:  # noqa: ARG002
+        return ["bash", "profile_all.sh"]
+
+    def settings(self, folder: Path) -> dict[str, str]:
+        return {
+            "TRACES_DIR": str(folder / "traces"), "FIGURES_DIR": str(folder / "figures"), "VARIANTS": "naive flat",
+            "MODEL_SIZE": "tiny", "SEQ_LEN": "16", "STEPS": "300", "WARMUP": "1", "DEVICE": "cpu", "CHROMIUM": "0",
+        }  # fmt: skip
+
+    def prepare(self, folder: Path) -> None:
+        run_quietly(self.command(folder), {**self.settings(folder), "VARIANTS": "naive"})
+        shutil.rmtree(folder / "figures")
+
+    def is_complete(self, folder: Path) -> bool:
+        names = {path.name for path in (folder / "traces").iterdir()}
+        expected = {f"{name}.{suffix}" for name in ("naive", "flat") for suffix in ("run.json", "nsys-rep", "sqlite")}
+        return names == expected and (folder / "figures/index.html").exists()
+
+
+class SweepScene(Scene):
+    """A sweep in its second of two runs."""
+
+    name = "sweep"
+    victims: ClassVar = {"rank": lambda processes: ranks_in(processes)[-1]}
+
+    def command(self, folder: Path) -> list[str]:
+        options = "--model-size tiny --variants naive flat --seq-len 16 --batch-sizes 2 --steps 200 --repeats 1"
+        program = [str(BIN / "python"), "-m", "ddp_prof.benchmark.sweep", "--database", str(folder / "r.db")]
+        return [*program, *options.split()]
+
+    def prepare(self, folder: Path) -> None:
+        run_quietly([item for item in self.command(folder) if item != "flat"], {})
+
+    def is_complete(self, folder: Path) -> bool:
+        with closing(sqlite3.connect(f"file:{folder / 'r.db'}?mode=ro", uri=True)) as database:
+            return database.execute("SELECT count(*) FROM runs WHERE status = 'ok'").fetchone() == (2,)
+
+
+class ReportScene(Scene):
+    """A report when its first page is there."""
+
+    name = "report"
+
+    def command(self, folder: Path) -> list[str]:
+        return [str(BIN / "ddp-prof"), "report", str(ROOT / "traces"), "-o", str(folder / "report")]
+
+    def is_reached(self, processes: Sequence[psutil.Process], folder: Path) -> bool:  # noqa: ARG002
+        return (folder / "report").exists() and any((folder / "report").iterdir())
+
+    def is_complete(self, folder: Path) -> bool:
+        pages = [path.read_text(encoding="utf-8") for path in (folder / "report").rglob("*.html")]
+        return all(page.rstrip().endswith("</html>") for page in pages) and (folder / "report/index.html").exists()
+
+
+SCENES = {"capture": CaptureScene, "sweep": SweepScene, "report": ReportScene}
 
 
 @dataclass
@@ -104,68 +209,6 @@ class Outcome:
 
 
 HEADER = ("scene", "victim", "signal", "exit", "last two lines", "processes left", "finished kept", "next run", "row")
-
-
-def children_of(process: int) -> Iterator[int]:
-    """Yield all descendants, parents first."""
-    try:
-        found = [
-            int(pid) for path in Path(f"/proc/{process}/task").iterdir() for pid in _read(path / "children").split()
-        ]
-    except OSError:
-        return
-    for child in found:
-        yield child
-        yield from children_of(child)
-
-
-def arguments_of(process: int) -> list[str]:
-    """Return the command line of a process; empty if it has ended."""
-    return _read(Path(f"/proc/{process}/cmdline")).split("\0")[:-1]
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _parent(process: int) -> int:
-    return int(_read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()[1])
-
-
-def identity(process: int) -> Process | None:
-    """Return the process with its start time; ``None`` if it has ended, or is a zombie."""
-    fields = _read(Path(f"/proc/{process}/stat")).rpartition(")")[2].split()
-    return (process, int(fields[19])) if fields and fields[0] != "Z" else None
-
-
-def ranks_in(processes: Sequence[int]) -> list[int]:
-    """Return the processes that are ranks: those with RANK in their environment, or forked from a server."""
-
-    def is_server(process: int) -> bool:
-        return "forkserver" in _read(Path(f"/proc/{process}/cmdline"))
-
-    return [
-        process
-        for process in processes
-        if "\0RANK=" in "\0" + _read(Path(f"/proc/{process}/environ"))
-        or (is_server(process) and is_server(_parent(process)))
-    ]
-
-
-def launcher_in(processes: Sequence[int]) -> int:
-    """Return the parent of the ranks."""
-    return _parent(ranks_in(processes)[0])
-
-
-def nsys_in(processes: Sequence[int]) -> int:
-    """Return the first ``nsys profile``."""
-    return next(
-        process for process in processes
-        if (arguments := arguments_of(process)) and Path(arguments[0]).name == "nsys" and "profile" in arguments
-    )  # fmt: skip
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -206,21 +249,22 @@ def run_and_kill(scene: Scene, victim: str, number: signal.Signals | None, befor
                 command, env={**os.environ, **settings}, cwd=ROOT, start_new_session=True, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=output,
             )  # fmt: skip
-        seen: set[Process] = set()
+        root = psutil.Process(process.pid)
+        seen = {root}
         try:
             descendants = wait_until_reached(scene, process, folder)
-            seen |= {known for known in map(identity, [process.pid, *descendants]) if known}
+            seen |= {*descendants}
             if victim == DISK:
                 fill(folder / FILLER)
             elif victim == "command" and number == signal.SIGINT:
                 os.killpg(process.pid, number)
             else:
                 assert number is not None
-                os.kill(process.pid if victim == "command" else scene.victims[victim](descendants), number)
+                (root if victim == "command" else scene.victims[victim](descendants)).send_signal(number)
             outcome.exit_code = wait_for_end(process, seen)
         finally:
             outcome.left = end_all(seen)
-        lines = [line for line in _read(log).splitlines() if line.strip()]
+        lines = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
         outcome.said = " / ".join(lines[-2:])
         now = digests(folder)
         outcome.is_kept = all(now.get(path) == digest for path, digest in finished.items() if not path.endswith(".db"))
@@ -237,135 +281,45 @@ def fill(path: Path) -> None:
             file.write(bytes(4096))
 
 
-def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: Path) -> list[int]:
+def descendants_of(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process(process.pid).children(recursive=True)
+    return []
+
+
+def wait_until_reached(scene: Scene, process: subprocess.Popen[bytes], folder: Path) -> list[psutil.Process]:
     """Wait until it is time to kill; return the descendants."""
     deadline = time.monotonic() + WAIT_S
     while time.monotonic() < deadline and process.poll() is None:
-        descendants = list(children_of(process.pid))
+        descendants = descendants_of(process)
         if scene.is_reached(descendants, folder):
             return descendants
         time.sleep(0.02)
     raise SystemExit(f"kill_matrix: {scene.name}: the time to kill was not reached; exit code {process.poll()}")
 
 
-def wait_for_end(process: subprocess.Popen[bytes], seen: set[Process]) -> int | None:
+def wait_for_end(process: subprocess.Popen[bytes], seen: set[psutil.Process]) -> int | None:
     """Return the exit code, ``None`` if the process does not end; add its new descendants to ``seen``."""
     deadline = time.monotonic() + WAIT_S
     while process.poll() is None and time.monotonic() < deadline:
-        seen |= {known for known in map(identity, children_of(process.pid)) if known}
+        seen.update(descendants_of(process))
         time.sleep(0.05)
     return process.poll()
 
 
-def end_all(seen: set[Process]) -> list[str]:
+def end_all(seen: set[psutil.Process]) -> list[str]:
     """Return the names of the processes that are still there after a while, and kill them."""
+
+    def is_left(process: psutil.Process) -> bool:
+        return process.is_running() and ask(process, "status", psutil.STATUS_ZOMBIE) != psutil.STATUS_ZOMBIE
+
     deadline = time.monotonic() + SETTLE_S
-    while (left := [known for known in seen if identity(known[0]) == known]) and time.monotonic() < deadline:
+    while (left := [process for process in seen if is_left(process)]) and time.monotonic() < deadline:
         time.sleep(0.1)
-    names = [" ".join(arguments_of(process)[:4])[:60] for process, _ in left]
-    for process, _ in left:
-        with suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
+    names = [" ".join(ask(process, "cmdline", [])[:4])[:60] for process in left]
+    for process in left:
+        ask(process, "kill", None)
     return names
-
-
-def capture_scene() -> Scene:
-    """``profile_all.sh`` while it records the second of its two captures."""
-
-    def settings(folder: Path) -> dict[str, str]:
-        return {
-            "TRACES_DIR": str(folder / "traces"), "FIGURES_DIR": str(folder / "figures"), "VARIANTS": "naive flat",
-            "MODEL_SIZE": "tiny", "SEQ_LEN": "16", "STEPS": "300", "WARMUP": "1", "DEVICE": "cpu", "CHROMIUM": "0",
-        }  # fmt: skip
-
-    def prepare(folder: Path) -> None:
-        run_quietly(["bash", "profile_all.sh"], {**settings(folder), "VARIANTS": "naive"})
-        shutil.rmtree(folder / "figures")
-
-    def is_complete(folder: Path) -> bool:
-        names = {path.name for path in (folder / "traces").iterdir()}
-        expected = {f"{name}.{suffix}" for name in ("naive", "flat") for suffix in ("run.json", "nsys-rep", "sqlite")}
-        return names == expected and (folder / "figures/index.html").exists()
-
-    return Scene(
-        "profile_all.sh",
-        lambda _: ["bash", "profile_all.sh"],
-        settings,
-        prepare,
-        lambda processes, _: len(ranks_in(processes)) == 2 and all(map(has_torch, ranks_in(processes))),
-        {
-            "rank": lambda processes: ranks_in(processes)[-1],
-            "launcher": launcher_in,
-            "nsys": nsys_in,
-        },
-        is_complete,
-    )
-
-
-def has_torch(process: int) -> bool:
-    """Whether the rank has torch and gloo's threads, so it is connected to its peers."""
-    return (
-        "libtorch_cpu" in _read(Path(f"/proc/{process}/maps"))
-        and len(list(Path(f"/proc/{process}/task").iterdir())) > 2
-    )
-
-
-def sweep_scene() -> Scene:
-    """A sweep in its second of two runs."""
-
-    def command(folder: Path) -> list[str]:
-        options = "--model-size tiny --variants naive flat --seq-len 16 --batch-sizes 2 --steps 200 --repeats 1"
-        return [
-            str(BIN / "python"),
-            "-m",
-            "ddp_prof.benchmark.sweep",
-            "--database",
-            str(folder / "r.db"),
-            *options.split(),
-        ]
-
-    def rows(folder: Path) -> int:
-        with closing(sqlite3.connect(f"file:{folder / 'r.db'}?mode=ro", uri=True)) as database:
-            return int(database.execute("SELECT count(*) FROM runs WHERE status = 'ok'").fetchone()[0])
-
-    def prepare(folder: Path) -> None:
-        run_quietly([item for item in command(folder) if item != "flat"], {})
-
-    return Scene(
-        "sweep",
-        command,
-        lambda _: {},
-        prepare,
-        lambda processes, _: len(ranks_in(processes)) == 2 and all(map(has_torch, ranks_in(processes))),
-        {"rank": lambda processes: ranks_in(processes)[-1]},
-        lambda folder: rows(folder) == 2,
-    )
-
-
-def report_scene() -> Scene:
-    """A report when its first page is there."""
-
-    def command(folder: Path) -> list[str]:
-        return [str(BIN / "ddp-prof"), "report", str(ROOT / "traces"), "-o", str(folder / "report")]
-
-    return Scene(
-        "report",
-        command,
-        lambda _: {},
-        lambda _: None,
-        lambda _, folder: (folder / "report").exists() and any((folder / "report").iterdir()),
-        {},
-        lambda folder: (
-            all(
-                path.read_text(encoding="utf-8").rstrip().endswith("</html>")
-                for path in (folder / "report").rglob("*.html")
-            )
-            and (folder / "report/index.html").exists()
-        ),
-    )
-
-
-SCENES = {"capture": capture_scene, "sweep": sweep_scene, "report": report_scene}
 
 
 def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
