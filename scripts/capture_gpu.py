@@ -315,7 +315,6 @@ class CaptureSlice:
         return round(self._options.minutes * 60 - PACKING_S - (time.monotonic() - self._began))
 
     def _run(self, *command: str | Path) -> int:
-        """Print a command, and run it unless this is a dry run."""
         words = list(map(str, command))
         _print_command(words)
         return 0 if self._options.dry_run else run_tethered(words)[0]
@@ -339,7 +338,6 @@ def _integer_between(least: int, most: int = 999_999_999) -> Callable[[str], int
 
 
 def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Read and check options and settings; exits with 2 on a mistake."""
     parser = argparse.ArgumentParser(
         "capture_gpu.sh", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )

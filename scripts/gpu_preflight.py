@@ -102,7 +102,6 @@ def find_gpus() -> Finding:
 
 
 def find_torch(python: Path) -> tuple[Finding, Finding]:
-    """Return the lines about torch and the NCCL that it was built with."""
     ok, output = ask([str(python), "-c", ASK_TORCH], TORCH_LIMIT_S)
     if not ok:
         reason = output.splitlines()[-1] if output else "it does not start"
@@ -130,7 +129,6 @@ def find_torch(python: Path) -> tuple[Finding, Finding]:
 
 
 def list_nsys() -> list[str]:
-    """Return the paths of the installed nsys."""
     return [nsys.path for nsys in program.list_nsys()]
 
 

@@ -25,7 +25,6 @@ def say(text: str) -> None:
 
 
 def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
-    """Return the arguments of each capture, in order."""
     variants = (environ.get("VARIANTS") or " ".join(VARIANT_NAMES)).split()
     sizes = (environ.get("BUCKET_SIZES_MB") or "1 10 100").split()
     found = []
@@ -46,11 +45,7 @@ def choose_profiler(environ: dict[str, str]) -> None:
 
 
 def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -> list[str]:
-    """Make the captures, print the error of each that fails, and return the names of the others.
-
-    Raises:
-        UsageError: A setting is wrong.
-    """
+    """Make the captures, print the error of each that fails, and return the names of the others."""
     names = []
     for number, arguments in enumerate(captures, 1):
         size = f", {arguments[-1]} MB" if len(arguments) > 1 else ""
@@ -90,7 +85,6 @@ def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
 
 
 def profile_all(environ: dict[str, str]) -> int:
-    """Capture, draw and compare; return the exit code."""
     traces = Path(environ.get("TRACES_DIR") or ROOT / "traces" / "local")
     figures = Path(environ.get("FIGURES_DIR") or ROOT / "figures" / "local")
     # Paths are printed relative to the checkout, as one would type them.

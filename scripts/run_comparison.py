@@ -14,7 +14,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def compare() -> int:
-    """Run sweep and results; return the exit code."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--database", default=str(ROOT / "traces/local/results.db"))
     options, others = parser.parse_known_args()

@@ -40,11 +40,7 @@ class Window(NamedTuple):
 
 
 def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int) -> Window:
-    """Return the time of the last measured steps, over all ranks.
-
-    Raises:
-        TraceError: The capture holds no step of this toolkit.
-    """
+    """Return the time of the last measured steps, over all ranks."""
     times: dict[int, list[tuple[float, float]]] = {}
     for text, start, end in ranges:
         parsed = parse_range(text)
@@ -58,7 +54,6 @@ def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int
 
 
 def trim_sqlite(big: Path, small: Path, steps: int) -> None:
-    """Trim an export of Nsight Systems."""
     with closing(sqlite3.connect(f"file:{big.absolute()}?mode=ro", uri=True)) as source:
         window = window_of(big, _step_rows(source), steps)
         small.unlink(missing_ok=True)
@@ -108,7 +103,6 @@ def _delete_not_launched(database: sqlite3.Connection, timed: set[str], window: 
 
 
 def trim_kineto(big: Path, small: Path, steps: int) -> None:
-    """Trim a trace of torch.profiler."""
     content = big.read_bytes()
     document = json.loads(gzip.decompress(content) if big.name.endswith(".gz") else content)
     events = document["traceEvents"]

@@ -160,7 +160,6 @@ class Instrumented:
             self._undo.pop()()
 
     def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace a function by ``make(function)`` until ``remove``."""
         original = getattr(owner, name)
         marked = wraps(original)(make(original))
         setattr(owner, name, marked)
@@ -195,8 +194,6 @@ class Instrumented:
         ]
 
     def _mark_future_objects(self) -> None:
-        """Mark every DDP, FSDP2 unit and optimizer that is created from now on."""
-
         def mark_made(mark: Callable[[Any], None]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             def make(original: Callable[..., Any]) -> Callable[..., Any]:
                 def init(made: Any, *args: Any, **kwargs: Any) -> None:
@@ -384,7 +381,6 @@ class MarkingGroup(dist.ProcessGroup):
         return self.mark(tensors[0], lambda: self.marked.allreduce(tensors, *options))
 
     def mark(self, tensor: torch.Tensor, launch: Callable[[], Any]) -> Any:
-        """Launch the all-reduce of a tensor with a range."""
         span = ranges.start_all_reduce(self.bucket, tensor.nbytes, self.params, **self.names)
         self.spans.append(span)
         work = launch()
@@ -413,7 +409,6 @@ def is_on_host(tensor: torch.Tensor, group: dist.ProcessGroup | None) -> bool:
 
 
 def mark_fsdp_unit(unit: Any, bucket: int) -> None:
-    """Mark the gathers and scatters of a module that ``fully_shard`` was called on."""
     state = unit._get_fsdp_state()
     for group in getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]:
         if group is not None:

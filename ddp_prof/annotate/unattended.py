@@ -179,7 +179,6 @@ class _Recording:
         return self._trace is None and bool(os.environ.get(STEPS_VARIABLE)) and torch.cuda.is_available()
 
     def stop(self) -> None:
-        """End the recording and write it, after the last step or when the program ends."""
         recorded, self._profile = self._profile, None
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return

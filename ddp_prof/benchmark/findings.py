@@ -267,7 +267,6 @@ class TestbedResults:
 
     @property
     def contradicts_model(self) -> bool:
-        """Whether the measured steps contradict the model's bucket size, beyond the spread."""
         return any(found.name == "model_disagrees" and found.text for found in self.observations)
 
     @property

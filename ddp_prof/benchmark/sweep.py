@@ -322,7 +322,6 @@ def probe_machine() -> Machine:
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:
-    """Make a run; returns its ``run.json``, or why it could not run."""
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         run_json = Path(directory, "run.json")
         command = ["-m", "ddp_prof.train", *config.argv(), "--run-json", str(run_json)]

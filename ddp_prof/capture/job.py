@@ -71,10 +71,7 @@ class Job:
         return self.files(".json.gz", None if self.part.startswith(".rank") else r"\.rank\d+")
 
     def files(self, suffix: str, part: str | None = None) -> list[Path]:
-        """Return existing files with this suffix, by default those of this part, or all if ``self.part`` is empty.
-
-        ``part`` is a regular expression.
-        """
+        """Return existing files; ``part`` is a regular expression, by default of this part, or of all parts."""
         part = part or re.escape(self.part) or r"(\.(rank|node)\d+)?"
         own = re.compile(re.escape(self.name) + part + re.escape(suffix))
         return sorted(
@@ -130,10 +127,7 @@ def plan_job(
 
 
 def run_job(job: Job) -> int:
-    """Run the program at this terminal; return its exit code, or 128 plus the number of the signal that ended it.
-
-    Signals are forwarded to it; after a signal, ranks that still run are ended.
-    """
+    """Run the program at this terminal, with its signals; after one, ranks that still run are ended."""
     job.folder.mkdir(parents=True, exist_ok=True)
     job.remove_old(job.folder)
     with scratch_folder() as scratch:
@@ -141,10 +135,7 @@ def run_job(job: Job) -> int:
 
 
 def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
-    """Export each nsys report to SQLite; raise WorkloadError with ``why_none`` if there is no report.
-
-    An nsys without an importer leaves a ``.qdstrm``; QDSTRM_IMPORTER of ``environ`` converts it to a report.
-    """
+    """Export each report; an nsys without an importer leaves a ``.qdstrm``, which QDSTRM_IMPORTER converts."""
     if job.nsys is None:
         return
     for recorded in job.files(".qdstrm"):
@@ -171,11 +162,7 @@ def export_reports(job: Job, environ: Mapping[str, str], why_none: str) -> None:
 
 
 def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
-    """Return one line for each kind of data that the capture lacks: profilers lose data without an error.
-
-    ``contents`` are the inventories of its files, which are read if they are not given. Raises WorkloadError if there
-    is no file, TraceError if a file cannot be read.
-    """
+    """Return one line for each kind of data that the capture lacks; ``contents`` are its files, read if not given."""
     # Imported here because they load numpy.
     from ddp_prof.analyze.inventory import take_inventory
     from ddp_prof.ingest.load import load_trace
@@ -230,7 +217,6 @@ def _format_ranks(ranks: Collection[int]) -> str:
 
 
 def _program_name(program: Sequence[str]) -> str:
-    """Return the name of the script or module, else of the program."""
     scripts = [Path(word).stem for word in program if word.endswith((".py", ".sh"))]
     modules = [word.rpartition(".")[2] for option, word in pairwise(program) if option == "-m"]
     (name,) = scripts[:1] or modules[-1:] or [Path(program[0]).stem]

@@ -89,10 +89,7 @@ def _lock(folder: Path) -> int:
 
 @contextmanager
 def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
-    """Lock the folder of captures, because two captures at the same time would disturb each other.
-
-    If another process holds the lock, call ``on_busy``, which may raise, and wait.
-    """
+    """Lock the folder of captures, which would disturb each other; before it waits, it calls ``on_busy``."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -108,7 +108,6 @@ class Plan:
         return self.environ.get(name, default) == "1"
 
     def job(self, folder: Path, nsys: Nsys | None, profiler: str | None, key: str) -> Job:
-        """Return the command and its files; ``profiler`` is the name of the recorder in ``run.json``."""
         program = [self.python, *self.torchrun, "-m", "ddp_prof.train", *self.workload]
         program += ["--run-json", str(folder / f"{self.base}.run.json"), "--key", key]
         program += ["--profiler", profiler] if profiler else []
@@ -132,7 +131,6 @@ class Plan:
 
 
 def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
-    """Read the settings and arguments; raises UsageError for a wrong one."""
     at = argv.index("--") if "--" in argv else len(argv)
     parser = argparse.ArgumentParser(
         "profile_variant.sh",
@@ -196,7 +194,6 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
 
 
 def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> Parsed:
-    """Parse a command line by argparse, but raise UsageError for a mistake."""
     output = io.StringIO()
     try:
         with redirect_stderr(output):
@@ -208,7 +205,6 @@ def _parsed(parse: Callable[[Sequence[str]], Parsed], words: Sequence[str]) -> P
 
 
 def _whole(environ: Mapping[str, str], name: str, least: int, most: int = MOST) -> int | None:
-    """Read a setting that is a whole number; ``None`` if it is not set."""
     text = environ.get(name, "")
     if not text:
         return None
@@ -256,11 +252,7 @@ def say(text: str) -> None:
 
 
 def capture(argv: Sequence[str], environ: Mapping[str, str]) -> str:
-    """Capture a variant unless its capture is up to date; return one line about the result.
-
-    Raises UsageError for a wrong setting, Stopped after a signal, and DdpProfError for other failures. After an error
-    the former capture is unchanged and no process is left.
-    """
+    """Capture a variant unless that is up to date; return one line. After an error the former capture is unchanged."""
     began = time.monotonic()
     plan = read_plan(argv, environ)
     nsys, profiler = _choose_profiler(environ)
@@ -364,10 +356,7 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
 
 
 def _namespace(plan: Plan) -> list[str]:
-    """Return the command prefix for a process namespace.
-
-    Empty for ranks of a launcher and under CUDA's multi-process service, which need the machine's namespace.
-    """
+    """Empty for ranks of a launcher and under CUDA's multi-process service, which need the machine's namespace."""
     pipe = Path(plan.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps", "control")  # noqa: S108
     if not plan.is_set("ISOLATE", "1") or plan.place or (plan.on_gpus and pipe.exists()):
         return []
@@ -379,7 +368,6 @@ def _namespace(plan: Plan) -> list[str]:
 
 @contextmanager
 def _follow_log(log: Path) -> Iterator[None]:
-    """Print the output of nsys and the workload while it is written."""
     with subprocess.Popen(["tail", "-f", str(log)], stdout=sys.stderr) as tail:  # noqa: S603, S607
         try:
             yield

@@ -301,7 +301,6 @@ class StreamFence:
         self._events: dict[torch.cuda.Stream, torch.cuda.Event] = {}
 
     def note(self, device: torch.device) -> None:
-        """Record an event on the current stream of ``device``, if it has streams."""
         if device.type != "cuda":
             return
         stream = torch.cuda.current_stream(device)

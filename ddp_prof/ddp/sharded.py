@@ -150,7 +150,6 @@ class ShardBucket(GradientBucket):
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self.parameters))
 
     def give_shard(self, late: dict[int, torch.Tensor]) -> None:
-        """Add the reduced gradient to the shard's own."""
         hold_for_current_stream(self._buffer)  # it belongs to a hook's stream, which may use its memory again
         self.release()
         if self._received is not None:

@@ -161,7 +161,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
-    """Read the command line; exits with 2 on a mistake."""
     parser = make_parser()
     options = parser.parse_args(argv)
     size, variant = options.bucket_size_mb, VARIANTS[options.variant]

@@ -150,7 +150,6 @@ def check_memory(model_size: str, ranks: int) -> None:
 
 
 def find_limits(ranks: int) -> list[Limit]:
-    """Return the machine's memory, the limits of control groups and that of a process's addresses (``ulimit -v``)."""
     limits = [Limit("this machine has", os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), ranks)]
     limits += [Limit("this control group has", size, ranks) for size in _cgroup_limits(CGROUPS, _read(MEMBERSHIP))]
     address_space, _ = resource.getrlimit(resource.RLIMIT_AS)

@@ -174,7 +174,6 @@ def describe_host() -> dict[str, Any]:
 
 
 def git_commit() -> str | None:
-    """Return the commit of the checkout that contains this package; ``None`` if there is none."""
     file = Path(__file__)
     # An installed package may lie in another project's checkout, so the commit must contain this file.
     command = ["git", "-C", str(file.parent), "rev-parse", "HEAD", f"HEAD:./{file.name}"]
@@ -232,7 +231,6 @@ class MessageLog(annotate.Recorder):
         super().end(token)
 
     def summarize(self) -> tuple[MessageTimes, ...]:
-        """Return one row per size, the smallest first."""
         durations_ns: dict[int, list[int]] = {}
         for closed in self.ranges:
             parsed = range_names.parse_range(closed.text)

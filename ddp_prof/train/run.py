@@ -243,7 +243,6 @@ class ReversedModules(nn.Module):
 
 @contextmanager
 def blocking_collectives(device: torch.device) -> Iterator[None]:
-    """Make the host wait for each all-reduce right after its launch."""
     launch = dist.all_reduce
 
     def launch_and_wait(*args: Any, **options: Any) -> Any:

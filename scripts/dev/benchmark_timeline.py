@@ -77,7 +77,6 @@ class Figure(NamedTuple):
 
 
 def build(capture: Path, page: Path) -> Iterator[Figure]:
-    """Write the page and yield the figures of that."""
     begun = time.perf_counter()
     trace = load_trace(capture, ReadOptions(with_launches=True))
     loaded = time.perf_counter()
@@ -94,7 +93,6 @@ def build(capture: Path, page: Path) -> Iterator[Figure]:
 
 
 def visit(page: Path) -> Opened:
-    """Open the page in a new browser, and move around in it."""
     from playwright.sync_api import sync_playwright
 
     complaints: list[str] = []
@@ -139,7 +137,6 @@ def measure_visits(page: Path, times: int) -> Iterator[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print the figures; return 1 if one exceeds its budget."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("capture", type=Path)
     parser.add_argument("--copies", type=int, default=1, help="repeat the events of an nsys capture (default: once)")

@@ -126,7 +126,6 @@ def describe(findings: Sequence[Finding]) -> list[str]:
 
 
 def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.device) -> list[Finding]:
-    """Check all cases of the requested variants on this rank."""
     from tests.ddp import cases
 
     if device.type == "cuda":
@@ -142,7 +141,6 @@ def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.devi
 
 
 def report(findings: Sequence[Finding]) -> None:
-    """Print the findings; raises WorkloadError if a variant differs from one process."""
     print("\n".join(describe(findings)))
     if not all(finding.agrees for finding in findings):
         raise WorkloadError("a variant differs from one process")

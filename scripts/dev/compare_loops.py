@@ -157,7 +157,6 @@ def try_rows(rank: int, wrap: Wrap, names: Sequence[str]) -> dict[str, loops.Ten
 
 
 def outcomes(wrap: Wrap, names: Sequence[str], world: int) -> dict[str, str]:
-    """Return how each loop ends, by its name."""
     if not names:
         return {}
     try:
@@ -213,7 +212,6 @@ def make_table() -> str:
 
 
 def try_all(wrap: Wrap) -> dict[str, str]:
-    """Return how each loop ends with one way to train."""
     found = {}
     for world in sorted({row.world for row in ROWS.values()}):
         found |= outcomes(wrap, [name for name, row in ROWS.items() if row.world == world], world)

@@ -50,7 +50,6 @@ class ImpossibleResult(Exception):  # noqa: N818
 
 
 def corpus(reader: str, folder: Path) -> list[bytes]:
-    """Return small captures to be damaged."""
     if reader == "kineto":
         return [json.dumps(document).encode() for document in _documents()]
     paths = [write_capture(folder / f"{product}.sqlite", _capture(), product) for product in GENERATIONS]
@@ -210,7 +209,6 @@ def write_kineto(data: bytes, target: Path, random: Random) -> None:
 
 
 def write_database(data: bytes, target: Path, random: Random) -> None:
-    """Write a damaged export: changed bytes or tables."""
     if random.random() < 0.4:
         target.write_bytes(change_bytes(data, random))
         return

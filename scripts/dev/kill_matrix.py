@@ -323,7 +323,6 @@ def end_all(seen: set[psutil.Process]) -> list[str]:
 
 
 def run_scene(scene: Scene, victims: Sequence[str]) -> Iterator[Outcome]:
-    """Yield the rows of a scene for those victims that it has."""
     with tempfile.TemporaryDirectory(prefix="kill.before.") as name:
         before = Path(name) / "before"
         before.mkdir()

@@ -70,7 +70,6 @@ def measure_pairs(samples: torch.Tensor) -> list[tuple[float, float]]:
 
 
 def measure(name: str, samples: torch.Tensor) -> None:
-    """Print what the marks cost on rank 0."""
     pairs = np.array([pair for _ in range(ROUNDS) for pair in measure_pairs(samples)])
     cost, step = pairs[:, 1] - pairs[:, 0], float(np.median(pairs[:, 0]))
     low, high = bootstrap_interval(cost) or (float("nan"), float("nan"))

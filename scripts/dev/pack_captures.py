@@ -109,7 +109,6 @@ def _numbered(target: Path, number: int) -> Path:
 
 
 def gather(folder: Path, files: Sequence[Path], copy: Path, *, with_reports: bool, steps: int) -> None:
-    """Copy the files to pack, with ``steps`` steps of each capture."""
     for path in files:
         target = copy / path.relative_to(folder)
         if path.name.endswith(REPORTS) and not with_reports:
