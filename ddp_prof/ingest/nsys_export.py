@@ -7,7 +7,7 @@ an error. Process and thread ids are packed as ``<hardware:8><machine:8><process
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -20,7 +20,7 @@ from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
-from ddp_prof.ingest.sqlite_columns import GrowingColumn, SqliteFile, are_integers, constant_column, open_sqlite
+from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant_column, gather_batches, open_sqlite
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
@@ -196,15 +196,14 @@ def _process_ids(global_id: Ints) -> Ints:
 def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
     """Return the columns of all activities, kernels first."""
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
-    grown = {column: GrowingColumn() for column in (*ACTIVITY_COLUMNS, "name", "kind")}
-    for table, kind in ACTIVITIES.items():
-        file.require(table, "start", "end")
-        for batch in file.batches(table, (*ACTIVITY_COLUMNS, name)):
-            grown["kind"].add(constant_column(kind, len(batch["start"])))
-            grown["name"].add(batch.pop(name))
-            for column, values in batch.items():
-                grown[column].add(values)
-    return {column: values.whole() for column, values in grown.items()}
+
+    def batches() -> Iterator[dict[str, Ints]]:
+        for table, kind in ACTIVITIES.items():
+            file.require(table, "start", "end")
+            for batch in file.batches(table, (*ACTIVITY_COLUMNS, name)):
+                yield {**batch, "name": batch[name], "kind": constant_column(kind, len(batch[name]))}
+
+    return gather_batches((*ACTIVITY_COLUMNS, "name", "kind"), batches())
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
@@ -254,7 +253,6 @@ def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Return the ranges of both kinds, and their inline texts, which column ``text`` refers to."""
     columns, texts = (*RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
-    grown = {column: GrowingColumn() for column in (*columns, "text")}
     file.require(NVTX, *RANGE_COLUMNS)
     text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
     wanted = (
@@ -263,11 +261,12 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
         f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
         f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
     )
-    for batch in file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ():
-        for column in columns:
-            grown[column].add(file.batch_integers(batch, column))
-        grown["text"].add(intern_texts(batch.column("text"), texts))
-    return {column: values.whole() for column, values in grown.items()}, texts.as_tuple()
+    batches = (
+        {column: file.batch_integers(batch, column) for column in columns}
+        | {"text": intern_texts(batch.column("text"), texts)}
+        for batch in (file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ())
+    )
+    return gather_batches((*columns, "text"), batches), texts.as_tuple()
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:

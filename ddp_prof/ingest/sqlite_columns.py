@@ -8,7 +8,8 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -22,7 +23,7 @@ import numpy as np
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import TraceError
-from ddp_prof.trace import UNKNOWN, Ints
+from ddp_prof.table import UNKNOWN, Ints
 
 Read = TypeVar("Read")
 
@@ -221,11 +222,7 @@ class SqliteFile:
 
         The columns of an absent table are empty: exporters leave out tables of events that were not recorded.
         """
-        grown = {column: GrowingColumn() for column in columns}
-        for batch in self.batches(table, columns):
-            for column, values in batch.items():
-                grown[column].add(values)
-        return {column: values.whole() for column, values in grown.items()}
+        return gather_batches(columns, self.batches(table, columns))
 
     def batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Ints]]:
         """Yield the same in batches of rows; a batch is valid only until the next one."""
@@ -292,10 +289,6 @@ def constant_column(value: int, rows: int) -> Ints:
     return np.broadcast_to(np.int64(value), rows)
 
 
-def is_constant(column: Ints) -> bool:
-    return not column.strides[0]
-
-
 def integer_array(column: Any) -> Ints:
     """Convert a ``pyarrow`` array of integers to int64, NULL to ``UNKNOWN``; raise TypeError for other types.
 
@@ -315,30 +308,17 @@ def integer_array(column: Any) -> Ints:
     return np.where(is_valid, array, UNKNOWN)
 
 
-class GrowingColumn:
-    """A column of int64 to which rows are added; it takes no memory while all rows have one value."""
-
-    def __init__(self) -> None:
-        self._rows = 0
-        self._values = constant_column(UNKNOWN, 0)
-        """The rows, with room for more unless all have one value."""
-
-    def add(self, values: Ints) -> None:
-        before, self._rows = self._rows, self._rows + len(values)
-        if is_constant(self._values) and len(values):
-            only = self._values[0] if before else values[0]
-            if np.all(values == only):
-                self._values = constant_column(only, self._rows)
-                return
-        if is_constant(self._values) or self._rows > len(self._values):
-            grown = np.empty(4 * self._rows, np.int64)  # memory that is never written to is never allocated
-            grown[:before] = self._values[:before]
-            self._values = grown
-        self._values[before : self._rows] = values
-
-    def whole(self) -> Ints:
-        """Return all rows, read-only."""
-        return self._values[: self._rows]
+def gather_batches(columns: Sequence[str], batches: Iterable[Mapping[str, Ints]]) -> dict[str, Ints]:
+    """Return each column of all batches; it takes no memory if all its rows have one value."""
+    grown = {column: array("q") for column in columns}  # grows in place, so that no column is ever held twice
+    for batch in batches:
+        for column, values in grown.items():
+            values.frombytes(batch[column].tobytes())
+    found = {column: np.frombuffer(values, np.int64) for column, values in grown.items()}
+    return {
+        column: constant_column(values[0], len(values)) if len(values) and np.all(values == values[0]) else values
+        for column, values in found.items()
+    }
 
 
 def _name_of_table(statement: object) -> str | None:
