@@ -23,9 +23,8 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.step_alignment import RankSteps, align_unnumbered_steps
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, sum_by_group
-from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.quality import (
     Attribution,

@@ -15,8 +15,7 @@ from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import DOCTOR, Run, are_one_variant, changes_between, compare_steps
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.present.headlines import Headline
 
 

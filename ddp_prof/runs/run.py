@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.kernels.kernel_times import KernelRuns
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
-    from ddp_prof.analyze.variants.before_after import PartChange
-    from ddp_prof.analyze.variants.waterfall import Waterfall
+    from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.present.timeline.model import Source
 
 DOCTOR = ("overlap", "collectives", "critical", "facts")
@@ -167,7 +166,7 @@ class Run:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
-        from ddp_prof.analyze.kernels.contention import measure_contention
+        from ddp_prof.analyze.kernels.kernel_times import measure_contention
 
         self.prepare(*DOCTOR)
         analysis, files = self.analysis(), len(self.files)
@@ -407,7 +406,7 @@ def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tupl
 
     Contention is measured against the others, too, as it is where they are all compared.
     """
-    from ddp_prof.analyze.variants.before_after import compare_before_after
+    from ddp_prof.analyze.variants.waterfall import compare_before_after
 
     runs = [before, after, *(run for run in others if run not in (before, after))]
     prepare_runs(runs, "collectives", "kernels")

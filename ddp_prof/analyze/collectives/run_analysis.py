@@ -28,7 +28,7 @@ from ddp_prof.analyze.collectives.matching import LOOKED_AT, NEEDS_ALL, Matches,
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.core.step_alignment import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
+from ddp_prof.analyze.core.steps import CLEARLY, LEAST_COMMON_STEPS, RankSteps, align_unnumbered_steps
 from ddp_prof.analyze.quality import Diagnostics, gather_diagnostics, merge_file_warnings, warn_world_sizes
 from ddp_prof.analyze.result_bases import disambiguate
 from ddp_prof.manifest import Caveat, Manifest, device_of, distinct_names, format_ranges, label_of, label_of_ranks

@@ -19,8 +19,8 @@ from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.intervals import union
-from ddp_prof.analyze.kernels.contention import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.kernels.device_use import measure_starvation
+from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import why_no_steps
 from ddp_prof.range_names import BACKWARD, FORWARD, PHASES

@@ -1,24 +1,38 @@
-"""The kernels of a run, each with its time and its slowdown beside communication.
+"""The kernels of a run, each with its time, and how much slower they compute while communication runs beside them.
 
-Executions with the same name, launch shape and phase are one kernel; ``docs/metrics.md`` defines the slowdown::
+Executions with the same name, launch shape and phase are one kernel; ``docs/metrics.md`` defines its slowdown::
 
     kernel         aaaa  aaaaaa  aaaa
     communication        ######   #
                    alone beside  neither          slowdown 6/4
+
+Contention is the slowdown of all kernels together. Executions with the same name and launch shape at the same position
+in the step (the n-th launch of these) are compared: those beside communication for more than half of their time with
+those without any communication::
+
+    step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
+             stream                            stream       NNNNNN
+
+The executions may be from one run or from several, for example ``naive`` and ``overlap``. Within one run, an execution
+that is slow for another reason is a little more likely to overlap communication, so two runs are more reliable.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
 from ddp_prof.range_names import PHASES
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct_rows, select
+from ddp_prof.table import count_before
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows, select
 
 KINDS = {
     "attention": r"flash_|fmha|attention|attn|sdpa",
@@ -172,3 +186,214 @@ def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
         slowdown=None if reason or medians[0] is None or not medians[1] else medians[0] / medians[1],
         reason=reason,
     )
+
+
+Floats = NDArray[np.float64]
+
+LEAST_KERNELS = 5
+"""At least this number of different kernels (name and position) must be compared, or there is no figure."""
+
+SAME = 0.02
+"""Two kinds of steps count as equal if the ratio of their times differs from 1 by no more than this."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contention:
+    """The slowdown of one run's kernels by its own communication; without figures if there is a reason.
+
+    Attributes:
+        kernels: Number of different kernels (name and position) that were compared.
+        runs: Number of executions beside communication that were compared.
+        share: The compared share of all time of kernels beside communication, 0 to 1.
+        slowdown: Summed duration beside communication divided by the time of the same kernels alone.
+        slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
+        contention_ns: The mean cost for a step of a rank, of the compared executions.
+        half_width_ns: Half of the interval of ``contention_ns``.
+    """
+
+    kernels: int = 0
+    runs: int = 0
+    share: float | None = None
+    slowdown: float | None = None
+    slowdown_low: float | None = None
+    slowdown_high: float | None = None
+    contention_ns: int | None = None
+    reason: str | None = None
+    half_width_ns: int | None = None
+
+
+def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
+    """Compare kernels of a run beside communication with the same kernels alone.
+
+    ``reference`` are ranks of other runs of the same model; only their executions without communication are used.
+    """
+    both = list(map(_compute_in_steps, (*ranks, *reference)))
+    of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
+    if not of_ranks:
+        return Contention(reason="no GPU kernels in steps: contention cannot be measured")
+    _, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
+    duration, beside, step = (
+        np.concatenate([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
+    )
+    rank = np.repeat(np.arange(len(both)), [len(runs.kernel) for runs in both])
+    _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
+    own = np.arange(len(key)) < of_ranks
+    is_beside: Mask = own & is_mostly_overlapped(duration, beside)
+    if not is_beside.any():
+        return Contention(reason="no kernel ran beside communication for more than half of its time")
+    alone_ns, has_alone = _medians_by_key(key, duration, beside == 0)
+    compared = is_beside & has_alone[key]
+    kernels = np.unique(key[compared])
+    if len(kernels) < LEAST_KERNELS:
+        counted = f"only {len(kernels)} kernels ran both beside communication and alone"
+        return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
+    if doubt := _other_difference(distinct_rows(rank, step)[1], key, duration, beside, is_beside):
+        return Contention(reason=doubt)
+    taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
+    if not expected_ns:
+        return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
+    interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
+    steps = sum(runs.steps for runs in ranks)
+    return Contention(
+        kernels=len(kernels),
+        runs=int(compared.sum()),
+        share=float(duration[compared].sum() / duration[is_beside].sum()),
+        slowdown=taken_ns / expected_ns,
+        slowdown_low=interval and interval[0],
+        slowdown_high=interval and interval[1],
+        contention_ns=round((taken_ns - expected_ns) / steps),
+        half_width_ns=interval and round((interval[1] - interval[0]) / 2 * expected_ns / steps),
+    )
+
+
+def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
+    computes = np.array([kind not in (COMMUNICATION, UNNAMED) for *_, kind in runs.keys], np.bool_)
+    rows = np.flatnonzero(computes[runs.kernel] & (runs.step != UNKNOWN))
+    columns = {name: getattr(runs, name)[rows] for name in ("kernel", "duration_ns", "beside_ns", "step")}
+    return replace(runs, **columns)
+
+
+def _other_difference(step: Ints, key: Ints, duration: Ints, beside: Ints, is_beside: Mask) -> str | None:
+    """Why the slowdown has another cause: in steps that overlap communication, kernels are slower even when alone.
+
+    Kernels alone in these steps are compared with the same kernels alone in other steps, of this run or the reference.
+    If there are no other steps, ``None``. ``step`` is a number for each step of each rank.
+    """
+    in_communicating = np.isin(step, np.unique(step[is_beside]))
+    alone_ns, has_alone = _medians_by_key(key, duration, (beside == 0) & ~in_communicating)
+    control = in_communicating & (beside == 0) & has_alone[key]
+    if len(np.unique(key[control])) < LEAST_KERNELS:
+        return None
+    expected_ns = alone_ns[key[control]]
+    slowdown = float(duration[control].sum() / expected_ns.sum())
+    # The bootstrap draws kernels, not steps: a kernel that is matched wrongly is slower in every step.
+    low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)
+    if low <= 1 + SAME and high >= 1 - SAME:
+        return None
+    return (
+        f"kernels without communication beside them also take {slowdown:.2f} times as long in the "
+        "steps that communicate: the steps differ otherwise, so contention cannot be measured"
+    )
+
+
+def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
+    """The median of the chosen values of each key, and whether it has any."""
+    keys = int(key.max()) + 1
+    order = np.flatnonzero(rows)
+    order = order[np.lexsort((values[order], key[order]))]
+    count = np.bincount(key[order], minlength=keys)
+    first = np.cumsum(count) - count
+    has = count > 0
+    middle = np.zeros(keys)
+    low, high = first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2
+    middle[has] = (values[order[low]] + values[order[high]]) / 2
+    return middle, has
+
+
+def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple[float, float] | None:
+    """The interval of the ratio of the sums; the bootstrap draws units (steps or kernels)."""
+    _, unit = np.unique(unit, return_inverse=True)
+    sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
+
+    def ratio(drawn: Numbers) -> Numbers:
+        total = drawn.sum(axis=1)
+        found: Numbers = total[:, 0] / np.maximum(1.0, total[:, 1])
+        return found
+
+    return bootstrap_interval(sums, ratio)
+
+
+class NameTimes(NamedTuple):
+    """Executions of the kernels of one name: the shortest of all, and number and summed time of those ``beside``."""
+
+    shortest_ns: int
+    beside: int
+    beside_ns: int
+
+
+@dataclass(frozen=True)
+class SlowdownLimit:
+    """Input of :func:`limit_contention_ns` for one rank; it needs no launch shapes, which take long to read.
+
+    Attributes:
+        compares: Whether enough kernels ran both beside communication and alone.
+        all_communicate: Whether each step with kernels has some beside communication.
+    """
+
+    by_name: dict[str, NameTimes]
+    steps: int
+    compares: bool
+    all_communicate: bool
+
+
+def limit_slowdown(rank: RankEvents) -> SlowdownLimit:
+    events = rank.events
+    computes = rank.is_kernel & (events.category == Category.COMPUTE)
+    rows = np.flatnonzero(computes & (events.step != UNKNOWN) & rank.has_steps)
+    step, start, end = events.step[rows], events.start_ns[rows], events.end_ns[rows]
+    duration_ns, beside_ns = end - start, rank.union_of(Category.COMMUNICATION).covered_ns(start, end)
+    is_beside = is_mostly_overlapped(duration_ns, beside_ns)
+    name, steps, names = rank.trace.activities.name_id[events.activity[rows]], len(rank.steps), len(rank.trace.names)
+    shortest_ns = np.full(names, duration_ns.max(initial=0))
+    np.minimum.at(shortest_ns, name, duration_ns)
+    total_ns = sum_by_group(duration_ns[is_beside], name[is_beside], names)
+    count = np.bincount(name[is_beside], minlength=names)
+    has_kernels, communicates = (np.bincount(of, minlength=steps) > 0 for of in (step, step[is_beside]))
+
+    def count_compared(first_steps: int) -> int:
+        """Number of kernels (name and position in the step) that ran both beside communication and alone."""
+        own = np.flatnonzero(step < first_steps)
+        own = own[np.lexsort((events.launch_ns[rows[own]], step[own]))]
+        position = count_before(distinct_rows(step[own], name[own])[1])
+        first, kernel = distinct_rows(name[own], position)
+        runs = (np.bincount(kernel[of[own]], minlength=len(first)) > 0 for of in (is_beside, beside_ns == 0))
+        return int(np.logical_and(*runs).sum())
+
+    return SlowdownLimit(
+        by_name={
+            rank.trace.names[number]: NameTimes(int(shortest_ns[number]), int(count[number]), int(total_ns[number]))
+            for number in distinct(name)
+        },
+        steps=steps,
+        compares=any(count_compared(first) >= LEAST_KERNELS for first in (min(steps, _FIRST_STEPS), steps)),
+        all_communicate=bool(np.all(communicates[has_kernels])),
+    )
+
+
+_FIRST_STEPS = 20
+"""Usually this number of steps contains enough kernels that can be compared."""
+
+
+def limit_contention_ns(limits: Sequence[SlowdownLimit]) -> int | None:
+    """Upper limit of ``contention_ns`` in :func:`measure_contention`; ``None`` if that might give a reason instead.
+
+    It holds because no kernel alone is shorter than the shortest execution of its name.
+    """
+    if not (any(limit.compares for limit in limits) and all(limit.all_communicate for limit in limits)):
+        return None
+    longer_ns = 0
+    for name in {name for limit in limits for name in limit.by_name}:
+        times = [limit.by_name[name] for limit in limits if name in limit.by_name]
+        shortest_ns, beside = min(one.shortest_ns for one in times), sum(one.beside for one in times)
+        longer_ns += sum(one.beside_ns for one in times) - beside * shortest_ns
+    return longer_ns // sum(limit.steps for limit in limits) + 1

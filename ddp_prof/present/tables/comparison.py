@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
-from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.variants.before_after import (
+from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
+from ddp_prof.analyze.variants.waterfall import (
     DURATION,
     LAUNCH,
+    PARTS,
     QUEUEING,
     TRANSFER,
     WAIT,
+    Budget,
+    Change,
     CollectiveChange,
     PartChange,
+    Waterfall,
 )
-from ddp_prof.analyze.variants.comparison import VariantSummary
-from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
-from ddp_prof.analyze.variants.waterfall import PARTS, Budget, Change, Waterfall
 from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name

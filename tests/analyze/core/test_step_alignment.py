@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.step_alignment import RankSteps, align_unnumbered_steps
+from ddp_prof.analyze.core.steps import RankSteps, align_unnumbered_steps
 from ddp_prof.trace import NO_TIME, UNKNOWN
 
 DRAWS = 100

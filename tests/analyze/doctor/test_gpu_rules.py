@@ -20,7 +20,7 @@ from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.communication import bucket_copies
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.hosts import host_sync
-from ddp_prof.analyze.kernels.contention import Contention
+from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.analyze.variants.before_after import CollectiveChange, PartChange, compare_before_after
+from ddp_prof.analyze.variants.waterfall import CollectiveChange, PartChange, compare_before_after
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.tables.comparison import change_rows, change_texts, changed_text, collective_change_text
 from tests.command_line import run
