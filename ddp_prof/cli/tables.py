@@ -195,7 +195,7 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
     _refuse_to_draw_several(runs, page, png)
     show(output, _skew_views(runs))
     if page or png:
-        from ddp_prof.present.charts.ranks import draw_skew
+        from ddp_prof.present.charts.collectives import draw_skew
         from ddp_prof.present.headlines import skew_headline
         from ddp_prof.present.html.page import write_figure
 
@@ -236,7 +236,7 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
 
 
 def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
-    from ddp_prof.present.tables.kernels import kernels_views
+    from ddp_prof.present.tables.overlap import kernels_views
 
     tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
     return [of_run[name] for of_run in tables for name in names]

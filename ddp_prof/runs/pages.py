@@ -16,9 +16,17 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.errors import TraceError
 from ddp_prof.present.charts import Chart
-from ddp_prof.present.html.index import KERNELS, TIMELINE, WHY, ReportRun
-from ddp_prof.present.html.report import PagesOutcome, Place, write_pages_in_turn, write_run_pages
-from ddp_prof.present.tables.kernels import kernels_views
+from ddp_prof.present.html.report import (
+    KERNELS,
+    TIMELINE,
+    WHY,
+    PagesOutcome,
+    Place,
+    ReportRun,
+    write_pages_in_turn,
+    write_run_pages,
+)
+from ddp_prof.present.tables.overlap import kernels_views
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.run import DOCTOR, Run, timeline_sources
 from ddp_prof.runs.workers import count_cores, pack_task, run_tasks, unpickle_with_names

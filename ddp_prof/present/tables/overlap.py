@@ -1,19 +1,24 @@
-"""Tables of the overlap of a run (a row per rank, or per step of each rank) and of a trace's contents."""
+"""Tables of one run: its overlap by rank or step, how its devices spent their time, and what its trace holds."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 
 from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
+from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
+from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import outliers_text
-from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
-from ddp_prof.present.text import count_noun, milliseconds, source_name
+from ddp_prof.present.table import SCHEMA, Digest, Document, TableView, run_document
+from ddp_prof.present.text import count_noun, milliseconds, plain_name, source_name
 from ddp_prof.trace import SOURCE_NAMES
 from ddp_prof.variants import variant_extras
 
@@ -205,3 +210,134 @@ def _run_notes(run: Manifest | None) -> list[str]:
         f"{run.steps} steps after {run.warmup} of warm-up, recorded by {run.profiler or 'no profiler'}, {run.created}"
     )
     return [note]
+
+
+_LONGEST_NAME = 60
+_DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"
+_SLOWDOWN = (
+    f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
+    f"fewer than {LEAST_EXECUTIONS} executions of either"
+)
+_NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
+_IDLE = (
+    "idle time from the first to the last work of a step, or of a capture that marks none, summed over ranks; "
+    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': the next work "
+    "was queued but had not started"
+)
+NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
+
+
+def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
+    """Return the tables ``kernels`` (the first ``top`` kernels, or all), ``hidden`` and ``idle``."""
+    title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
+    is_warmup = any(rank.reason == ONLY_WARMUP for rank in result.ranks)
+    notes = _kernel_notes(use, top) or [ONLY_WARMUP if is_warmup else NO_KERNELS]
+    ranks = [
+        {
+            **values_of(rank, "process", "device", "rank", "overlapped_ns"),
+            "hidden": [asdict(part) for part in rank.hidden],
+            "idle_ns": rank.idle.idle_ns,
+            "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],
+            "idle_reason": rank.idle.reason,
+        }
+        for rank in use.ranks
+    ]
+    times = [asdict(kernel) for kernel in use.kernels]
+    document = run_document(result, kernels=times, ranks=ranks, warnings=[*notes, *result.warnings])
+    kernels = use.kernels[:top]
+    whole = sum(kernel.total_ns for kernel in use.kernels)
+    run: Row = {"run": result.label}
+    rows: list[Row] = [{**run, **_kernel_row(kernel, whole)} for kernel in kernels]
+    shown: list[Row] = [{**row, "kernel": short_name(kernel.name)} for row, kernel in zip(rows, kernels, strict=True)]
+    hidden: list[Row] = [{**run, **row} for row in hidden_rows(use)]
+    idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
+    return {
+        "kernels": TableView(f"{title}\nkernels by time", rows, notes, document, shown),
+        "hidden": TableView("what hid communication", hidden, _hidden_notes(use), document),
+        "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
+    }
+
+
+def most_of(view: TableView) -> str:
+    """Return the row with the largest share as text, or why the table is empty."""
+    if not view.rows:
+        return view.notes[0]
+    key = next(key for key in view.rows[0] if key.startswith("of_"))
+    row = max(view.readable_rows, key=lambda row: row[key] or 0)
+    names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
+    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # there is none if all kernels have length 0
+    return f"{', '.join(names)}{share}"
+
+
+def short_name(name: str) -> str:
+    """Return a kernel's name without namespaces and arguments."""
+    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
+    outer, bracket, inner = plain.partition("(")[0].partition("<")
+    *_, folder, last = ("", *outer.split("::"))
+    short = f"{folder}::{last}" if last.lower() == "kernel" else last
+    types = re.sub(r"\b(?:[A-Za-z_]\w*::)+", "", inner)
+    named = plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
+    return f"{named}…" if named.count("<") > named.count(">") and not named.endswith("…") else named
+
+
+def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
+    return {
+        "kernel": kernel.name,
+        "shape": kernel.shape or None,
+        **values_of(kernel, "phase", "kind", "count"),
+        "total_ms": ms(kernel.total_ns),
+        "of_kernel_time_%": in_percent(kernel.total_ns / whole_ns if whole_ns else None),
+        "median_us": kernel.median_ns / 1e3,
+        **values_of(kernel, "beside", "alone", "slowdown"),
+    }
+
+
+def hidden_rows(use: DeviceUse) -> list[Row]:
+    """Return the overlapped communication of all ranks by the compute at the same time, largest first."""
+    parts: Counter[tuple[str | None, str]] = Counter()
+    for rank in use.ranks:
+        for part in rank.hidden:
+            parts[part.phase, part.kind] += part.overlapped_ns
+    whole = parts.total()
+    return [
+        {"phase": phase, "kind": kind, "overlapped_ms": ms(ns), "of_overlapped_%": in_percent(ns / whole)}
+        for (phase, kind), ns in parts.most_common()
+    ]
+
+
+def idle_rows(use: DeviceUse) -> list[Row]:
+    causes: Counter[str] = Counter()
+    for rank in use.ranks:
+        causes.update(dict(rank.idle.causes))
+    whole = causes.total()
+    return [
+        {"cause": cause, "idle_ms": ms(causes[cause]), "of_idle_%": in_percent(causes[cause] / whole)}
+        for cause in CAUSES
+        if causes[cause]
+    ]
+
+
+def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
+    if not use.kernels:
+        return []
+    left_out = len(use.kernels) - len(use.kernels[:top])
+    more = [f"{count_noun(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
+    shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
+    return [_DURATIONS_ADD_UP, _SLOWDOWN, *shapes, *more]
+
+
+def _hidden_notes(use: DeviceUse) -> list[str]:
+    reasons = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.overlapped_ns is None)
+    notes = [f"overlapped time not known: {reason}" for reason in reasons]
+    if not any(rank.overlapped_ns for rank in use.ranks):
+        return notes or ["no communication was overlapped"]
+    summed = "overlapped communication, summed over ranks; where several kernels run at once, one of them counts"
+    return [summed, *notes]
+
+
+def _idle_notes(use: DeviceUse) -> list[str]:
+    reasons: Mapping[str, None] = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.idle.reason)
+    notes = [f"idle time not known: {reason}" for reason in reasons]
+    if not any(rank.idle.causes for rank in use.ranks):
+        return notes or ["no device was idle from the first to the last work of a step"]
+    return [_IDLE, *notes]

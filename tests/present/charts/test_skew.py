@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ddp_prof import Run, load_runs
-from ddp_prof.present.charts import ranks
-from ddp_prof.present.charts.ranks import draw_skew
+from ddp_prof.present.charts import collectives
+from ddp_prof.present.charts.collectives import draw_skew
 from tests.analyze.collectives.test_straggler import LATE_MS, MS, STEPS, rank_capture
 from tests.charts import validated
 from tests.nsys_factory import write_capture
@@ -42,7 +42,7 @@ def test_a_cell_a_rank_and_step(run: Run) -> None:
 
 
 def test_of_many_steps_a_column_shows_the_worst(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "MOST_COLUMNS", 7)
+    monkeypatch.setattr(collectives, "MOST_COLUMNS", 7)
     figure = draw_skew(run.analysis(), run.skew())
     heat, bars = figure.data
     steps = run.skew().steps

@@ -12,12 +12,10 @@ from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
 from ddp_prof.manifest import Caveat, Manifest, in_variant_order
-from ddp_prof.present.charts.collectives import draw_step_collectives
+from ddp_prof.present.charts.collectives import draw_skew, draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_step_times, draw_waterfall
-from ddp_prof.present.charts.ranks import draw_skew
 from ddp_prof.present.headlines import Headline, gain_headline
-from ddp_prof.present.html.index import ReportRun
-from ddp_prof.present.html.report import write_report
+from ddp_prof.present.html.report import ReportRun, write_report
 from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
