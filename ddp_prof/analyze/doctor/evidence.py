@@ -293,7 +293,9 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
     named = np.zeros(len(rank.steps), np.int64)
     if rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind:  # else forward would be outside, too
-        covered = union(rank.phases.start_ns, rank.phases.end_ns) | rank.union_of(Category.COMMUNICATION)
+        phases, inferred = concatenate(rank.phases, rank.inferred_backward), select(rank.events, rank.is_backward)
+        covered = union(phases.start_ns, phases.end_ns) | union(inferred.start_ns, inferred.end_ns)
+        covered |= rank.union_of(Category.COMMUNICATION)
         named = covered.covered_ns(rank.steps.start_ns, rank.steps.end_ns)
     outside = (rank.steps.end_ns - rank.steps.start_ns - named) if rank.has_steps and named.any() else named[:0]
     starved = measure_starvation(rank) if rank.blocking.coverage.reason else None

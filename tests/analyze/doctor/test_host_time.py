@@ -10,6 +10,7 @@ from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING, UNNAMED_BACKWARD
 from ddp_prof.runs import load_runs
 from tests.drawing import runs as drawn_runs
+from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS
 from tests.nsys_factory import Capture, Range, write_capture
 
@@ -88,3 +89,25 @@ def test_without_a_range_of_backward_it_is_not_known_what_hides(tmp_path: Path) 
     assert (rank.comm_ns, rank.overlap_ratio) == (None, None)
     assert found.findings == (), "nor is the only bucket said to be exposed"
     assert "one bucket for all gradients" in [one.rule for one in found.abstained]
+
+
+def test_a_backward_that_operators_tell_is_not_outside_of_backward(tmp_path: Path) -> None:
+    """As of torch's DDP with gradient accumulation: its backward was half of a step in which the host prepared work."""
+    events = []
+    for step in range(4):
+        drawn = [
+            ("user_annotation", f"ProfilerStep#{step}", 0, 100),
+            ("user_annotation", "DistributedDataParallel.forward", 0, 20),
+            ("cpu_op", "aten::mm", 0, 20),
+            ("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 20, 40),
+            ("cpu_op", "c10d::allreduce_", 42, 43),
+            ("cpu_op", "autograd::engine::evaluate_function: MmBackward0", 44, 70),
+            ("user_annotation", "Optimizer.step#SGD.step", 70, 96),
+        ]
+        every = [(*one, 99) for one in drawn] + [("user_annotation", "gloo:all_reduce", 50, 56, 2)]
+        events += [
+            event(category, name, str(100 * step + start), str(end - start), tid=thread)
+            for category, name, start, end, thread in every
+        ]
+    (run,) = load_runs(write(tmp_path / "job.json", events))
+    assert RULE not in [one.rule for one in run.doctor().findings]
