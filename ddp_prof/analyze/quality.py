@@ -32,7 +32,7 @@ NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
-_WAITED_FOR = "torch.profiler does not record when they ran, but until when the host waited for them"
+_WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
 
 ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and {_WAITED_FOR}"
 

@@ -189,7 +189,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
         if job.nsys is None:
             return ["no step is marked: nothing of torch's DDP, FSDP2 or optimizers was seen"]
         here = f"here: nsys {job.nsys.version}, nvtx {installed('nvtx') or 'missing'}"
-        need = "the program's Python needs the package nvtx, below 0.2.12 on nsys to 2023.4"
+        need = "the program's Python needs the package nvtx (with nsys up to 2023.4, nvtx older than 0.2.12)"
         return [f"no range arrived: {need} ({here})"]
     losses = []
     expected = job.ranks if job.ranks is not None else () if job.part else range(world)
@@ -198,7 +198,7 @@ def find_losses(job: Job, contents: Sequence[TraceInventory] = ()) -> list[str]:
     most = max([0 if job.ranks is None else 1, *steps.values()])  # our variants have at least one step
     if incomplete := {rank for rank in ranks if steps[rank] < most}:
         uneven = ", or it made fewer than others" if job.ranks is None else ""  # our variants' ranks make the same
-        losses.append(f"not all steps arrived of rank {_format_ranks(incomplete)}{uneven}")
+        losses.append(f"steps of rank {_format_ranks(incomplete)} are missing{uneven}")
     without_kernels = {rank for rank in ranks if not kernels[rank]}
     if job.on_gpus and (not has_kernels or without_kernels):
         whose = f" of rank {_format_ranks(without_kernels)}" if has_kernels else ""
@@ -241,7 +241,7 @@ def _split_at_program(launcher: str, words: Sequence[str]) -> tuple[Sequence[str
         if not word.startswith("-") and not is_value and shutil.which(word):
             return words[:at], words[at:]
     raise WorkloadError(
-        f"no program in '{' '.join(words)}': put its path, as from 'which', after the launcher's options"
+        f"no program in '{' '.join(words)}': give its path, as 'which' prints it, after the launcher's options"
     )
 
 

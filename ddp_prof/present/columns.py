@@ -170,9 +170,9 @@ _COLUMNS = (
     Column("path_compute_ms", "compute on it", ALWAYS),
     Column("path_transfer_ms", "collectives on it", ALWAYS),
     Column("path_peer_wait_ms", "waiting for peers on it"),
-    Column("path_queue_ms", "time between an operation and what it began after"),
-    Column("path_launch_ms", "from the launch call to the start of what nothing else held up"),
-    Column("path_host_ms", "the host, before it launched what nothing else held up", ALWAYS),
+    Column("path_queue_ms", "gaps between an operation and the one after which it could begin"),
+    Column("path_launch_ms", "from the launch call to the start, of work that waited for nothing else"),
+    Column("path_host_ms", "the host, before it launched work that waited for nothing else", ALWAYS),
     Column("path_copies_ms", "memory copies on it"),
     _count("on_path", "collectives on it"),
     _count("rank_changes", "how often it changes to another rank", WITH_ROOM),
@@ -192,7 +192,7 @@ _COLUMNS = (
     # The waterfall.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
     Column("contention_ms", "what simultaneous communication adds to compute"),
-    Column("calls_ms", "the host's work round blocking collectives"),
+    Column("calls_ms", "the host's work around blocking collectives"),
     Column("rest_ms", "data, the host between phases, idle device"),
     Column("sum_ms", "sum of the parts", WITH_ROOM),
     # Changes between two runs of one variant.

@@ -72,7 +72,7 @@ def gain_headline(summary: VariantSummary) -> str:
     hidden = f"{percent(summary.overlap_ratio)} of communication is hidden"
     step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
     if not step_ns or exposed_ns is None or gain is None:
-        why = "a step exposes more of it than it lasts"
+        why = "more communication is exposed in a step than the step lasts"
         if not step_ns:
             why = "the length of its steps is not known" if summary.steps else "the trace marks no steps"
         elif exposed_ns is None:
@@ -261,8 +261,8 @@ def _culprit_name(cause: RootCause) -> str:
         return f"spread over {cause.collectives_per_step} collectives, with at most {percent(share)} in one"
     which = f"{_name_collective(cause)}{_describe_collective(cause)}"
     if share < 1:
-        return f"{percent(share)} of that with {which}"
-    return f"it is that of {which}" if cause.collectives_per_step == 1 else f"all of that with {which}"
+        return f"{percent(share)} of that in {which}"
+    return f"it is that of {which}" if cause.collectives_per_step == 1 else f"all of that in {which}"
 
 
 def _advice(cause: RootCause) -> str:
@@ -283,7 +283,7 @@ def _advice(cause: RootCause) -> str:
     if cause.why == LAUNCHED_LATE:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
     if cause.why == LATE_INPUT:
-        return " What feeds it ended after its launch: an earlier launch would not help."
+        return " Its input ended after its launch: an earlier launch would not help."
     if cause.why == QUEUED:
         if_transfer = "" if cause.knows_wait else ", if these transfer rather than wait"
         return f" It waits for earlier collectives on its stream: fewer bytes or a faster link would help{if_transfer}."
@@ -291,7 +291,7 @@ def _advice(cause: RootCause) -> str:
         return f" {_tail_advice(cause)}"
     if cause.when == UNKNOWN_WHEN:
         if not cause.has_launch:
-            return " Launches are not in the trace, so that the phase is not known."
+            return " Launches are not in the trace, so the phase is not known."
         return " The trace names no phases there: see --step-range and --backward-range."
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return " No compute ran meanwhile."
@@ -377,7 +377,7 @@ def skew_headline(skew: RunSkew) -> Headline:
     last = skew.ranks[skew.straggler]
     detail = "what that costs is not known."
     if last.cost_ns == 0:
-        detail = "compute hides all that others wait for it."
+        detail = "compute hides all of the others' waiting."
     elif last.cost_ns is not None:
         waits = milliseconds(round(last.cost_ns / last.last_steps))
         detail = f"others wait for it up to {waits} in such a step (mean), and compute nothing meanwhile."

@@ -221,7 +221,9 @@ def test_no_more_than_a_whole_step_is_said_to_be_gained() -> None:
     assert (run.communicating_step_ns, run.exposed_ns, run.gain_at_most) == (4, 7, None)
     for one in (run, replace(run, blocking_ns=0), replace(run, blocking_ns=2)):
         assert one.gain_at_most is None
-        assert gain_headline(one).endswith("is not known, because a step exposes more of it than it lasts.")
+        assert gain_headline(one).endswith(
+            "is not known, because more communication is exposed in a step than the step lasts."
+        )
 
 
 def test_what_a_step_that_communicates_gains_is_a_share_of_such_a_step() -> None:

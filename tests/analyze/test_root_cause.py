@@ -77,7 +77,7 @@ def test_of_a_receive_it_is_not_known_whether_it_waits_though_it_is_of_other_col
     assert {one.exposed_wait_ns for one in found.collectives} == {0, None}
     cause = find_root_cause(found)
     assert cause is not None
-    assert "in transfer or waiting for a peer: all of that with" in root_cause_headline(cause).text
+    assert "in transfer or waiting for a peer: all of that in" in root_cause_headline(cause).text
 
 
 def test_the_lead_is_the_median_of_the_ranks() -> None:

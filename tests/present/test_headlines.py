@@ -92,11 +92,11 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
             {"why": "blocking_call", "blocking": "after_backward", "collectives_per_step": 1, "alike_per_step": 1},
             "tail, in collectives launched after backward: this is the only collective of a step.",
         ),
-        ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that with the"),
+        ({"why": "peer_wait", "when": "backward", "collective_ns": 41}, "waiting for a peer: 50 % of that in the"),
         ({"why": "peer_wait", "wait_ns": 82}, "'ddp-prof skew' shows which rank arrives late."),
         (
             {"why": "late_input", "when": "forward"},
-            "held up by late input: all of that with the last bucket (61 MiB, embedding, norm). What feeds it ended",
+            "held up by late input: all of that in the last bucket (61 MiB, embedding, norm). Its input ended",
         ),
         (
             {"when": "outside", "collectives_per_step": 1, "same_operation_per_step": 1, "bucket": None},
@@ -104,9 +104,9 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ),
         (
             {"when": "forward", "operation": "broadcast", "same_operation_per_step": 1, "bucket": None},
-            "during forward, in transfer: all of that with the only broadcast (61 MiB, embedding, norm).",
+            "during forward, in transfer: all of that in the only broadcast (61 MiB, embedding, norm).",
         ),
-        ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that with bucket 3 (of 0 to 7, "),
+        ({"why": "queued", "when": "backward", "is_last": False, "bucket": 3}, "of that in bucket 3 (of 0 to 7, "),
         ({"when": "unknown"}, "see --step-range and --backward-range"),
     ],
 )

@@ -498,7 +498,7 @@ class _Builder:
                 # gloo with CUDA tensors: the host communicates
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
                 if communication := self._describe_gloo():
-                    self.step_notes += (f"communication is {communication}, and may wait for the GPU in it",)
+                    self.step_notes += (f"communication is {communication}; its times may include waiting for the GPU",)
             result.append(self._rank(device, own, backward))
         return result
 

@@ -262,9 +262,7 @@ def _select_steps(trace: Trace, rows: Ints, unfinished: Collection[int]) -> tupl
     rows = leave_out(rows[spans.lane[rows] == chosen], f"they overlap those of thread {chosen} ({why})")
     rows = leave_out(rows[~_are_outer(trace, rows)], "they, or most ranges of their name, contain others")
     if cut := int((spans.start_ns[rows][1:] < spans.end_ns[rows][:-1]).sum()):
-        notes.append(
-            f"ranges of steps that end after the next step begins: {cut}; each is taken to end where that begins"
-        )
+        notes.append(f"ranges of steps that end after the next step begins: {cut}; each is taken to end there")
     return rows, tuple(notes)
 
 
@@ -368,7 +366,7 @@ def align_unnumbered_steps(ranks: Sequence[RankSteps]) -> tuple[list[int], tuple
     least = min(raised)  # no key may be negative
     raised = [by - least if at in unnumbered else 0 for at, by in enumerate(raised)]
     began = f"{shifted} of {len(ranks)} ranks began to record another number of steps earlier"
-    return raised, (f"steps that no number tells apart: {began}",)
+    return raised, (f"steps have no numbers of their own; by the ends of collectives, {began}",)
 
 
 def _find_shift(first: RankSteps, rank: RankSteps) -> int:

@@ -397,7 +397,8 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
         "vote on unused parameters",
         f"In {len(votes)} of {len(last)} steps a collective of "
         f"{median_or_zero(votes.bytes):,} bytes follows the buckets{told}.",
-        "Without find_unused_parameters it is left out; use it only where ranks leave parameters out.",
+        "Without find_unused_parameters there is no such collective; only a model with unused parameters needs the "
+        "option.",
         *run.where(votes),
         run.typical_exposed_ns(votes.cost_ns),
     )

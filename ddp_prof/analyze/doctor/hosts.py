@@ -79,7 +79,7 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     if high < 1 - _DELAY_TOLERANCE or low > 1 + _DELAY_TOLERANCE:
         return None
     if low < 1 - _DELAY_TOLERANCE or high > 1 + _DELAY_TOLERANCE:
-        reason = "too few steps tell whether the host waits for collectives, or these are over in time"
+        reason = "too few steps show whether the host waits for collectives, or whether they end before it needs them"
         return Abstained("host synchronization in backward", reason)
     wait = median_or_zero(blocked.by_step(np.add, blocked.duration_ns))
     return Finding(

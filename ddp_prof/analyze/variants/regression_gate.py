@@ -119,7 +119,7 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
                 of_steps = partial(_at_percentile, "blocking_at_most_ns", asked.percentile)
                 limited = _judge_worst(run, f"max {what}{which}", "ns", limit, of_steps)
                 if limited.status == "passed":
-                    verdict = replace(limited, reason="measured is an upper limit, which launches tell")
+                    verdict = replace(limited, reason="measured: an upper limit, from the times of launches")
             yield verdict
     if asked.baseline is not None and asked.incomparable:
         reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"

@@ -100,10 +100,10 @@ def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     for rank in result.ranks:
         if not rank.reason and rank.dependencies and rank.dependencies.reason:
             is_known = rank.blocking_ns is not None or any(step.blocking_ns is not None for step in rank.steps)
-            unknown[rank.dependencies.reason] = " of all steps" if is_known else ""
+            unknown[rank.dependencies.reason] = " for some steps" if is_known else ""
     reasons += [f"blocking is not known{which}: {reason}" for reason, which in unknown.items()]
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
-        reasons.append(f"blocking is of streams; the host itself waited for a collective {count_noun(hosts, 'time')}")
+        reasons.append(f"blocking is that of streams; the host waited for a collective {count_noun(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     return [*reasons, *outliers, *_differences(result), *result.step_notes, *result.warnings]
 
@@ -213,7 +213,7 @@ def _run_notes(run: Manifest | None) -> list[str]:
 
 
 _LONGEST_NAME = 60
-_DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so that they may exceed the time that passed"
+_DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so they may exceed the time that passed"
 _SLOWDOWN = (
     f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
     f"fewer than {LEAST_EXECUTIONS} executions of either"

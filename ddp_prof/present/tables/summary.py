@@ -190,7 +190,7 @@ def main_advice(run: SummarizedRun) -> str:
 
 def _undecided(diagnosis: Diagnosis) -> str:
     undecided = len(diagnosis.abstained)
-    return f"; {count_noun(undecided, 'rule')} could not decide" if undecided else ""
+    return f"; {count_noun(undecided, 'rule')} could not be decided" if undecided else ""
 
 
 def _rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
