@@ -132,12 +132,6 @@ def list_nsys() -> list[str]:
     return [nsys.path for nsys in program.list_nsys()]
 
 
-def untried_recorders() -> str:
-    """Return a line about the recorders that cannot be tried yet."""
-    found = ", ".join([*list_nsys(), "torch.profiler"])
-    return f"{'recorder':9} {'untried':8} {found}: they can be tried when nothing is missing above"
-
-
 def find_recorders(environment: Mapping[str, str], log: Path, tried: FailedAttempts) -> Iterator[Recorder | Finding]:
     """Yield what may record CUDA here, in the order in which to try it: torch.profiler last, before it a download."""
     if own := environment.get("NSYS"):
@@ -164,11 +158,6 @@ def download(log: Path) -> str:
 
 def _nsys(path: str) -> Recorder:
     return Recorder(f"nsys {path}", {"PROFILER": "nsys", "NSYS": path})
-
-
-def _of_whole_run(recorder: Recorder) -> Recorder:
-    name, _, value = WHOLE_RUN.partition("=")
-    return Recorder(f"{recorder.name}, whole run", {**recorder.settings, name: value})
 
 
 def _write(log: Path, heading: str, text: str) -> None:
@@ -238,7 +227,9 @@ def find_recorder(log: Path, chosen: Path) -> Iterator[Finding]:
         if isinstance(recorder, Finding):
             yield recorder
             continue
-        for way in (recorder, _of_whole_run(recorder)):
+        name, _, value = WHOLE_RUN.partition("=")
+        whole_run = Recorder(f"{recorder.name}, whole run", {**recorder.settings, name: value})
+        for way in (recorder, whole_run):
             reason = tried.reason(way.name) or tried.attempt(way.name, partial(try_recorder, way, log))
             if not reason:
                 chosen.write_text("".join(f"{key}={value}\n" for key, value in way.settings.items()), encoding="utf-8")
@@ -261,7 +252,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     findings = [find_gpus(), *find_torch(arguments.python)]
     print("\n".join(map(str, findings)), flush=True)
     if any(finding.hint and finding.is_needed for finding in findings):
-        print(untried_recorders())
+        found = ", ".join([*list_nsys(), "torch.profiler"])
+        print(f"{'recorder':9} {'untried':8} {found}: they can be tried when nothing is missing above")
     else:
         for finding in find_recorder(log, arguments.out / "recorder"):
             findings.append(finding)

@@ -91,7 +91,12 @@ class TorchDDP(DataParallel):
         self.__dict__["_ddp"] = ddp
         self._open_range: OpenRange | None = None
         if self._mark_buckets:
-            hook, state = _make_hook(self._comm_hook)
+            hook: Hook | None = default_hooks.bf16_compress_hook if self._comm_hook else None
+            state: PowerSGDState | None = None
+            if self._comm_hook == "powersgd":
+                # The epsilon is for gradients of unused parameters: zeros have no orthonormal columns.
+                state = PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
+                hook = _compress
             self._reduce = partial(MarkingGroup(self.process_group).reduce_bucket, hook=hook, state=state)
             owner = weakref.ref(self)  # DDP calls the hook and does not live longer than self
             ddp.register_comm_hook(None, lambda _state, bucket: owner()._reduce_bucket(bucket))  # type: ignore[union-attr]
@@ -154,14 +159,6 @@ def sent_bytes(gradient: torch.Tensor, comm_hook: str | None) -> int:
         products = gradient.shape[0] + numel // gradient.shape[0]
         numel = products if 2 * products < numel else numel
     return numel * gradient.element_size()
-
-
-def _make_hook(name: str | None) -> tuple[Hook | None, PowerSGDState | None]:
-    """Return a hook of torch's and its state; no hook: average."""
-    if name != "powersgd":
-        return default_hooks.bf16_compress_hook if name else None, None
-    # The epsilon is for gradients of unused parameters: zeros have no orthonormal columns.
-    return _compress, PowerSGDState(None, start_powerSGD_iter=2, orthogonalization_epsilon=1e-8)
 
 
 def _compress(state: PowerSGDState, bucket: Any) -> torch.futures.Future[torch.Tensor]:
