@@ -20,7 +20,6 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
-from ddp_prof.ingest.collectives import message_bytes, name_operations
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
 from ddp_prof.ingest.names import WAITING_CALLS, NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
@@ -155,13 +154,15 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         collective_metadata=_collective_metadata(by_category[_KERNEL], names),
         world_size=world if 0 < world < MOST_RANKS else None,
         has_subgroups=_has_subgroups(distributed.get("pg_config"), world),
-        names=names.as_tuple(),
+        names=tuple(names),
         epoch_ns=base_ns if 0 < base_ns < _MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),
         warnings=warnings,
         gpus=dict(_read_gpu_names(document.deviceProperties)),
     )
-    trace = name_operations(enrich.name_ranks(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))))
+    trace = enrich.name_operations(
+        enrich.name_ranks(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
+    )
     if not options.with_launches:
         return trace
     kernels = by_category[_KERNEL]
@@ -250,7 +251,7 @@ def _clamp_time(microseconds: Decimal | float) -> Decimal | float:
 def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patterns: Sequence[str] = ()) -> Activities:
     if kind is Kind.KERNEL:
         name_id = _intern_names(events, names)
-        category = kernel_categories(names.as_tuple(), comm_patterns)[name_id]
+        category = kernel_categories(names, comm_patterns)[name_id]
         category[(category == Category.COMPUTE) & np.array([*map(_is_collective, events)], np.bool_)] = (
             Category.COMMUNICATION
         )
@@ -401,7 +402,7 @@ def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> Collecti
     events = [kernels[row] for row in activity]
     rows = [event.args or NO_ARGUMENTS for event in events]
     elements = zip(_argument(events, "elements_in").tolist(), _argument(events, "elements_out").tolist(), strict=True)
-    sizes = [message_bytes(both, one.element_type) for both, one in zip(elements, rows, strict=True)]
+    sizes = [enrich.message_bytes(both, one.element_type) for both, one in zip(elements, rows, strict=True)]
     # Some releases give all subgroups of a split group the same name.
     groups = [None if one.group is None else f"{one.group} {one.group_ranks}".strip() for one in rows]
     return CollectiveMetadata(

@@ -8,7 +8,7 @@ memory sets, graph launches, streams and threads do not matter.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import blake2s
 from typing import Any
 
@@ -21,17 +21,17 @@ MOST_LETTERS = 4096
 """Longer names are cut: the time of some regular expressions grows with the square of the length."""
 
 
-class NameTable:
+class NameTable(dict[str, int]):
     """The names of a trace, each string once, numbered in the order of arrival. It becomes ``Trace.names``."""
 
-    def __init__(self, names: Sequence[str] = ()) -> None:
-        self._index: dict[str, int] = {name: index for index, name in enumerate(names)}
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        super().__init__((name, number) for number, name in enumerate(names))
 
     def intern(self, name: str) -> int:
         """Return the number of a string, a new one for a new string. A digest replaces the end of a long string."""
         if len(name) > MOST_LETTERS:
             name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
-        return self._index.setdefault(name, len(self._index))
+        return self.setdefault(name, len(self))
 
     def fill_unknown(self, name_id: Ints, name: str) -> Ints:
         is_unknown = name_id == UNKNOWN
@@ -42,9 +42,6 @@ class NameTable:
         first, which = distinct_rows(string_ids)
         texts = [shorten(strings.get(value, "")) for value in string_ids[first].tolist()]
         return np.array([self.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
-
-    def as_tuple(self) -> tuple[str, ...]:
-        return tuple(self._index)
 
 
 def read_strings(file: SqliteFile) -> dict[int, str]:
@@ -122,7 +119,7 @@ WAITING_CALLS = {
 """API calls by the beginning of their names, which follows ``cuda``, ``cu``, ``hip`` or ``musa``."""
 
 
-def kernel_categories(names: Sequence[str], comm_patterns: Iterable[str] = ()) -> Ints:
+def kernel_categories(names: Iterable[str], comm_patterns: Iterable[str] = ()) -> Ints:
     """Return COMMUNICATION or COMPUTE for each name, and UNKNOWN at the last position, which is index -1."""
     patterns = (*COMMUNICATION_KERNELS.values(), *comm_patterns)
     communicating = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)

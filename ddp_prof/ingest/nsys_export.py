@@ -17,7 +17,6 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
-from ddp_prof.ingest.collectives import add_nccl_metadata, mark_copy_engine_collectives, name_operations
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant_column, gather_batches, open_sqlite
@@ -120,7 +119,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     trace = Trace(
         path=file.path,
         source="nsys-sqlite",
-        names=names.as_tuple(),
+        names=tuple(names),
         activities=select(activities, has_start["activities"]),
         spans=select(spans, has_start["ranges"]),
         calls=select(
@@ -141,10 +140,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
-    trace = mark_copy_engine_collectives(enrich.name_ranks(find_streams_of_records(trace)))
+    trace = enrich.mark_copy_engine_collectives(enrich.name_ranks(find_streams_of_records(trace)))
     if 1 in ranges["hasPayload"]:
-        trace = add_nccl_metadata(trace, _nccl_payloads(file, strings))
-    trace = name_operations(trace)
+        trace = enrich.add_nccl_metadata(trace, _nccl_payloads(file, strings))
+    trace = enrich.name_operations(trace)
     if not launches:
         return trace
     start, *of_kernels = launches.result().values()
@@ -219,7 +218,7 @@ def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: Mapping[i
 
 def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_patterns: Sequence[str]) -> Activities:
     kind, pid = columns["kind"], columns["globalPid"]
-    category = kernel_categories(names.as_tuple(), comm_patterns)[name_id]
+    category = kernel_categories(names, comm_patterns)[name_id]
     for other, name in _UNNAMED.items():
         rows = kind == other
         if rows.any():
@@ -266,7 +265,7 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
         | {"text": intern_texts(batch.column("text"), texts)}
         for batch in (file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ())
     )
-    return gather_batches((*columns, "text"), batches), texts.as_tuple()
+    return gather_batches((*columns, "text"), batches), tuple(texts)
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:
