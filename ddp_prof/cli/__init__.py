@@ -64,7 +64,6 @@ def _interrupt(number: int, _frame: FrameType | None) -> None:
 
 
 def _is_path(argument: str) -> bool:
-    """Whether an argument is ``-`` (stdin), an existing path, or looks like the path of a trace."""
     if argument.startswith("-"):
         return argument == "-"
     looks_like_path = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
@@ -85,7 +84,6 @@ class Commands(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Return the command, with the options that all commands share."""
         if cmd_name not in COMMANDS:
             return None
         command: click.Command = getattr(import_module(COMMANDS[cmd_name]), cmd_name)

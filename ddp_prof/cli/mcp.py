@@ -142,7 +142,6 @@ def _shorten_answer(answer: dict[str, Any], part: str | None, first: int) -> str
 
 
 def _find_list(whole: Any, part: str) -> list[Any]:
-    """Return the list at a path such as ``documents/0/collectives``."""
     try:
         for key in part.split("/"):
             whole = whole[int(key) if isinstance(whole, list) else key]

@@ -56,7 +56,6 @@ def protect_inputs(files: Iterable[Path], *also_written: Path) -> None:
 
 
 def default_output(title: str, ending: str) -> Path:
-    """Return the default output file of a command, named after the title."""
     from ddp_prof.present.text import plain_name
 
     return Path(plain_name(title).replace("/", "-") + ending)
@@ -95,7 +94,6 @@ def is_quiet() -> bool:
 
 
 def print_note(text: str) -> None:
-    """Print a note to stderr, unless ``--quiet``."""
     if not is_quiet():
         say(f"note: {text}", err=True)
 
@@ -134,7 +132,6 @@ def progress(what: str | None = None) -> Iterator[Callable[[str, int, int], None
 
 
 def _set_verbosity(context: click.Context, parameter: click.Parameter, value: bool) -> None:
-    """Set the level of our log until the command ends."""
     if not value:
         return
     log = logging.getLogger("ddp_prof")

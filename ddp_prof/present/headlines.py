@@ -61,10 +61,7 @@ class Headline:
 
 
 def gain_headline(summary: VariantSummary) -> str:
-    """Return a sentence on how much hiding all communication of a run would gain at most.
-
-    The bound is ``VariantSummary.gain_at_most``.
-    """
+    """Say in a sentence how much hiding all communication would gain at most: ``VariantSummary.gain_at_most``."""
     if summary.reason == NO_COMMUNICATION:
         return _silence_text(summary)
     if summary.reason:
@@ -104,7 +101,6 @@ def gain_headline(summary: VariantSummary) -> str:
 
 
 def _silence_text(summary: VariantSummary) -> str:
-    """Return a sentence for a run in whose trace no communication was found."""
     others = f", although its job has {summary.world_size} ranks" if (summary.world_size or 1) > 1 else ""
     if others or summary.ranks > 1:
         return f"Nothing in this trace is known to communicate{others}."
@@ -115,10 +111,7 @@ def _silence_text(summary: VariantSummary) -> str:
 
 
 def communicating_steps_text(summary: VariantSummary) -> str:
-    """Name the steps that communicate, if not all do; medians of communication are over these steps only.
-
-    Gradient accumulation, for example, communicates in some steps only.
-    """
+    """Name the steps that communicate, if not all do, as in gradient accumulation; medians are over these only."""
     some = summary.communicating_steps
     return f"the {some} of {summary.steps} steps that communicate" if 0 < some < summary.steps else ""
 
@@ -144,10 +137,7 @@ def root_cause_headline(
 ) -> Headline:
     """Return the cost of communication (blocking time, else exposed time) and its main cause.
 
-    Args:
-        cause: The main cause of exposed time; ``None`` if nothing is exposed.
-        reason: Why exposed time is not known; ``None`` if it is.
-        blocking: ``None`` if blocking is not known.
+    ``reason`` says why exposed time is not known, ``blocking`` is ``None`` if it is not known.
     """
     if reason == NO_COMMUNICATION:
         return Headline("Nothing in this trace is known to communicate")
@@ -181,7 +171,6 @@ def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlo
 
 
 def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
-    """Return why hiding the exposed time would gain nothing."""
     exposed = cause.total_exposed_ns if cause else 0
     gain = f"so hiding the {milliseconds(exposed)} that are exposed in all would gain nothing" if exposed else ""
     if blocking.least_slack_ns is None:
@@ -236,7 +225,6 @@ def _exposure_kind(cause: RootCause) -> str:
 
 
 def exposed_words(collective: Collective) -> str:
-    """Return when and why the largest part of a collective's exposed time is exposed."""
     if not collective.exposed_by:
         return "all hidden"
     most = max(collective.exposed_by, key=lambda part: part.ns)
@@ -266,7 +254,6 @@ def _culprit_name(cause: RootCause) -> str:
 
 
 def _advice(cause: RootCause) -> str:
-    """Return advice if it follows from the cause and there is something to gain, else an empty text."""
     if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
@@ -354,7 +341,6 @@ def _half_of_bucket(cause: RootCause) -> str:
 
 
 def skew_headline(skew: RunSkew) -> Headline:
-    """Return which rank arrives last, how often, by how much, and what that costs."""
     if skew.reason:
         return Headline(f"The skew is not known: {skew.reason}")
     steps = len(skew.steps)
@@ -483,7 +469,6 @@ def _step_change_text(summary: VariantSummary, base: str = "") -> str:
 
 
 def outliers_text(outliers: Outliers) -> str:
-    """Return which steps stand out, and the overlap of the run with and without them."""
     keys = [str(key) for key, _ in outliers.steps]
     one = len(keys) == 1
     held = milliseconds(sum(ns for _, ns in outliers.steps))

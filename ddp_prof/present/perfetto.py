@@ -175,7 +175,6 @@ def _slice_events(
 
 
 def _arguments(slices: Slices) -> list[str]:
-    """Return the arguments of each slice, as the end of the text of its event."""
     columns = []
     for key in _ARGUMENTS:
         values = getattr(slices, key)
@@ -354,7 +353,6 @@ class _Process:
             yield title, on_stream, self.trace.names
 
     def _feeds_and_needs(self) -> tuple[Ints, Ints]:
-        """Return ``feeds`` and ``needs`` for each activity of the trace; see :class:`Slices`."""
         feeds, needs = np.full((2, len(self.trace.activities)), UNKNOWN)
         for rank in self.ranks:
             found = rank.blocking.consumers
@@ -365,7 +363,6 @@ class _Process:
         return feeds, needs
 
     def _sort_threads(self, threads: Ints) -> list[int]:
-        """Return each thread once, the main thread first."""
         return sorted(distinct(threads), key=lambda thread: (thread != self.process, thread))
 
     def _thread_title(self, thread: int) -> str:

@@ -110,11 +110,7 @@ def terminal_width() -> int | None:
 
 
 def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
-    """Return the rows with the columns ``keys``, or with all columns if there are no keys.
-
-    Raises:
-        DdpProfError: There is no such column.
-    """
+    """Return the rows with the columns ``keys``, or with all columns if there are no keys."""
     if not keys or not rows:
         return rows
     if missing := [key for key in keys if key not in rows[0]]:
@@ -123,7 +119,6 @@ def select_columns(rows: Sequence[Row], keys: Sequence[str]) -> Sequence[Row]:
 
 
 def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
-    """Shorten a long table; see :class:`Digest`."""
     if len(rows) <= MOST_ROWS:
         return rows
     ordered = sorted(rows, key=lambda row: _sort_value(row[digest.by]), reverse=True)
@@ -149,7 +144,6 @@ def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
 
 
 def _sort_value(value: Value) -> float:
-    """Return a key that sorts unknown values as the smallest."""
     return float(value) if isinstance(value, (int, float)) else -math.inf
 
 
@@ -208,9 +202,6 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
     """Print views to stdout; as CSV or Markdown they are one table, and their notes go to stderr.
 
     As JSON, one view is its document, and several are a list of documents.
-
-    Raises:
-        DdpProfError: A table does not have one of ``options.columns``.
     """
     own, shared = _distinct_notes(views)
     if options.form == "table":

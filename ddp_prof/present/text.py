@@ -34,17 +34,14 @@ def shown_name(name: str) -> str:
 
 
 def count_noun(number: int, noun: str) -> str:
-    """Return ``1 step``, ``2 steps``."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def source_name(trace: Path | str, files: int) -> str:
-    """Return the name of the file; of several, the first one and the number of others."""
     return f"{trace} and {count_noun(files - 1, 'more file')}" if files > 1 else str(trace)
 
 
 def collective_name(index: int | None, bucket: int | None) -> str:
-    """Return the name of a collective: by its bucket, else by its position in the step."""
     return f"collective {index}" if bucket is None else f"bucket {bucket}"
 
 

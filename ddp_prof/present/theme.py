@@ -198,7 +198,6 @@ def device_label(devices: Iterable[str], caveats: Iterable[Caveat]) -> tuple[lis
 
 
 def device_notice(devices: Iterable[str], caveats: Iterable[Caveat]) -> str:
-    """Return the device label as markup for a figure."""
     words, stands_out = device_label(devices, caveats)
     notice = "  ·  ".join(words)
     return f'<b><span style="color:{LIGHT.notice}">{notice}</span></b>' if stands_out else notice

@@ -42,7 +42,6 @@ RUNS_PER_WORKER = 4
 
 
 def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
-    """What a report shows of each run; expensive parts are computed on first use."""
     results = [run.overlap() for run in runs]
     found = []
     for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
@@ -77,11 +76,7 @@ def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
 def make_pages(
     runs: Sequence[Run], reports: Sequence[ReportRun], folder: Path, places: Sequence[Place]
 ) -> Generator[PagesOutcome]:
-    """Write the pages of runs into a folder, by the workers of the first one; see ``write_report``.
-
-    Raises:
-        TraceError: A trace cannot be read any more, and the report may not go on without its pages.
-    """
+    """Write the pages of runs into a folder, by the workers of the first one; see ``write_report``."""
     workers = runs[0].workers
     processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_PER_WORKER))
     is_here = workers.scheduler is None and processes < 2

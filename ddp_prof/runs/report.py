@@ -208,7 +208,6 @@ def _free_memory() -> int | None:
 
 
 def _structure_filter(options: LoadOptions) -> Callable[[str], bool]:
-    """Returns a test for names of ranges of steps, phases, collectives or processes."""
     from ddp_prof.analyze.core.steps import KNOWN_NAMES
 
     ours = tuple(f"{name}|" for name in (PROCESS, STEP, *COLLECTIVES))

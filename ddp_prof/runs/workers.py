@@ -110,7 +110,6 @@ def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Gener
 
 
 def count_cores() -> int:
-    """Number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -211,7 +210,6 @@ def pickle_with_names(value: Any) -> bytes:
 
 
 def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
-    """What :func:`pickle_with_names` made bytes of; some paths get other names."""
     return _Unpickler(data, names or {}).load()
 
 

@@ -200,12 +200,8 @@ _MOST_GAPPED = 120
 def draw_skew(run: RunAnalysis, skew: RunSkew, nodes: Mapping[str, str | None] | None = None) -> Chart:
     """Draw one row per rank and one column per step (the stronger the colour, the later it arrived), and costs.
 
-    A capture without steps has one column, with the worst lags and the sum of costs.
-
-    Args:
-        run: The run.
-        skew: Its skew.
-        nodes: The machines of ranks by their names, if known; ranks of one machine lie together.
+    A capture without steps has one column, with the worst lags and the sum of costs. Ranks of one of ``nodes``, which
+    are named by rank, lie together.
     """
     places = [(nodes or {}).get(rank.name) or "" for rank in skew.ranks]
     order = sorted(range(len(places)), key=places.__getitem__)

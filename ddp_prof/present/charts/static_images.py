@@ -85,11 +85,7 @@ class Pictures:
             self._orders.put(_render_request(chart, path, self._files.enter_context(atomic_write(path))))
 
     def finish(self) -> None:
-        """Wait until all figures are drawn, and write them.
-
-        Raises:
-            PictureError: choreographer or Chromium is not installed, or the browser failed.
-        """
+        """Wait until all figures are drawn, and write them; else raise ``PictureError``."""
         if not find_spec("choreographer"):
             raise PictureError("pictures need choreographer, which is not installed: pip install 'ddp-prof[pictures]'")
         if self._browser is None:
@@ -192,7 +188,6 @@ async def _command(tab: Tab, name: str, **params: Any) -> Any:
 
 
 def write_pictures(pictures: Iterable[tuple[Chart, Path]]) -> None:
-    """Write charts with one browser; raises the errors of :meth:`Pictures.finish`."""
     with Pictures() as drawing:
         for chart, path in pictures:
             drawing.draw(chart, path)

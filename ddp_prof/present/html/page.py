@@ -32,7 +32,6 @@ PLOTLY_FILE = "plotly.min.js"
 
 
 def write_shared_plotly(folder: Path) -> None:
-    """Write the plotly.js that the pages of a folder share, in place of any file with its name."""
     from plotly.offline import get_plotlyjs
 
     with atomic_write(folder / PLOTLY_FILE) as partial:
@@ -75,9 +74,8 @@ def write_page(
         figures: Figures for the template, by name, in the light theme.
         css: Added to the style of all pages.
         script: Runs after the script of all pages, and may use its functions.
-        shared_plotly: Whether plotly.js is a file beside the page; see :func:`write_shared_plotly`.
-        late_plotly: Whether ``script`` starts plotly.js itself. The element ``plotly`` then holds its text, or the
-            name of its file.
+        shared_plotly: Whether plotly.js is a file beside the page.
+        late_plotly: Whether ``script`` starts plotly.js, whose text or file name the element ``plotly`` holds.
     """
     from plotly.offline import get_plotlyjs
 
@@ -127,7 +125,6 @@ def json_in_page(data: Any) -> Markup:
 
 
 def _figure_html(figure: Chart) -> dict[str, str]:
-    """Return a figure as JSON for plotly.js, and its title and subtitle as plain text."""
     title = figure["layout"]["title"]
     words = " · ".join(part["text"] for part in (title, title["subtitle"]) if part["text"])
     plain = " ".join(unescape(re.sub(r"<[^>]*>", " ", words)).split())

@@ -96,16 +96,7 @@ def write_index(
     missing: Collection[str] = (),
     pictures: Collection[str] = (),
 ) -> None:
-    """Write the first page.
-
-    Args:
-        runs: The runs.
-        folder: Where to write.
-        figures: Charts of all runs, by name.
-        is_whole: Whether the pages of the runs are written already.
-        missing: Names of the runs whose pages could not be written.
-        pictures: Names of the ``.png`` files beside the page, without their ending.
-    """
+    """``is_whole``: the pages of the runs are written; ``pictures``: stems of the ``.png`` files beside the page."""
     rows = compare_rows(run.summary for run in runs)
     facts = [_facts(run) for run in runs]
     shared = set.intersection(*(set(fact.items()) for fact in facts))
@@ -171,7 +162,6 @@ def _run_values(
 
 
 def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
-    """Return the device label of the runs for a template, and whether to highlight it."""
     words, is_notice = theme.device_label(
         (run.result.device for run in runs), (caveat for run in runs for caveat in run.result.caveats)
     )
@@ -252,19 +242,9 @@ def write_report(
     make_pages: Callable[[Sequence[Place]], Generator[PagesOutcome]] | None = None,
     progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> list[str]:
-    """Write ``index.html``, then the pages of each run, then the index again.
+    """Write ``index.html``, then the pages of each run, then the index again; return what could not be made.
 
-    Args:
-        runs: The runs.
-        folder: Where to write.
-        waterfall: Changes from run to run.
-        pictures: Draws the pictures; by default a new browser does.
-        make_pages: Writes the pages of the runs in any order; by default this process does, in turn.
-        progress: Called with the number of runs that have their pages (0 when the first index is written) and the
-            number of all runs.
-
-    Returns:
-        What could not be made, one line each.
+    ``make_pages`` may write them in any order. ``progress`` is told how many runs of how many have their pages.
     """
     names = _page_names(run.name for run in runs)
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
@@ -305,17 +285,12 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
 
 
 def write_pages_in_turn(runs: Sequence[ReportRun], folder: Path, places: Sequence[Place]) -> Generator[PagesOutcome]:
-    """Write the pages of each run in this process; yield an outcome after each run."""
     for at, (run, place) in enumerate(zip(runs, places, strict=True)):
         yield at, write_run_pages(run, folder, place)
 
 
 def write_run_pages(run: ReportRun, folder: Path, place: Place) -> Chart | TraceError | None:
-    """Write the pages of a run: its timeline, why its communication is exposed, its kernels.
-
-    Returns:
-        A figure of a few steps of the timeline if ``place.is_drawn``; an error if a trace can no longer be read.
-    """
+    """Return an excerpt of the timeline if ``place.is_drawn``; an error if a trace can no longer be read."""
     try:
         sources = run.load_sources()
     except TraceError as error:
@@ -399,7 +374,6 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
 def _rows_by_cost(
     result: RunCollectives, step: Iterable[Collective], ranks: Sequence[RankStepView]
 ) -> list[tuple[tuple[str, int], Row]]:
-    """Return rows of a step's collectives on some ranks, the most expensive first, with their ranks and indices."""
     names = {rank.name for rank in ranks}
     found = [one for one in step if one.name in names]
     found.sort(key=lambda one: (one.blocking_ns or 0, one.exposed_ns), reverse=True)

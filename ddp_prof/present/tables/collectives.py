@@ -111,7 +111,6 @@ def alignment_note(alignment: Alignment) -> str:
 
 
 def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
-    """Return the earliest time in each step of each rank."""
     origins: dict[Hashable, int] = {}
     for collective in collectives:
         times = (collective.ready_ns, collective.launch_ns, origins.get(collective.step_identity))
@@ -137,7 +136,6 @@ def _collective_row(collective: Collective, origin_ns: int) -> Row:
 
 
 def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> list[Row]:
-    """Return a row per collective for the page of a step: its cost and the cause."""
     rows: Iterable[Row] = (
         {
             "collective": collective_name(collective.index, collective.bucket),
@@ -252,7 +250,6 @@ _HOW_TO_READ_PATHS = (
 
 
 def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
-    """Return a row per step, under a headline on the path of median length."""
     headline = critical_headline(critical)
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if run.has_steps and critical.steps:
@@ -278,7 +275,6 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
 
 
 def critical_headline(critical: RunCritical) -> str:
-    """Return the parts of the path of median length as a sentence, largest first."""
     path = critical.median
     if path is None:
         return f"The critical path is not known: {critical.reason}."

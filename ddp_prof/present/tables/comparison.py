@@ -40,7 +40,6 @@ def compare_view(
     waterfall: Waterfall,
     changes: Sequence[PartChange],
 ) -> TableView:
-    """Return a row per run; the document also holds the waterfall and the changes."""
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
     notes = [how_to_read(summaries), f"recorded by {recorders}"]
@@ -82,7 +81,6 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:
-    """Return the parts of the first run's mean step, then a row of changes per further run; each with its step."""
     parts: list[Budget | Change] = [*waterfall.budgets[:1], *waterfall.changes]
     return [
         {
@@ -170,7 +168,6 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:
-    """Describe in one line how two runs differ."""
     is_unknown = all(change.is_beyond_spread is None for change in changes)
     nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
     return "; ".join(change_texts(changes)) or nothing
@@ -214,7 +211,6 @@ UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
 
 
 def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
-    """Return one row per run and requirement; the notes begin with the causes of failures."""
     compared = baseline is not None
     rows = [_verdict_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
     notes = [*causes, *_check_notes(checks, baseline)]
@@ -245,7 +241,6 @@ def _gate_document(check: GateReport) -> Document:
 
 
 def check_summary(view: TableView) -> str:
-    """Return a whole Markdown document: the verdict, the table, the notes."""
     notes = "".join(f"- {markdown_text(note)}\n" for note in view.notes)
     return f"### ddp-prof check: {markdown_text(view.title)}\n\n{markdown(view.rows)}\n{notes}"
 

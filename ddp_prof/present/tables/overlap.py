@@ -30,7 +30,6 @@ DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
 
 
 def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> TableView:
-    """Return one row per rank, or per step of each rank, under a headline."""
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     for rank in result.ranks:
@@ -72,7 +71,6 @@ def _rank_document(rank: RankOverlap) -> Document:
 
 
 def _title(result: TraceOverlap) -> str:
-    """Return the source, the device, and the share of time and events that were assigned to a step."""
     parts = [source_name(result.trace, result.files), profiler_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
@@ -84,7 +82,6 @@ def _title(result: TraceOverlap) -> str:
 
 
 def profiler_name(result: TraceOverlap) -> str:
-    """Return the profiler that recorded the trace, with its version if the trace holds it."""
     name = SOURCE_NAMES.get(result.source, result.source)
     return f"{name} {result.producer}" if result.producer and name == "nsys" else name
 
@@ -259,7 +256,6 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
 
 
 def most_of(view: TableView) -> str:
-    """Return the row with the largest share as text, or why the table is empty."""
     if not view.rows:
         return view.notes[0]
     key = next(key for key in view.rows[0] if key.startswith("of_"))
@@ -270,7 +266,6 @@ def most_of(view: TableView) -> str:
 
 
 def short_name(name: str) -> str:
-    """Return a kernel's name without namespaces and arguments."""
     plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
@@ -293,7 +288,6 @@ def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
 
 
 def hidden_rows(use: DeviceUse) -> list[Row]:
-    """Return the overlapped communication of all ranks by the compute at the same time, largest first."""
     parts: Counter[tuple[str | None, str]] = Counter()
     for rank in use.ranks:
         for part in rank.hidden:

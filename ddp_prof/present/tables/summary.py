@@ -178,7 +178,6 @@ def _communication(summary: VariantSummary) -> str | None:
 
 
 def main_advice(run: SummarizedRun) -> str:
-    """Return the doctor's first finding, with its advice, and how many more there are."""
     if (diagnosis := run.diagnosis) is None:
         return "not run, because the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:

@@ -34,12 +34,7 @@ MAX_BOXES = 20_000
 def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
     """Lay out traces from top to bottom with their first steps aligned; ranks of a run on one clock, if it is known.
 
-    Args:
-        sources: The traces.
-        steps: Numbers of the steps to show; by default the whole capture.
-
-    Raises:
-        TraceError: A trace has none of ``steps``.
+    ``steps`` are numbers; by default the whole capture is shown.
     """
     chosen = [
         [_Rank(rank, _rows(rank, rank.steps.display_number, steps)) for rank in source.ranks] for source in sources
@@ -62,13 +57,7 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
 
 
 def build_excerpt(sources: Sequence[Source], steps: Collection[int] | None = None) -> Timeline:
-    """Lay out a few steps, few enough for a picture.
-
-    Args:
-        sources: The traces.
-        steps: Numbers of the steps; by default those of :func:`typical_steps`, or the beginning of a capture without
-            steps.
-    """
+    """Lay out a few steps, few enough for a picture: by default :func:`typical_steps`, or how a capture begins."""
     if steps is not None:
         return build_timeline(sources, steps)
     keys = typical_steps(sources)

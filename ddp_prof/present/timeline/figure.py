@@ -63,7 +63,6 @@ def shown_in_legend(category: str, categories: Collection[str]) -> bool:
 
 
 def _bars(model: Timeline, rows: Sequence[Row]) -> Iterator[dict[str, Any]]:
-    """Yield a Plotly trace per category."""
     # Boxes shorter than a fiftieth of the shortest step hardly ever have room for text, and each text costs time.
     spans = [step.end_ns - step.start_ns for panel in model.panels for step in panel.steps]
     least_ns = min(spans, default=model.end_ns - model.start_ns) // 50
@@ -245,7 +244,6 @@ def page_headline(model: Timeline) -> str:
 
 
 def axis_title(model: Timeline) -> str:
-    """Explain time 0."""
     marks = [panel.step_names[panel.steps[0].key] for panel in model.panels if panel.steps]
     if not marks:
         return "time since the first compute, communication or copy"
@@ -262,7 +260,6 @@ def box_title(lane: Lane, category: str, name_id: int, bucket: int, longest: int
 
 
 def box_label(lane: Lane, category: str, name_id: int, bucket: int) -> str:
-    """Return the text of a box in a picture, if there is room."""
     if category == theme.STEP:
         return lane.names[name_id].partition(":")[0]
     if lane.kind == COMMUNICATION:

@@ -31,7 +31,6 @@ _STRIP_TITLE, _WAITING_TITLE = "where time goes", "waits for communication"
 
 
 def lanes_of(rank: RankEvents, view: View, explained: RankExposure, overlap: RankOverlap) -> tuple[Lane, ...]:
-    """Return the lanes of a rank from top to bottom, without empty ones."""
     lanes = [host_lane(rank, view, overlap), *range_lanes(rank, view), *call_lanes(rank, view)]
     if rank.device is None:
         lanes += [_host_compute_lane(rank, view), _host_communication_lane(rank, view, explained)]
@@ -70,7 +69,6 @@ def _host_communication_lane(rank: RankEvents, view: View, explained: RankExposu
 
 
 def _device_lanes(rank: RankEvents, view: View, explained: RankExposure) -> list[Lane]:
-    """Return a lane for each stream and category of its activities."""
     rank = rank.including_warmup
     activities = rank.trace.activities
     event_of = positions(rank.events.activity, len(activities))  # UNKNOWN for activities of other ranks
@@ -160,7 +158,6 @@ def _strip_lane(rank: RankEvents, view: View) -> Lane:
 
 
 def _waiting_lane(rank: RankEvents, view: View, explained: RankExposure) -> Lane:
-    """Return the lane of blocking time, and of communication for which blocking is not known."""
     rank = rank.including_warmup
     events, blocking = rank.events, rank.blocking
     stretches = blocking.known_stretches
@@ -220,7 +217,6 @@ INFERRED = "backward (inferred: launched by autograd's threads)"
 
 
 def host_lane(rank: RankEvents, view: View, overlap: RankOverlap) -> Lane:
-    """Return the lane of the host, with steps on the upper row and phases below."""
     rank = rank.including_warmup
     seen = np.flatnonzero(view.is_visible(rank.steps.start_ns, rank.steps.end_ns) & rank.has_steps)
     steps = make_boxes(

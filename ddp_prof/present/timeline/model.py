@@ -201,7 +201,6 @@ class RankLanes:
 
     @property
     def knows_blocking(self) -> bool:
-        """Whether the blocking time of at least one collective is known."""
         return self.why_unknown is None or bool((self.explained.timings.blocking_ns != UNKNOWN).any())
 
 
