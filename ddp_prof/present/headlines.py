@@ -43,13 +43,7 @@ _LARGE_PART = 0.25
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """A finding as text.
-
-    Attributes:
-        claim: The main sentence without its period; it is the title of a figure.
-        detail: Further text.
-        joint: What joins both in one text.
-    """
+    """A finding as text; ``claim``, the main sentence without its period, is the title of a figure."""
 
     claim: str
     detail: str = ""

@@ -104,15 +104,9 @@ FONT_SIZE = 12
 
 @dataclass(frozen=True)
 class Palette:
-    """The colours of one theme.
+    """The colours of one theme; ``notice`` is for text that must not be overlooked, such as ``device: cpu``.
 
-    Attributes:
-        paper: Background.
-        text: Text.
-        quiet: Secondary text.
-        line: Lines and borders.
-        notice: Text that must not be overlooked, such as ``device: cpu``.
-        colors: By category, and by reason why communication is exposed.
+    ``colors`` are by category, and by reason why communication is exposed.
     """
 
     paper: str

@@ -81,8 +81,14 @@ class Pictures:
 
     def draw(self, chart: Chart, path: Path) -> None:
         """Start to draw a chart as PNG or SVG, by the ending of the path."""
-        if self._browser:
-            self._orders.put(_render_request(chart, path, self._files.enter_context(atomic_write(path))))
+        if self._browser is None:
+            return
+        still = json.loads(json.dumps(chart, default=pack_array))
+        still["layout"]["width"] = WIDTH
+        size = {"width": WIDTH, "height": still["layout"]["height"], "scale": SCALE if path.suffix == ".png" else 1}
+        options = {"format": path.suffix.removeprefix("."), "imageDataOnly": True, **size}
+        partial_file = self._files.enter_context(atomic_write(path))
+        self._orders.put({"figure": still, "path": partial_file, "options": options})
 
     def finish(self) -> None:
         """Wait until all figures are drawn, and write them; else raise ``PictureError``."""
@@ -192,12 +198,3 @@ def write_pictures(pictures: Iterable[tuple[Chart, Path]]) -> None:
         for chart, path in pictures:
             drawing.draw(chart, path)
         drawing.finish()
-
-
-def _render_request(chart: Chart, path: Path, partial: Path) -> dict[str, Any]:
-    still = json.loads(json.dumps(chart, default=pack_array))
-    still["layout"]["width"] = WIDTH
-    scale = SCALE if path.suffix == ".png" else 1
-    size = {"width": WIDTH, "height": still["layout"]["height"], "scale": scale}
-    options = {"format": path.suffix.removeprefix("."), "imageDataOnly": True, **size}
-    return {"figure": still, "path": partial, "options": options}

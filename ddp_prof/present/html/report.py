@@ -52,15 +52,10 @@ from ddp_prof.present.timeline.model import Source
 
 @dataclass(frozen=True)
 class ReportRun:
-    """One run.
+    """One run; :func:`write_report` makes ``name``, that of its trace, the unique name of its pages.
 
-    Attributes:
-        name: The name of its trace; :func:`write_report` makes it the unique name of its pages.
-        load_sources: Reads the traces for its timeline.
-        summary: Its row in the comparison of all runs.
-        load_steps: Returns what each rank communicated, by the key of the step.
-        use: Tables on how its devices spent their time, by name.
-        diagnose: Asks the doctor.
+    ``load_sources`` reads the traces for its timeline, ``load_steps`` returns what each rank communicated, by the key
+    of the step; ``use`` are tables on how its devices spent their time, by name.
     """
 
     name: str
@@ -219,13 +214,7 @@ WATERFALL = "waterfall"
 
 
 class Place(NamedTuple):
-    """The place of a run in a report.
-
-    Attributes:
-        name: Name of its pages.
-        before, after: Name and label of the neighbouring runs.
-        is_drawn: Whether to draw a picture of its timeline.
-    """
+    """The place of a run in a report: the name of its pages, name and label of its neighbours, if it has a picture."""
 
     name: str
     before: tuple[str, str] | None

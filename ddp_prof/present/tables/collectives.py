@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.core.attribution import NOTIFY
-from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical, StepPath
+from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
 from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
@@ -256,7 +256,18 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         found, whole = len(critical.steps), len(run.step_names)
         steps = f"{found} of {count_noun(whole, 'step')} with work" if found < whole else count_noun(found, "step")
         title += f" · {steps}"
-    rows: list[Row] = [{"run": run.label, **_path_row(path)} for path in critical.steps]
+    rows: list[Row] = [
+        {
+            "run": run.label,
+            "step": path.step,
+            "ends_on": path.rank.removeprefix("rank "),
+            "path_ms": ms(path.window_ns),
+            **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
+            "on_path": len(path.collectives),
+            "rank_changes": path.changes,
+        }
+        for path in critical.steps
+    ]
     notes = [
         _HOW_TO_READ_PATHS,
         *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
@@ -291,14 +302,3 @@ def critical_headline(critical: RunCritical) -> str:
     waited = "" if best.is_matched else " and waited for no peer"
     earlier = f"{milliseconds(best.gain_ns)} earlier"
     return f"{text}. If its collective {best.index} took no time{waited}, it would end {earlier}."
-
-
-def _path_row(path: StepPath) -> Row:
-    return {
-        "step": path.step,
-        "ends_on": path.rank.removeprefix("rank "),
-        "path_ms": ms(path.window_ns),
-        **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
-        "on_path": len(path.collectives),
-        "rank_changes": path.changes,
-    }

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 
-from ddp_prof.analyze.inventory import ProcessInventory, TraceInventory
+from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
@@ -174,39 +174,36 @@ def info_view(inventory: TraceInventory) -> TableView:
         f"{inventory.trace} · {inventory.source}{producer} · device: {inventory.device} · "
         f"{inventory.duration_ns / 1e9:.3f} s"
     )
+    rows: list[Row] = [
+        {
+            **values_of(process, "rank", "process"),
+            "devices": ", ".join(map(str, process.devices)) or "cpu",
+            "kernels": process.kernels,
+            "comm_kernels": process.collectives,
+            "copies": process.copies,
+            "CUDA_calls": process.calls,
+            **values_of(process, "ranges", "steps"),
+            "warm-up_steps": process.warmup_steps,
+            "backward_ranges": process.backward_ranges,
+        }
+        for process in inventory.processes
+    ]
+    made = [_how_made(inventory.manifest)] if inventory.manifest else []
     names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
     named = [f"recognized: {names}"] if names else []
-    notes = [*_run_notes(inventory.manifest), *named, *inventory.advice, *inventory.warnings]
     document = {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
-    return TableView(title, [_process_row(process) for process in inventory.processes], notes, document)
+    return TableView(title, rows, [*made, *named, *inventory.advice, *inventory.warnings], document)
 
 
-def _process_row(process: ProcessInventory) -> Row:
-    return {
-        **values_of(process, "rank", "process"),
-        "devices": ", ".join(map(str, process.devices)) or "cpu",
-        "kernels": process.kernels,
-        "comm_kernels": process.collectives,
-        "copies": process.copies,
-        "CUDA_calls": process.calls,
-        **values_of(process, "ranges", "steps"),
-        "warm-up_steps": process.warmup_steps,
-        "backward_ranges": process.backward_ranges,
-    }
-
-
-def _run_notes(run: Manifest | None) -> list[str]:
-    if run is None:
-        return []
+def _how_made(run: Manifest) -> str:
     bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MiB"
     bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
     parameters = sum(parameter.numel for parameter in run.parameters)
-    note = (
+    return (
         f"run: {run.variant}{bucket}, {run.world_size} ranks, {run.backend}, {run.model_size} model "
         f"({parameters:,} parameters), batch {run.batch_size} x {run.seq_len} tokens, "
         f"{run.steps} steps after {run.warmup} of warm-up, recorded by {run.profiler or 'no profiler'}, {run.created}"
     )
-    return [note]
 
 
 _LONGEST_NAME = 60

@@ -159,12 +159,9 @@ class Boxes(Table):
 
 @dataclass(frozen=True)
 class Lane:
-    """Boxes on one or several rows.
+    """Boxes on one or several rows; ``kind`` is one of ``HOST`` to ``STRIP``, ``Boxes.name_id`` indexes ``names``.
 
-    Attributes:
-        kind: One of ``HOST`` to ``STRIP``.
-        names: The names that ``Boxes.name_id`` indexes.
-        from_launch: Whether boxes last from launch to completion on the host, not from start to end on the device.
+    ``from_launch``: boxes last from launch to completion on the host, not from start to end on the device.
     """
 
     title: str
@@ -187,9 +184,8 @@ class Lane:
 class RankLanes:
     """One rank: its lanes, and its figures over the whole capture.
 
-    Attributes:
-        backward: How backward was found: ``ranges``, ``inferred`` or ``none``.
-        why_unknown: Why blocking is not known for all collectives; ``None`` if it is.
+    ``backward`` was found by ``ranges``, was ``inferred``, or ``none``; ``why_unknown`` says why blocking is not known
+    for all collectives.
     """
 
     title: str
