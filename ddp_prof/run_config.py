@@ -83,7 +83,6 @@ class RunConfig:
         return [self.variant, *self._option("bucket_size_mb"), "--", *others]
 
     def manifest_options(self) -> dict[str, Any]:
-        """Return the ``options`` of the ``run.json``."""
         fault = ("inject",) if self.inject != FAULTS[0] else ()
         names = ("comm_hook", "no_communication_hook", "find_unused_parameters", *fault, *NUMERICS)
         return {"lr": LEARNING_RATE, **{name: getattr(self, name) for name in names}}

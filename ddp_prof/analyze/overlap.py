@@ -302,7 +302,6 @@ class TraceOverlap(FrameResult):
 
 
 def keys_of(steps: Sequence[StepOverlap]) -> list[int]:
-    """The keys of marked steps, each of which has one."""
     return [step.step_key for step in steps if step.step_key is not None]
 
 
@@ -344,7 +343,6 @@ class RankPart(NamedTuple):
 
 
 def measure_rank(rank: RankEvents) -> RankOverlap:
-    """Measure how much of one rank's communication compute hides, in total and for each step."""
     return merge_rank_parts([measure_rank_part(rank, EVER)])
 
 
@@ -412,7 +410,6 @@ _COUNTS, _TIMES = ("kernels", "collectives"), ("compute_ns", "comm_ns", "overlap
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
-    """Merge the results of the files of one run; the label is that of the first file."""
     parts = [(result.trace, rank) for result in results for rank in result.ranks]
     raised, notes = align_unnumbered_steps([_last_ends(file, rank) for file, rank in parts])
     ranks = [_raise_keys(rank, by) for (_, rank), by in zip(parts, raised, strict=True)]

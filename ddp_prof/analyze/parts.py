@@ -97,7 +97,6 @@ def _limit_to(span: Intervals, ranks: Sequence[RankEvents], found: RunAnalysis) 
 
 
 def merge_facts(parts: Sequence[PartResult]) -> CaptureFacts:
-    """The facts of the whole capture."""
     owners = {owner for part in parts for owner in part.lead_ns}  # a device may have no work in a part
     leads_ns = {owner: [part.lead_ns.get(owner, (0, 0)) for part in parts] for owner in owners}
     return CaptureFacts(

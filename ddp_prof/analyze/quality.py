@@ -126,7 +126,6 @@ def hides_work(rank: RankEvents) -> bool:
 
 
 def has_no_usable_events(rank: RankEvents) -> bool:
-    """Whether the events of the rank are too incomplete for any figure."""
     is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
     return not len(rank.events) or is_unnamed or rank.hides_backward or _has_only_messages(rank)
 
@@ -286,7 +285,6 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
 
 
 def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
-    """A warning if the ranks of one run, or its files, disagree on the number of ranks in the job."""
     known = sorted({size for size in sizes if size})
     numbers = ", ".join(map(str, known))
     warning = f"the traces disagree on the number of ranks in the job ({numbers}): they may be of different jobs"
@@ -331,7 +329,6 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
-    """Caveats in ``run.json`` and in the ranges of our own trainer."""
     caveats = caveats_of(trace.manifest) if trace.manifest else ()
     processes = (parse_range(name) for name in trace.names if name.startswith(f"{PROCESS}|"))
     is_shared = any((process.number(RANKS_PER_GPU) or 1) > 1 for process in processes)
@@ -426,7 +423,6 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
 
 
 def _warn_about_overhead(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str]:
-    """Warn about the profiler's own work during the measured steps."""
     measured = union(trace.overhead.start_ns[:0], trace.overhead.end_ns[:0])
     for rank in ranks:
         measured |= union(rank.steps.start_ns, rank.steps.end_ns)

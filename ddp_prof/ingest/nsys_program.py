@@ -92,7 +92,6 @@ def _read_help(nsys: str, command: str) -> str:
 
 
 def _query_nsys(nsys: str, *question: str) -> str:
-    """Return the output of nsys, empty if it does not run."""
     try:
         return _run([nsys, *question], ANSWER_LIMIT_S)[1]
     except (OSError, subprocess.SubprocessError):

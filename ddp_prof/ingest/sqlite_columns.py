@@ -77,7 +77,6 @@ def _has_super_journal(journal: Path) -> bool:
 
 
 def require_disk_space(path: Path, folder: Path, needed: int) -> None:
-    """Raise TraceError if ``folder`` has less room than the bytes needed to read ``path``."""
     free = shutil.disk_usage(folder).free
     if free < needed:
         reason = f"reading it takes about {needed / 1e6:,.0f} MB in {folder}, where {free / 1e6:,.0f} MB are free"

@@ -116,13 +116,8 @@ class PhaseParts(Table):
     end_ns: Ints
 
 
-def divide_by_why_and_when(rank: RankCollectives, wait_ns: Ints) -> dict[str, PhaseParts]:
-    """The instants that belong to each collective of a rank, by reason and phase; ``wait_ns`` is its wait for peers."""
-    return {why: divide_by_when(rank, part) for why, part in divide_by_why(rank.timings, wait_ns).items()}
-
-
 def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, PhaseParts]) -> Exposure:
-    """Divide the exposed time of one rank among its collectives; ``parts`` are of :func:`divide_by_why_and_when`."""
+    """Divide the exposed time of one rank among its collectives; ``parts`` are of :attr:`.RunAnalysis.parts`."""
     timings = rank.timings
     pairs = np.zeros((len(timings), len(WHENS), len(WHYS)), np.int64)
     for why, cells in parts.items():

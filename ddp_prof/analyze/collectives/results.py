@@ -308,7 +308,6 @@ def measure_collectives(run: RunAnalysis) -> RunCollectives:
 
 
 def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None) -> list[Collective]:
-    """Results for these rows of a rank's timings, by default for all."""
     rank, exposure = run.ranks[index], run.exposures[index]
     rows = np.arange(len(rank.timings)) if rows is None else rows
     timings, wait_ns = select(rank.timings, rows), run.waits_ns[index][rows]

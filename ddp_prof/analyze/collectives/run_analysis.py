@@ -23,7 +23,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import Exposure, PhaseParts, divide_by_why_and_when, explain_exposure
+from ddp_prof.analyze.collectives.exposed_time import (
+    Exposure,
+    PhaseParts,
+    divide_by_when,
+    divide_by_why,
+    explain_exposure,
+)
 from ddp_prof.analyze.collectives.matching import LOOKED_AT, NEEDS_ALL, Matches, match_collectives
 from ddp_prof.analyze.collectives.timing import RankCollectives, find_timings, trim_compute
 from ddp_prof.analyze.core.attribution import last_by_step
@@ -107,7 +113,6 @@ class Alignment:
 
 
 def compare_ranks(ranks: Sequence[RankCollectives]) -> tuple[Matches, Alignment]:
-    """Match the collectives of ranks, and align the ranks' clocks."""
     matches = match_collectives(ranks)
     alignment = align_clocks(ranks, matches)
     if _ends_agree_in_groups(ranks, matches, alignment):
@@ -295,7 +300,10 @@ class RunAnalysis(Brief):
     @cached_property
     def parts(self) -> tuple[dict[str, PhaseParts], ...]:
         """The instants, overlapped ones included, that belong to each collective of each rank, by reason and phase."""
-        return tuple(map(divide_by_why_and_when, self.ranks, self.waits_ns))
+        return tuple(
+            {why: divide_by_when(rank, part) for why, part in divide_by_why(rank.timings, wait_ns).items()}
+            for rank, wait_ns in zip(self.ranks, self.waits_ns, strict=True)
+        )
 
     @cached_property
     def exposures(self) -> tuple[Exposure, ...]:
@@ -339,7 +347,6 @@ def analyze_trace(
 
 
 def merge_analyses(parts: Sequence[RunAnalysis]) -> RunAnalysis:
-    """Merge the analyses of the files of one run."""
     every = [rank for part in parts for rank in part.ranks]
     if any(len(rank.times) for rank in every):  # then a capture without steps is none of these steps
         every = [rank if rank.marks_steps else replace(rank, step_keys=0 * rank.step_keys + UNKNOWN) for rank in every]

@@ -70,7 +70,6 @@ class Blocking:
 
 
 def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Blocking:
-    """Find when the computing streams of a device stood still for its collectives."""
     activities, edges, stream = trace.activities, dependencies.edges, dependencies.stream
     end_ns, is_collective = activities.end_ns, activities.category == Category.COMMUNICATION
     computes = np.zeros(int(stream.max(initial=0)) + 1, np.bool_)

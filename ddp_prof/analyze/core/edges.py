@@ -69,7 +69,6 @@ class Dependencies:
 
 
 def find_dependencies(trace: Trace) -> Dependencies:
-    """Resolve the stream waits of a trace."""
     activities, calls = trace.activities, trace.synchronizations
     stream = _streams(trace)
     of_activity, of_call = stream[: len(activities)], stream[len(activities) :]

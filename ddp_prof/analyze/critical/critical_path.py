@@ -274,7 +274,6 @@ class _Walker:
         ]
 
     def walk(self, index: int, step: int) -> StepPath:
-        """The path of a rank's step."""
         first, own = self.run.ranks[index], self.ranks[index].steps
         end_ns, window_ns = int(own.end_ns[step]), int(own.end_ns[step] - own.start_ns[step])
         parts, on_path, changes = self._follow(index, int(own.last[step]), end_ns, window_ns)

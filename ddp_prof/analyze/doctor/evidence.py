@@ -151,12 +151,10 @@ class Gradients(Table):
 
     @cached_property
     def counts(self) -> Ints:
-        """Number of collectives in each step."""
         return np.unique(self.step, return_counts=True)[1]
 
     @property
     def last(self) -> Ints:
-        """The row of each step's last collective."""
         return np.cumsum(self.counts) - 1
 
     @property
@@ -182,7 +180,6 @@ class Gradients(Table):
         return bool(is_known.any()) and median_or_zero(self.by_step(np.add, self.bytes * is_known)) < FEW_BYTES
 
     def by_step(self, combine: np.ufunc, values: Ints | Mask) -> Any:
-        """Combine the values of each step."""
         return combine.reduceat(values, self.first)
 
     def least_but_last(self, values: Ints) -> Ints:
@@ -277,7 +274,6 @@ class RunEvidence:
 
     @property
     def unknown_needs(self) -> str:
-        """Why the consumers of collectives are not known."""
         return self.why_no_dependencies or "it is not known what needs the collectives"
 
 

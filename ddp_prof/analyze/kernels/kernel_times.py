@@ -69,7 +69,6 @@ def merge_keys(parts: Iterable[tuple[Sequence[AnyKey], Ints]]) -> tuple[list[Any
 
 
 def is_mostly_overlapped(duration_ns: Ints, communication_ns: Ints) -> Mask:
-    """Whether communication covers more than half of each duration."""
     found: Mask = 2 * communication_ns > duration_ns
     return found
 

@@ -94,7 +94,6 @@ class VariantSummary:
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
-    """Summarize each run."""
     naive = next((result for result in results if result.label == BASELINE), None)
     return tuple(_summarize(result, naive) for result in results)
 
