@@ -15,6 +15,9 @@ import numpy as np
 
 from ddp_prof.trace import UNKNOWN, Ints, Mask
 
+_BLOCK = 1 << 16
+"""Number of intervals that are processed at once, so that intermediate results fit into the processor's cache."""
+
 
 @dataclass(frozen=True)
 class Intervals:
@@ -59,22 +62,38 @@ class Intervals:
 
     def covered_ns(self, start_ns: Ints, end_ns: Ints) -> Ints:
         """How much of each ``[start, end)``, in any order, lies in this set; ``end`` must not be before ``start``."""
-        return self._length_before(end_ns) - self._length_before(start_ns)
+        found = np.empty(len(start_ns), np.int64)
+        for first in range(0, len(start_ns), _BLOCK):
+            block = slice(first, first + _BLOCK)
+            start, end = start_ns[block], end_ns[block]
+            begun = np.searchsorted(self.start_ns, start, side="right")
+            # The second search is only needed if an interval of the set begins within [start, end), which few do.
+            more = begun < len(self)
+            more[more] = end[more] > self.start_ns[begun[more]]
+            begun_by_end = begun.copy()
+            begun_by_end[more] = np.searchsorted(self.start_ns, end[more], side="right")
+            found[block] = self._length_before(end, begun_by_end) - self._length_before(start, begun)
+        return found
 
     @cached_property
     def _length_by_begun(self) -> Ints:
         """The total length of the first 0, 1, 2, ... intervals."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.end_ns - self.start_ns)])
 
-    def _length_before(self, time_ns: Ints) -> Ints:
-        """How much of the set lies before each time."""
-        begun = np.searchsorted(self.start_ns, time_ns, side="right")
+    def _length_before(self, time_ns: Ints, begun: Ints) -> Ints:
+        """How much of the set lies before each time, at which ``begun`` intervals have begun."""
         before: Ints = self._length_by_begun[begun]
         if len(self):
-            before -= np.where(begun > 0, np.maximum(0, self.end_ns[begun - 1] - time_ns), 0)
+            to_come = self.end_ns[begun - 1]
+            to_come -= time_ns
+            to_come[begun == 0] = 0
+            before -= np.maximum(0, to_come, out=to_come)
         return before
 
     def holds(self, time_ns: Ints) -> Mask:
+        if len(self) == 1:
+            within: Mask = (time_ns >= self.start_ns[0]) & (time_ns < self.end_ns[0])
+            return within
         begun = np.searchsorted(self.start_ns, time_ns, side="right")
         ended = np.searchsorted(self.end_ns, time_ns, side="right")
         inside: Mask = begun > ended
