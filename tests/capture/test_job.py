@@ -489,9 +489,9 @@ def test_each_program_of_a_launcher_is_recorded(plan: Any, profiler: str) -> Non
 
 
 def test_a_launcher_without_a_program_is_refused(plan: Any) -> None:
-    with pytest.raises(WorkloadError, match=r"no program in ': -np 2 b\.py': put its path"):
+    with pytest.raises(WorkloadError, match=r"no program in ': -np 2 b\.py': give its path"):
         plan("mpirun -np 1 python a.py : -np 2 b.py")
-    with pytest.raises(WorkloadError, match="no program in 'srun -n 2 no-such-program': put its path"):
+    with pytest.raises(WorkloadError, match="no program in 'srun -n 2 no-such-program': give its path"):
         plan("srun -n 2 no-such-program")
 
 
