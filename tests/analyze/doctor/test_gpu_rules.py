@@ -65,6 +65,14 @@ def named(trace: Trace, contention: Contention = NO_CONTENTION) -> list[str]:
     return [one.rule for one in diagnose(trace, contention).findings]
 
 
+def with_sizes(trace: Trace, sizes: list[int]) -> Trace:
+    """The trace with bytes for the collectives, which run on stream 20; ``sizes`` repeat."""
+    rows = np.flatnonzero(trace.activities.lane == 20)
+    unknown = np.full(len(rows), UNKNOWN)
+    noted = CollectiveMetadata(rows, unknown, np.resize(column(sizes), len(rows)), unknown, unknown, unknown)
+    return replace(trace, collective_metadata=noted)
+
+
 def training(
     *,
     comm_stream: int = 20,
@@ -440,10 +448,7 @@ def test_a_host_that_loads_data_between_the_ranges_of_steps() -> None:
 def test_one_collective_per_parameter() -> None:
     trace = training(buckets=40, bucket_ns=10_000).trace()
     assert named(trace) == ["one collective per parameter"]
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    of_8_mb = CollectiveMetadata(rows, unknown, np.full(len(rows), 8 << 20), unknown, unknown, unknown)
-    assert named(replace(trace, collective_metadata=of_8_mb)) == [], "a large model has many buckets"
+    assert named(with_sizes(trace, [8 << 20])) == [], "a large model has many buckets"
 
 
 def test_without_steps_a_capture_is_not_taken_for_one() -> None:
@@ -508,12 +513,9 @@ def test_gradients_reduced_after_backward(late_steps: int, size: int, compute_ns
             device.wait(1, 7, 2)
             device.launch(1, 7, MS, is_collective=False)
         device.synchronize(1)
-    trace = device.trace()
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    noted = CollectiveMetadata(rows, unknown, np.full(len(rows), size), unknown, unknown, unknown)
+    trace = with_sizes(device.trace(), [size])
     rule = "gradients reduced after backward"
-    diagnosis = diagnose(replace(trace, collective_metadata=noted))
+    diagnosis = diagnose(trace)
     costs = [round((one.cost_ns or 0) / MS) * MS for one in diagnosis.findings if one.rule == rule]
     assert costs == ([] if cost_ns is None else [cost_ns])
     assert "one bucket for all gradients" not in [one.rule for one in diagnosis.findings]
@@ -535,11 +537,8 @@ def test_one_bucket_for_all(size: int, is_named: bool) -> None:
                 device.wait(1, 7, 2)
                 device.launch(1, 7, MS, is_collective=False)
         device.synchronize(1)
-    trace = device.trace()
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    noted = CollectiveMetadata(rows, unknown, np.full(len(rows), size), unknown, unknown, unknown)
-    found = named(replace(trace, collective_metadata=noted))
+    trace = with_sizes(device.trace(), [size])
+    found = named(trace)
     assert found == (["one bucket for all gradients"] if is_named else [])
 
 
@@ -590,12 +589,8 @@ def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
 
 @pytest.mark.parametrize(("vote_bytes", "is_named"), [(512, True), (4 << 20, False)])
 def test_a_vote_on_unused_parameters(vote_bytes: int, is_named: bool) -> None:
-    trace = training().trace()
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    sizes = [vote_bytes if index % 4 == 3 else 8 << 20 for index in range(len(rows))]
-    unknown = np.full(len(rows), -1)
-    noted = CollectiveMetadata(rows, unknown, column(sizes), unknown, unknown, unknown)
-    assert ("vote on unused parameters" in named(replace(trace, collective_metadata=noted))) == is_named
+    trace = with_sizes(training().trace(), [8 << 20] * 3 + [vote_bytes])
+    assert ("vote on unused parameters" in named(trace)) == is_named
 
 
 @pytest.mark.parametrize(
@@ -619,11 +614,8 @@ def test_small_reductions_after_backward_are_no_vote(sizes: list[int]) -> None:
                 device.wait(1, 7, 2)
                 device.launch(1, 7, MS, is_collective=False)
         device.synchronize(1)
-    trace = device.trace()
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    noted = CollectiveMetadata(rows, unknown, column(sizes * STEPS), unknown, unknown, unknown)
-    assert named(replace(trace, collective_metadata=noted)) == ["gradients reduced after backward"]
+    trace = with_sizes(device.trace(), sizes)
+    assert named(trace) == ["gradients reduced after backward"]
 
 
 @pytest.mark.parametrize(
@@ -647,11 +639,8 @@ def test_buckets_that_are_all_complete_only_at_the_end(sizes: list[int], is_name
                     device.launch(us, 20, MS, is_collective=True)
                 device.launch(us, 7, MS, is_collective=False)
             device.synchronize(us)
-    trace = device.trace()
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    noted = CollectiveMetadata(rows, unknown, column(sizes * STEPS), unknown, unknown, unknown)
-    found = named(replace(trace, collective_metadata=noted))
+    trace = with_sizes(device.trace(), sizes)
+    found = named(trace)
     assert ("gradients ready in another order than buckets" in found) == is_named
 
 
@@ -684,12 +673,10 @@ def test_a_collective_costs_also_what_stands_still_for_it_beside_compute_of_anot
                 device.wait(1, 7, 2)
                 device.launch(1, 7, MS, is_collective=False)
         device.synchronize(1)
-    trace = device.trace()
-    rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    noted = CollectiveMetadata(rows, unknown, column(sizes * STEPS), unknown, unknown, unknown)
-    findings = diagnose(replace(trace, collective_metadata=noted)).findings
+    trace = with_sizes(device.trace(), sizes)
+    findings = diagnose(trace).findings
     (cost_ns,) = [one.cost_ns for one in findings if one.rule == rule]
+    rows = np.flatnonzero(trace.activities.lane == 20)
     free = rows[np.arange(len(rows)) % len(sizes) >= len(sizes) - left_out]
     assert (device.again().end - device.again(*free).end) / STEPS <= (cost_ns or 0) <= 3 * MS * left_out
 
