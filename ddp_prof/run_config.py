@@ -41,6 +41,7 @@ class RunConfig:
     comm_hook: str | None = None
     find_unused_parameters: bool = False
     no_communication_hook: bool = False
+    gradient_as_bucket_view: bool = False
     model_size: str = "mini"
     batch_size: int = 4
     seq_len: int = 128
@@ -84,7 +85,14 @@ class RunConfig:
 
     def manifest_options(self) -> dict[str, Any]:
         fault = ("inject",) if self.inject != FAULTS[0] else ()
-        names = ("comm_hook", "no_communication_hook", "find_unused_parameters", *fault, *NUMERICS)
+        names = (
+            "comm_hook",
+            "no_communication_hook",
+            "gradient_as_bucket_view",
+            "find_unused_parameters",
+            *fault,
+            *NUMERICS,
+        )
         return {"lr": LEARNING_RATE, **{name: getattr(self, name) for name in names}}
 
     def row_fields(self) -> dict[str, Any]:

@@ -65,7 +65,7 @@ def variant_extras(options: Mapping[str, Any]) -> tuple[str, ...]:
     Older captures may have the options ``compression`` and ``step_in_backward``.
     """
     words = (options.get(name) for name in ("comm_hook", "compression"))
-    flags = ("no_communication_hook", "step_in_backward")
+    flags = ("no_communication_hook", "gradient_as_bucket_view", "step_in_backward")
     return (
         *(word for word in words if isinstance(word, str)),
         *(flag.replace("_", " ") for flag in flags if options.get(flag) is True),

@@ -81,6 +81,12 @@ def test_ddp_as_it_is_has_a_name_of_its_own() -> None:
     assert config.label == "torch + no communication hook"
 
 
+def test_views_of_buckets_are_part_of_the_name() -> None:
+    config = RunConfig(variant="torch", gradient_as_bucket_view=True)
+    assert parse_arguments(config.argv()).manifest_options() == config.manifest_options()
+    assert config.label == "torch + gradient as bucket view"
+
+
 def test_the_capture_script_is_told_the_same_run() -> None:
     unrelated = {"MODEL_SIZE": "xl", "BATCH_SIZE": "64", "SEQ_LEN": "7", "STEPS": "3", "WARMUP": "4"}
     plan = read_plan(CONFIG.script_argv(), {"NGPU": "2", "DEVICE": "cpu", **unrelated})

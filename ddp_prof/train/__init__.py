@@ -43,6 +43,7 @@ class ModelSize:
 MODEL_SIZES = {
     "tiny": ModelSize(32, 64, 2, 2),  # for tests
     "mini": ModelSize(256, 1024, 4, 4),  # for captures on two CPU cores
+    "wide": ModelSize(1024, 4096, 4, 16),  # for small captures on a GPU: few kernels, of the size of medium's
     # Stanford CS336, spring 2025, assignment 2
     "small": ModelSize(768, 3072, 12, 12),
     "medium": ModelSize(1024, 4096, 24, 16),

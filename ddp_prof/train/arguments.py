@@ -58,6 +58,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="torch: leave DDP unchanged, so that it divides while it copies; its buckets then have no ranges",
     )
     group.add_argument(
+        "--gradient-as-bucket-view",
+        action="store_true",
+        help="torch: gradients are views of its buckets, so that nothing is copied out of them",
+    )
+    group.add_argument(
         "--find-unused-parameters",
         action="store_true",
         help="find out in each step which parameters no rank used, by a small all-reduce",
@@ -174,6 +179,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:
         parser.error(f"--no-communication-hook: variant {arguments.variant} has none")
     if arguments.comm_hook and (arguments.variant != "torch" or arguments.no_communication_hook):
         parser.error("--comm-hook: only variant torch has one, and not with --no-communication-hook")
+    if arguments.gradient_as_bucket_view and arguments.variant != "torch":
+        parser.error(f"--gradient-as-bucket-view: only torch's DDP copies out of buckets, not {arguments.variant}")
     if arguments.compile and not arguments.warmup:
         parser.error("--compile: the first step compiles, so it takes a --warmup of at least 1")
     if arguments.kineto is not None and not arguments.kineto.name.endswith((".json", ".json.gz")):

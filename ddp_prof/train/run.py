@@ -123,6 +123,7 @@ def make_variant(arguments: Arguments, model: torch.nn.Module) -> DataParallel:
             "bucket_cap_mb": arguments.bucket_size_mb,
             "mark_buckets": not arguments.no_communication_hook,
             "comm_hook": arguments.comm_hook,
+            "gradient_as_bucket_view": arguments.gradient_as_bucket_view,
         }
     elif variants.VARIANTS[arguments.variant].takes_bucket_size:
         options = {"bucket_size_mb": None if arguments.inject == ONE_BUCKET else arguments.bucket_size_mb}

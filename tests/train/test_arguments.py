@@ -22,6 +22,7 @@ from ddp_prof.train.arguments import make_parser, parse_arguments
         (["--variant", "torch", "--comm-hook", "zip"], "invalid choice: 'zip'"),
         (["--variant", "flat", "--comm-hook", "bf16"], "--comm-hook: only variant torch has one"),
         (["--variant", "torch", "--comm-hook", "bf16", "--no-communication-hook"], "not with --no-communication-hook"),
+        (["--variant", "bucketed", "--gradient-as-bucket-view"], "only torch's DDP copies out of buckets"),
         (["--variant", "flat", "--kineto", "trace.txt"], "must end in .json or .json.gz"),
         (["--variant", "flat", "--model-size", "huge"], "invalid choice: 'huge'"),
     ],
