@@ -18,6 +18,7 @@ The setups are
   single   one rank, for which NCCL has nothing to do: the time of compute alone
 
 Settings (environment):
+  PARTS             what is done after the preflight              (default: check capture tables race cost)
   SETUPS            setups, in this order                         (default: gloo nccl single)
   VARIANTS          variants                                      (default: all of ddp_prof/variants.py)
   BUCKET_SIZES_MB   bucket sizes of bucketed                      (default: 1 10 100)
@@ -61,6 +62,7 @@ MOST_S = 240
 """A step that takes longer has failed, so that a hang does not take the time of other steps."""
 KILLED = (124, 137)
 """Exit codes of ``timeout`` when the time is over."""
+PARTS = ("check", "capture", "tables", "race", "cost")
 TABLES = ("overlap", "overlap --steps", "compare", "compare --waterfall", "collectives --by bucket", "skew")
 DOCUMENTS = ("overlap", "compare", "collectives", "skew")
 
@@ -83,6 +85,10 @@ class Setup:
     batch_size: int
     settings: tuple[str, ...]
     shared: tuple[str, ...]
+
+    @property
+    def backend(self) -> str:
+        return "gloo" if self.name == "gloo" else "nccl"
 
 
 class CaptureSlice:
@@ -153,15 +159,15 @@ class CaptureSlice:
 
     def _capture_setups(self) -> None:
         setups = [self._setup(name, self._count_gpus()) for name in self._options.setups]
-        parts: list[Callable[[Setup], None]] = [
-            self._check,
-            self._capture_all,
-            self._write_tables,
-            self._compare_with_ddp,
-            self._measure_profiling_cost,
-        ]
-        for part in parts:
-            if part != self._write_tables or not self._is_left:
+        parts: dict[str, Callable[[Setup], None]] = {
+            "check": self._check,
+            "capture": self._capture_all,
+            "tables": self._write_tables,
+            "race": self._compare_with_ddp,
+            "cost": self._measure_profiling_cost,
+        }
+        for name, part in parts.items():
+            if name in self._options.parts and not (name == "tables" and self._is_left):
                 for setup in setups:
                     part(setup)
 
@@ -207,8 +213,9 @@ class CaptureSlice:
                     self._capture(setup, f"{variant}_{size}mb", variant, "--bucket-size-mb", size)
                 continue
             self._capture(setup, variant, variant)
-            if variant == "torch":  # also an unchanged DDP, because the hook has a cost
+            if variant == "torch":  # also without the hook, which has a cost, and without copies out of buckets
                 self._capture(setup, "torch__no_communication_hook", variant, "--", "--no-communication-hook")
+                self._capture(setup, "torch__gradient_as_bucket_view", variant, "--", "--gradient-as-bucket-view")
 
     def _capture(self, setup: Setup, name: str, *arguments: str) -> None:
         traces = f"TRACES_DIR={self._out / setup.name}"
@@ -231,12 +238,13 @@ class CaptureSlice:
         return bool(self._options.dry_run) or any((self._out / setup.name).glob("*.run.json"))
 
     def _compare_with_ddp(self, setup: Setup) -> None:
-        if not self._options.ddp_steps or setup.ranks == 1 or not self._has_captures(setup):
+        if not self._options.ddp_steps or not self._has_captures(setup):
             return
         self._step(
             f"race/{setup.name}", self._bin / "python", "scripts/dev/benchmark.py", "ddp", "--device", "cuda",
-            "--backend", setup.name, "--world-size", str(setup.ranks), *setup.shared, "--model-size", self._model_size,
-            "--batch-size", str(setup.batch_size), "--seq-len", self._environ.get("SEQ_LEN") or "128",
+            "--backend", setup.backend, "--world-size", str(setup.ranks), *setup.shared,
+            "--model-size", self._model_size, "--batch-size", str(setup.batch_size),
+            "--seq-len", self._environ.get("SEQ_LEN") or "128",
             "--steps", str(self._options.ddp_steps), "--target", "1.02", file=f"{setup.name}/against_ddp.txt",
         )  # fmt: skip
 
@@ -365,6 +373,9 @@ def read_arguments(argv: Sequence[str], environ: Mapping[str, str]) -> argparse.
         except argparse.ArgumentTypeError as error:
             parser.error(f"{name}: {error}")
         setattr(options, name.lower(), value)
+    options.parts = environ.get("PARTS", " ".join(PARTS)).split()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"PARTS: no such part: {', '.join(sorted(unknown))}")
     options.setups = environ.get("SETUPS", "gloo nccl single").split()
     if unknown := set(options.setups) - {"gloo", "nccl", "single"}:
         parser.error(f"SETUPS: no such setup: {', '.join(sorted(unknown))}")

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "scripts/capture_gpu.sh"
 BUCKETED = [f"bucketed --bucket-size-mb {size}" for size in (1, 10, 100)]
-VARIANTS = ["naive", "flat", "overlap", *BUCKETED, "torch", "torch -- --no-communication-hook", "sharded", "fsdp"]
+TORCH = ["torch", "torch -- --no-communication-hook", "torch -- --gradient-as-bucket-view"]
+VARIANTS = ["naive", "flat", "overlap", *BUCKETED, *TORCH, "sharded", "fsdp"]
 # Answers for torch, and runs our scripts but the race.
 PYTHON = f"""
 case "$*" in
@@ -164,7 +165,7 @@ def test_a_dry_run_prints_every_command_in_order_and_runs_none(bare: Checkout) -
         rounds = [f"{kind}.{number}" for number in (1, 2, 3) for kind in ("without", "with")]
         assert [item.rpartition("/")[2] for item in cost] == rounds
     races = [command for command in commands if "scripts/dev/benchmark.py" in command]
-    assert [race[race.index("--backend") + 1] for race in races] == ["gloo", "nccl"]
+    assert [race[race.index("--backend") + 1] for race in races] == ["gloo", "nccl", "nccl"]
     order = [
         "gpu_preflight.py",
         "check_variants.py",
@@ -223,7 +224,8 @@ def test_all_of_it_on_a_machine_with_one_gpu(machine: Checkout) -> None:
     out = machine.root / "gpu_capture"
     assert (out / "tables/nccl/compare_waterfall.txt").read_text() == "the table\n"
     assert (out / "tables/gloo/against_ddp.txt").read_text() == "ratio 1.0100\n"
-    assert not (out / "tables/single/against_ddp.txt").exists()
+    alone = "ddp --device cuda --backend nccl --world-size 1 --model-size medium --batch-size 2"
+    assert any(call.startswith(f"python scripts/dev/benchmark.py {alone}") for call in machine.calls)
     assert "cost +0.0%" in (out / "tables/nccl/cost_of_recording.txt").read_text()
     names = packed(machine, 1)
     assert {"nccl/naive.sqlite", "preflight.log", "tables/nccl/skew.json", "done/race/nccl"} <= names
@@ -359,6 +361,7 @@ def test_variants_can_be_chosen(machine: Checkout) -> None:
         "naive",
         "torch",
         "--no-communication-hook",
+        "--gradient-as-bucket-view",
         "sharded",
     ]
 
