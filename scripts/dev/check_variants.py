@@ -13,6 +13,7 @@ Exit: 0, or 1 if a variant differs or fails.
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 from functools import partial
 from pathlib import Path
@@ -130,11 +131,14 @@ def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.devi
 
     if device.type == "cuda":
         add_streams()
-    findings = [
-        check(setting, case, optimizer, device, place.rank, place.world)
+    chosen = [
+        (setting, case, optimizer)
         for case, setting, optimizer in cases.possible()
         if not arguments.variants or cases.SETTINGS[setting][0] in arguments.variants
     ]
+    if arguments.draw is not None:  # the same on all ranks
+        chosen = sorted(random.Random(0).sample(chosen, min(arguments.draw, len(chosen))))  # noqa: S311
+    findings = [check(*run, device, place.rank, place.world) for run in chosen]
     if not findings:
         raise WorkloadError(f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS")
     return findings
@@ -148,10 +152,13 @@ def report(findings: Sequence[Finding]) -> None:
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--world-size", type=int, choices=(2, 4), default=2, help="ranks (default: %(default)s)")
+    parser.add_argument("--world-size", type=int, choices=(1, 2, 4), default=2, help="ranks (default: %(default)s)")
     add_options(parser)
     parser.add_argument(
         "--variants", type=lambda text: text.split(","), metavar="NAME,...", help="which (default: all)"
+    )
+    parser.add_argument(
+        "--draw", type=int, metavar="N", help="only so many of the runs, drawn at random (default: all)"
     )
     return parser.parse_args(argv)
 
