@@ -138,7 +138,11 @@ def check_all(arguments: argparse.Namespace, place: RankInfo, device: torch.devi
     ]
     if arguments.draw is not None:  # the same on all ranks
         chosen = sorted(random.Random(0).sample(chosen, min(arguments.draw, len(chosen))))  # noqa: S311
-    findings = [check(*run, device, place.rank, place.world) for run in chosen]
+    findings = []
+    for run in chosen:
+        if arguments.verbose and place.rank == 0:
+            print(*run, file=sys.stderr, flush=True)
+        findings.append(check(*run, device, place.rank, place.world))
     if not findings:
         raise WorkloadError(f"tests/ddp/cases.py has no case of {', '.join(arguments.variants)}: add one to SETTINGS")
     return findings
@@ -160,6 +164,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--draw", type=int, metavar="N", help="only so many of the runs, drawn at random (default: all)"
     )
+    parser.add_argument("--verbose", action="store_true", help="name each run before it begins, on stderr")
     return parser.parse_args(argv)
 
 
