@@ -14,7 +14,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
-from ddp_prof.trace import UNKNOWN, Category, Kind, Trace, distinct, distinct_rows, select
+from ddp_prof.trace import UNKNOWN, Category, Kind, Mask, Trace, distinct, distinct_rows, select
 
 NOTHING = "no GPU activities, and no ddp_prof ranges that tell what the CPU did"
 
@@ -200,7 +200,8 @@ class Diagnostics:
 
     Attributes:
         windows: From the first to the last kernel of each process and device.
-        orphans: Number of activities without a launching call, ``unnumbered`` of which have no correlation number.
+        orphans: Number of activities without a launching call, ``unnumbered`` of which have no correlation number, and
+            ``earlier`` of which have a lower one than all recorded calls.
         ambiguous: Number of activities whose correlation number several calls have.
         repeated: Number of collectives that are in the trace more than once, with the same stream and times.
         busy_ns, collectives: Time of compute, and number of collectives, by process, device and stream.
@@ -215,6 +216,7 @@ class Diagnostics:
     graphs: int = 0
     orphans: int = 0
     unnumbered: int = 0
+    earlier: int = 0
     calls: int = 0
     ambiguous: int = 0
     repeated: int = 0
@@ -318,6 +320,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
         graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
         orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
         unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
+        earlier=int((counts & _are_launched_earlier(trace)).sum()),
         calls=len(trace.calls),
         ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
         repeated=int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum()),
@@ -326,6 +329,18 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
         kernels_ns=int(duration.sum()),
     )
+
+
+def _are_launched_earlier(trace: Trace) -> Mask:
+    """Mask of the activities that were launched before the recording began: a process numbers its calls in order."""
+    activities, calls = trace.activities, trace.calls
+    found = np.zeros(len(activities), np.bool_)
+    asked = (trace.launching_calls == UNKNOWN) & (activities.correlation != UNKNOWN)
+    for process in distinct(activities.process[asked]):
+        numbers = calls.correlation[(calls.process == process) & (calls.correlation != UNKNOWN)]
+        if len(numbers):
+            found |= asked & (activities.process == process) & (activities.correlation < numbers.min())
+    return found
 
 
 def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
@@ -407,10 +422,15 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
             f"{counted.unnumbered:,} of {counted.activities:,} activities carry no correlation number, by which the "
             "call that launched them is found: they belong to no step or phase"
         )
-    if counted.calls and (trimmed := counted.orphans - counted.unnumbered):
+    if counted.calls and counted.earlier:
         yield (
-            f"{trimmed:,} of {counted.activities:,} activities have no launching call and belong to no step or phase: "
-            "the capture seems to be trimmed"
+            f"{counted.earlier:,} of {counted.activities:,} activities were launched before the recording began, and "
+            "belong to no step or phase"
+        )
+    if counted.calls and (without := counted.orphans - counted.unnumbered - counted.earlier):
+        yield (
+            f"{without:,} of {counted.activities:,} activities have no launching call and belong to no step or phase: "
+            "their calls were not recorded, or have been removed"
         )
     if counted.ambiguous:
         yield (

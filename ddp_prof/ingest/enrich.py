@@ -62,6 +62,27 @@ def warn_missing_ends(without: int) -> Iterator[str]:
         yield f"activities that have no end, or one before they start: {without:,}; they count as taking no time"
 
 
+_LOSS = re.compile(r"\b(?:lost|dropped|discarded|overflow|not all|incomplete|missing|missed|exceeded)\b", re.IGNORECASE)
+_OF_THE_PROCESSOR = re.compile(r"\bsampl|context switch|\bperf\b|backtrace|ftrace|\bETW\b", re.IGNORECASE)
+_MOST_LOSSES = 3
+
+
+def report_losses(profiler: str, texts: Iterable[str]) -> Iterator[str]:
+    """Yield what the profiler itself said about events that it lost, except samples of the processor's work."""
+    told = (" ".join(text.split()) for text in texts if _LOSS.search(text) and not _OF_THE_PROCESSOR.search(text))
+    for text in tuple(dict.fromkeys(told))[:_MOST_LOSSES]:
+        yield f"{profiler} itself reports: '{text[:200]}'"
+
+
+def doubt_ranks(trace: Trace) -> Trace:
+    """Leave the world size out, with a warning, if a rank is not below it: one of the two is wrong."""
+    beyond = sorted(rank for rank in trace.ranks.values() if trace.world_size and rank >= trace.world_size)
+    if not beyond:
+        return trace
+    warning = f"rank {beyond[0]} of a job of {trace.world_size} ranks: one of the two is wrong, so the size is not used"
+    return replace(trace, world_size=None, warnings=(*trace.warnings, warning))
+
+
 def are_utc(starts_ns: Iterable[Ints]) -> bool:
     """Whether times count from 1970, and not from the start of the recording or of the machine."""
     return all(int(start_ns.min(initial=_LATEST_NS)) > _YEAR_2000_NS for start_ns in starts_ns)

@@ -22,6 +22,8 @@ _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
 _NO_NUMBER = re.compile(rb":\s*(?:-?(?:inf|nan)(?:inity)?|n/a)(?=\s*[,}\]])", re.IGNORECASE)
 _NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")((?:[^"]|"(?!ph": "))*?)(?=", "pid": )')
 _QUOTE = re.compile(rb'(?<!\\)"')
+_ONCE = (b"traceEvents", b"distributedInfo")
+"""Keys that a document holds once. Of two values of a key, a JSON decoder silently takes the last."""
 
 
 class EventArguments(msgspec.Struct, gc=False):
@@ -62,6 +64,8 @@ class Event(msgspec.Struct, gc=False):
     ts: int | float = 0
     dur: int | float = -1  # if the event has none
     args: EventArguments | None = None
+    process: int = msgspec.field(default=0, name="number of the process")
+    """The reader's number of the process, if the file holds several; it is not in the file."""
 
 
 class _ExactEvent(Event, gc=False):
@@ -78,6 +82,8 @@ class Document(msgspec.Struct):
     baseTimeNanoseconds: int | float | None = 0  # noqa: N815
     distributedInfo: Any = None  # noqa: N815
     deviceProperties: Any = None  # noqa: N815
+    WARNING: Any = None  # what torch.profiler logged while it recorded
+    ERROR: Any = None
 
 
 class _ExactDocument(Document):
@@ -94,11 +100,21 @@ def read_document(path: Path) -> Document:
         reason = f"it holds more objects than one in {_BYTES_PER_OBJECT} bytes, which no trace does"
         raise TraceError(path, reason, "record it again with torch.profiler")
     try:
-        return _decode_events(path, data)
-    except TraceError:
+        document = _decode_events(path, data)
+    except TraceError as error:
         with suppress(TraceError):
             return _decode_events(path, _escape_invalid_json(data))
-        raise
+        raise error
+    _refuse_repeated_keys(path, data)
+    return document
+
+
+def _refuse_repeated_keys(path: Path, data: bytes) -> None:
+    for key in _ONCE:
+        # Counting is much faster than the expression, which leaves out the key within text.
+        if data.count(b'"' + key + b'"') > 1 and len(re.findall(rb'(?<!\\)"' + key + rb'"\s*:\s*[\[{]', data)) > 1:
+            reason = f"it holds '{key.decode()}' more than once: it is put together from several traces"
+            raise TraceError(path, reason, "give each of them as a file of its own")
 
 
 def _escape_invalid_json(data: bytes) -> bytes:

@@ -1,6 +1,7 @@
 """Reads the JSON that ``torch.profiler`` writes (Kineto's Chrome trace), plain or gzipped.
 
-A file holds one process, which gets the number 0: the ``pid`` of a device's events is the number of the device.
+A file holds one process, which gets the number 0: the ``pid`` of a device's events is the number of the device. A file
+that is put together from those of several ranks holds several; see :mod:`.kineto_processes`.
 Events of ``gpu_user_annotation`` are copies of the host's ranges on streams, so they are not read.
 """
 
@@ -21,10 +22,11 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
+from ddp_prof.ingest.kineto_processes import number_processes
 from ddp_prof.ingest.names import WAITING_CALLS, NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, concatenate, distinct, select
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, select
 from ddp_prof.trace import (
     AUTOGRAD,
     Activities,
@@ -42,8 +44,6 @@ from ddp_prof.trace import (
     Trace,
 )
 
-PROCESS = 0
-
 _KERNEL = "kernel"
 _COPY, _MEMORY_SET = (
     tuple(f"{vendor}{what}" for vendor in ("", "gpu_", "mlu_", "gcu_")) for what in ("memcpy", "memset")
@@ -60,6 +60,7 @@ _RANGE, _OPERATIONS = "user_annotation", ("cpu_op", "operator")  # "operator" in
 _OLD_RANGES = ("ProfilerStep", "gloo:", "nccl:")
 """Names of ranges; old releases of torch record them, and the user's, as operators."""
 _SYNCHRONIZATION = "cuda_sync"
+_ON_DEVICE = (*_OF_DEVICE, _SYNCHRONIZATION, "gpu_user_annotation")
 _OF_HOST = re.compile(rf"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|{_CALL.pattern}")
 """Categories by which a trace without kernels and copies is known to be of ``torch.profiler``."""
 _OVERHEAD_OF_CUDA = (
@@ -83,12 +84,12 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     """Read a whole trace; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     document = read_document(path)
     by_category = _events_by_category(path, document)
-    # CUPTI gives 0 as start and end of an activity whose times it could not collect.
-    of_device = _events_of_categories(by_category, _OF_DEVICE)
-    has_start = np.array([bool(event.ts or event.dur) for event in of_device], np.bool_)
-    for category in _OF_DEVICE:
-        by_category[category] = [event for event in by_category[category] if event.ts or event.dur]
-    launches = _events_of_categories(by_category, sorted(filter(_CALL.match, by_category)))
+    calls = sorted(filter(_CALL.match, by_category))
+    has_start = _leave_out_without_times(by_category, calls)
+    launches = _events_of_categories(by_category, calls)
+    of_device = _events_of_categories(by_category, (*_OF_DEVICE, _SYNCHRONIZATION))
+    of_host = (event for event in document.traceEvents if event.ph == "M" or event.cat not in _ON_DEVICE)
+    processes = number_processes(path, launches, of_host, of_device)
     call_ns, call_end_ns = _times(launches)
     operations = _events_of_categories(by_category, _OPERATIONS)
     ours, operations = _partition(operations, lambda name: name.startswith(OPERATOR_PREFIX))
@@ -99,7 +100,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         ranges, operations = _partition(operations, lambda name: "::" not in name)
     ranges = [*ranges, *ours]
     names = NameTable()
-    spans = _spans(ranges, names)
+    spans = _spans(ranges, names, _find_window_ends(document.traceEvents))
     distributed = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
     told = (distributed.get("rank"), distributed.get("world_size"), document.baseTimeNanoseconds)
     rank, world, base_ns = _parse_integers(told).tolist()
@@ -112,20 +113,16 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     host_operations = [] if len(activities) else operations
     called = [event for event in operations if str(event.name).startswith(_COLLECTIVE_CALL)]
     is_utc = base_ns <= 0 and enrich.are_utc((call_ns, activities.start_ns, spans.start_ns))
-    processes, warnings = len({str(event.pid) for event in launches}), tuple[str, ...]()
-    devices = len(distinct(activities.device))
     # ``distributedInfo`` describes only one of several ranks.
-    may_hold_several_ranks = processes > 1 or (not processes and devices > 1)
-    if 0 < devices < processes:
-        reason = f"put together from the traces of {processes} processes, some of whose devices have the same number"
-        raise TraceError(path, reason, "give the trace of each rank")
+    may_hold_several_ranks = processes > 1 or (not processes and len(distinct(activities.device)) > 1)
+    warnings = [
+        *enrich.warn_missing_starts(path, has_start),
+        *enrich.warn_missing_ends(int(np.count_nonzero(_nanoseconds([event.dur for event in of_device]) < 0))),
+        *_read_losses(document),
+    ]
     if processes > 1:
-        merged = f"{processes} processes launched the work in this file, and they are treated as one"
-        doubt = "the rank of each device is not known; give the file of each rank"
-        warnings = (f"{merged}: steps and phases may be wrong, and {doubt}",)
-    durations = _nanoseconds([event.dur for event in _events_of_categories(by_category, _OF_DEVICE)])
-    no_start = enrich.warn_missing_starts(path, {"activities": has_start})
-    warnings = (*warnings, *no_start, *enrich.warn_missing_ends(int(np.count_nonzero(durations < 0))))
+        merged = f"{processes} processes launched the work in this file, and each is taken for a rank"
+        warnings.insert(0, f"{merged}: the rank of each is not known; give the file of each rank")
     call_details = None
     if options.with_launches:
         call_details = CallDetails(call_end_ns, _intern_names(launches, names, enrich.UNNAMED_CALL))
@@ -137,7 +134,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         spans=spans,
         calls=Calls(
             call_ns,
-            np.full(len(launches), PROCESS, np.int64),
+            _processes(launches),
             _thread_ids(launches),
             _argument(launches, "correlation"),
         ),
@@ -145,7 +142,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         threads=_thread_names(document.traceEvents, operations, ranges),
         names_autograd=bool(by_category["cpu_op"]),  # releases that call operators so record autograd's engine, too
         overhead=Overhead(*_times([e for e in by_category["overhead"] if e.name not in _OVERHEAD_OF_CUDA])),
-        ranks={PROCESS: rank} if 0 <= rank < MOST_RANKS and not may_hold_several_ranks else {},
+        ranks={0: rank} if 0 <= rank < MOST_RANKS and not may_hold_several_ranks else {},
         synchronizations=synchronizations,
         operators=_operators(host_operations),
         collective_calls=CollectiveCalls(_times(called)[0], _intern_names(called, names)),
@@ -157,12 +154,11 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         names=tuple(names),
         epoch_ns=base_ns if 0 < base_ns < _MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),
-        warnings=warnings,
-        gpus=dict(_read_gpu_names(document.deviceProperties)),
+        warnings=tuple(warnings),
+        gpus=dict(_read_gpu_names(document.deviceProperties, max(1, processes))),
     )
-    trace = enrich.name_operations(
-        enrich.name_ranks(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
-    )
+    trace = enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))
+    trace = enrich.name_operations(enrich.doubt_ranks(enrich.name_ranks(trace)))
     if not options.with_launches:
         return trace
     kernels = by_category[_KERNEL]
@@ -193,18 +189,46 @@ def _events_by_category(path: Path, document: Document) -> dict[str, list[Event]
     return by_category
 
 
+def _leave_out_without_times(by_category: dict[str, list[Event]], calls: Sequence[str]) -> dict[str, Mask]:
+    """Leave out the events whose start and duration are 0; return which events of each table have times.
+
+    CUPTI gives 0 as start and end of an activity whose times it could not collect, and some releases of torch write 0
+    for all kinds of events.
+    """
+    has_start = {}
+    for table, categories in {"activities": _OF_DEVICE, "ranges": (_RANGE,), "calls": calls}.items():
+        has_start[table] = np.array(
+            [bool(event.ts or event.dur) for event in _events_of_categories(by_category, categories)], np.bool_
+        )
+    for category, events in by_category.items():
+        by_category[category] = [event for event in events if event.ts or event.dur]
+    return has_start
+
+
+def _find_window_ends(events: Sequence[Event]) -> Ints:
+    """Return when the recording ended, as Kineto writes it."""
+    return _nanoseconds([event.ts for event in events if event.ph == "i" and event.name == "Record Window End"])
+
+
+def _read_losses(document: Document) -> Iterator[str]:
+    """Yield what torch.profiler logged about records that it lost; the document may hold any type here."""
+    logged = (text for texts in (document.ERROR, document.WARNING) if isinstance(texts, list) for text in texts)
+    yield from enrich.report_losses("torch.profiler", (text for text in logged if isinstance(text, str)))
+
+
 def _partition(events: Sequence[Event], is_first: Callable[[str], bool]) -> tuple[list[Event], list[Event]]:
     """Return the events with names of the first kind, and the others."""
     first = [event for event in events if is_first(str(event.name))]
     return first, [event for event in events if not is_first(str(event.name))]
 
 
-def _read_gpu_names(devices: Any) -> Iterator[tuple[tuple[int, int], str]]:
+def _read_gpu_names(devices: Any, processes: int) -> Iterator[tuple[tuple[int, int], str]]:
     """Yield (process, device) and name of each GPU; the document may hold any type here."""
     for properties in devices if isinstance(devices, list) else ():
         number, name = (properties.get(key) for key in ("id", "name")) if isinstance(properties, dict) else (None, None)
         if isinstance(number, int) and isinstance(name, str):
-            yield (PROCESS, number), name[:_MOST_LETTERS]
+            for process in range(processes):
+                yield (process, number), name[:_MOST_LETTERS]
 
 
 def _has_subgroups(groups: Any, world: int) -> bool:
@@ -266,7 +290,7 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
     return Activities(
         start_ns=start_ns,
         end_ns=end_ns,
-        process=np.full(len(events), PROCESS, np.int64),
+        process=_processes(events),
         device=_argument(events, "device", otherwise="pid"),
         lane=np.where(original_lane == UNKNOWN, lane, original_lane),
         name_id=name_id,
@@ -319,18 +343,19 @@ def _operators(events: Sequence[Event]) -> Operators:
     return select(Operators(start_ns, end_ns, is_backward.astype(np.int64)), computes)
 
 
-def _spans(events: Sequence[Event], names: NameTable) -> Spans:
+def _spans(events: Sequence[Event], names: NameTable, window_ends_ns: Ints) -> Spans:
+    """Return the ranges. One that was still open when recording stopped ends with it, to the nanosecond."""
     start_ns, end_ns = _times(events)
-    rows, collectives = len(events), tuple(f"{name}|" for name in COLLECTIVES)
+    collectives = tuple(f"{name}|" for name in COLLECTIVES)
     return Spans(
         start_ns=start_ns,
         end_ns=end_ns,
-        process=np.full(rows, PROCESS, np.int64),
+        process=_processes(events),
         lane=_thread_ids(events),
         name_id=_intern_names(events, names, unnamed=enrich.UNNAMED_RANGE),
         # Kineto does not record the kind; our ranges of collectives may end on other threads.
         is_start_end=np.array([str(event.name).startswith(collectives) for event in events], np.int64),
-        is_open=np.zeros(rows, np.int64),
+        is_open=np.isin(end_ns, window_ends_ns).astype(np.int64),
     )
 
 
@@ -355,25 +380,29 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     A wait identifies its record by the record's call number and stream. It stays unknown if only the call is recorded.
     """
     rows = [event for event in events if event.name in _SYNC_KINDS]
-    seen = set(_argument(rows, "correlation").tolist())
+    seen = set(zip((event.process for event in rows), _argument(rows, "correlation").tolist(), strict=True))
     numbers = _argument(launches, "correlation").tolist()
     only_calls, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
     for event, number in zip(launches, numbers, strict=True):
-        if number not in seen and (found := _WAITING_CALL.match(str(event.name))):
+        if (event.process, number) not in seen and (found := _WAITING_CALL.match(str(event.name))):
             only_calls.append(event)
             kinds.append(WAITING_CALLS[found[1]])
     both = [*rows, *only_calls]
     start_ns, end_ns = _times(both)
     correlation, count = _argument(both, "correlation"), len(both)
-    thread_of = dict(zip(numbers, _thread_ids(launches).tolist(), strict=True))
+    owner = [event.process for event in both]
+    callers = zip((event.process for event in launches), numbers, strict=True)
+    thread_of = dict(zip(callers, _thread_ids(launches).tolist(), strict=True))
     record, stream = _argument(both, "awaited_record"), _argument(both, "awaited_stream")
     is_known = (record > 0) & (stream >= 0)
     waits = Synchronizations(
         kind=np.array(kinds, np.int64),
         start_ns=start_ns,
         end_ns=end_ns,
-        process=np.full(count, PROCESS, np.int64),
-        thread=np.array([thread_of.get(number, UNKNOWN) for number in correlation.tolist()], np.int64),
+        process=_processes(both),
+        thread=np.array(
+            [thread_of.get(call, UNKNOWN) for call in zip(owner, correlation.tolist(), strict=True)], np.int64
+        ),
         correlation=correlation,
         device=_argument(both, "device"),
         stream=_argument(both, "stream"),
@@ -443,6 +472,10 @@ def _argument(events: Sequence[Event], name: str, otherwise: str | None = None) 
     return _parse_integers(found)
 
 
+def _processes(events: Sequence[Event]) -> Ints:
+    return np.array([event.process for event in events], np.int64)
+
+
 def _thread_ids(events: Iterable[Event]) -> Ints:
     return _parse_integers(event.tid for event in events)
 
@@ -453,8 +486,13 @@ def _thread_names(
     """Return the names of threads. Threads that run autograd's engine beside the main one get torch's name for them."""
     named = [event for event in events if event.ph == "M" and event.name == "thread_name" and event.args]
     texts = (str(event.args and event.args.name) for event in named)
-    names = dict(zip(_thread_ids(named).tolist(), texts, strict=True))
-    main = _thread_ids(event for event in ranges if str(event.name).startswith("ProfilerStep#"))
-    engine = (event for event in operations if str(event.name).startswith(_ENGINE) and event.tid != event.pid)
-    names |= dict.fromkeys(np.setdiff1d(_thread_ids(engine), main).tolist(), AUTOGRAD)
-    return {(PROCESS, tid): name for tid, name in names.items() if tid != UNKNOWN}
+    names = dict(zip(_threads(named), texts, strict=True))
+    main = set(_threads([event for event in ranges if str(event.name).startswith("ProfilerStep#")]))
+    engine = [event for event in operations if str(event.name).startswith(_ENGINE) and event.tid != event.pid]
+    names |= {thread: AUTOGRAD for thread in _threads(engine) if thread not in main}
+    return {(process, tid): name for (process, tid), name in names.items() if tid != UNKNOWN}
+
+
+def _threads(events: Sequence[Event]) -> list[tuple[int, int]]:
+    """Return the process and the thread of each event."""
+    return list(zip(_processes(events).tolist(), _thread_ids(events).tolist(), strict=True))

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ddp_prof.errors import TraceError
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.trace import UNKNOWN, Category, Ints, SyncKind, distinct_rows
 
@@ -45,9 +46,17 @@ class NameTable(dict[str, int]):
 
 
 def read_strings(file: SqliteFile) -> dict[int, str]:
-    """Return the strings of an export by id, without the empty ones."""
+    """Return the strings of an export by id, without the empty ones.
+
+    Raises TraceError if one id has two strings, as in a database that is put together from several exports.
+    """
     rows = file.rows("SELECT id, value FROM StringIds") if file.has_columns("StringIds", "id", "value") else []
-    return {key: text for key, text in rows if isinstance(key, int) and isinstance(text, str) and text}
+    strings: dict[int, str] = {}
+    for key, text in rows:
+        if isinstance(key, int) and isinstance(text, str) and text and strings.setdefault(key, text) != text:
+            reason = f"two strings have the number {key}: it is put together from several exports"
+            raise TraceError(file.path, reason, "give each export as a file of its own")
+    return strings
 
 
 def intern_texts(column: Any, names: NameTable) -> Ints:

@@ -50,6 +50,8 @@ MOST_ROWS_AS_A_WHOLE = 9_000_000
 """A larger export is read in parts."""
 _LEAST_BYTES_PER_ROW = 15
 """Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
+_WARNINGS = (2, 3)
+"""Severities of diagnostic events: a warning and an error."""
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
@@ -113,6 +115,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     facts = _read_facts(file, activities, strings)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
+    # CUPTI gives 0 as start and end of an activity whose times it could not collect.
+    has_start["activities"] &= (columns["start"] != 0) | (columns["end"] != 0)
     # nsys export --ts-normalize=true adds the start of the session to all times.
     is_utc = enrich.are_utc(start_ns[has_start[table]] for table, start_ns in starts.items())
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
@@ -133,6 +137,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
             *enrich.warn_missing_starts(file.path, has_start),
             *enrich.warn_missing_ends(int(has_no_end.sum())),
             *([_NO_MPI] if facts["ranks"] else []),
+            *enrich.report_losses("nsys", _diagnoses(file)),
         ),
         manifest=manifest,
         **{**facts, **({"epoch_ns": 0} if is_utc else {})},
@@ -140,7 +145,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
-    trace = enrich.mark_copy_engine_collectives(enrich.name_ranks(find_streams_of_records(trace)))
+    trace = enrich.doubt_ranks(enrich.name_ranks(find_streams_of_records(trace)))
+    trace = enrich.mark_copy_engine_collectives(trace)
     if 1 in ranges["hasPayload"]:
         trace = enrich.add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = enrich.name_operations(trace)
@@ -173,6 +179,13 @@ def _read_facts(file: SqliteFile, activities: Activities, strings: Mapping[int, 
         "gpus": gpus,
         "gpu_ids": gpu_ids,
     }
+
+
+def _diagnoses(file: SqliteFile) -> Iterator[str]:
+    """Yield what nsys itself warned of while it recorded."""
+    for severity, text in file.few_rows("DIAGNOSTIC_EVENT", ("severity",), ("text",)):
+        if severity in _WARNINGS and isinstance(text, str):
+            yield text
 
 
 def _require_export(file: SqliteFile) -> None:

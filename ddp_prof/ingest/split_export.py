@@ -3,7 +3,7 @@
 Each part covers a span of time, from the start of a step to the start of a later one. It holds
 
 - the activities that run in the span or were launched in its steps, and those that run at the same time as these;
-- the calls that launched them;
+- the calls that launched them, and the first call of each process;
 - all ranges of the capture that mark steps and phases, and NCCL's ranges around the launches.
 
 So measurements of the span and its steps equal those of the whole capture. A part is a database of its own in a
@@ -42,7 +42,7 @@ from ddp_prof.ingest.nsys_export import (
     RANGE_COLUMNS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.sqlite_columns import SqliteFile, quote_name, require_disk_space
+from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, quote_name, require_disk_space
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
 
 PART_ROWS = 3_000_000
@@ -117,6 +117,7 @@ END_OF_TIME_NS = 2**62
 
 _SMALL = (
     *("StringIds", "ThreadNames", "META_DATA_EXPORT", "EXPORT_META_DATA", "TARGET_INFO_SESSION_START_TIME"),
+    "DIAGNOSTIC_EVENT",
     *("TARGET_INFO_SYSTEM_ENV", "TARGET_INFO_GPU", "TARGET_INFO_CUDA_DEVICE", "MPI_RANKS", *OVERHEADS),
 )
 """Tables that each part holds whole."""
@@ -215,6 +216,11 @@ class SplitExport:
                 raise CannotSplitError("it has ranges without a name")
             is_structure = f"({text_id} IN (SELECT id FROM structure) OR ({text} IS NOT NULL AND marks({text})))"
             self._copy_rows(database, NVTX, f"NOT {IS_RANGE} OR {is_structure}")
+            first = (
+                f'SELECT at FROM (SELECT rowid AS at, min(correlationId) FROM whole."{CALLS}" '
+                f"WHERE {are_integers('correlationId')} AND correlationId != {UNKNOWN} GROUP BY globalTid >> 24)"
+            )
+            self._copy_rows(database, CALLS, f"rowid IN ({first})")
             database.commit()
             self._nccl_ids = [key for key, name in names.items() if name.startswith("nccl")]
 

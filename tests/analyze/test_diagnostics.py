@@ -70,6 +70,13 @@ def test_collectives_that_were_recorded_twice() -> None:
     assert "duplicate" not in doubts(of_kernels)
 
 
+def test_activities_that_were_launched_before_the_recording_began() -> None:
+    """Their numbers are lower than all recorded calls'. It was said that the capture seems to be trimmed."""
+    trace = draw_trace(launches={"main": "..b"}, streams={7: "aa..bb"})
+    assert "1 of 2 activities were launched before the recording began" in doubts(trace)
+    assert "no launching call" not in doubts(trace)
+
+
 def test_a_trimmed_capture() -> None:
     trace = draw_trace(launches={"main": "a"}, streams={7: "aaabbb"})
     assert "1 of 2 activities have no launching call" in doubts(trace)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -430,12 +431,82 @@ def test_a_file_put_together_from_two_processes_says_so(tmp_path: Path) -> None:
     assert warning.startswith("2 processes")
 
 
-def test_a_file_put_together_from_ranks_whose_gpus_have_one_number_is_refused(tmp_path: Path) -> None:
+def test_ranks_put_together_into_one_file_are_told_apart_by_their_labels(tmp_path: Path) -> None:
     """As SGLang's ProfileMerger makes them: compute of one GPU hid communication of the other."""
     events = gpu_step()
+    (alone,) = measure_overlap(load_trace(write(tmp_path / "one.json", events))).ranks
     other = [text.replace('"pid": 99', '"pid": "[TP01] 99"') for text in events]
-    with pytest.raises(TraceError, match=r"traces of 2 processes, .* the same number: give the trace of each"):
-        load_trace(write(tmp_path / "x.json", [*events, *other]))
+    result = measure_overlap(load_trace(write(tmp_path / "x.json", [*events, *other])))
+    assert [rank.process for rank in result.ranks] == [0, 1]
+    for rank in result.ranks:
+        assert (rank.kernels, rank.comm_ns, rank.overlapped_ns) == (alone.kernels, alone.comm_ns, alone.overlapped_ns)
+        assert rank.steps == alone.steps
+    assert any("each is taken for a rank" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize(("numbers", "is_known"), [((5, 6), True), ((5, 5), False)], ids=["own", "same"])
+def test_ranks_put_together_without_labels_need_numbers_of_their_own(
+    numbers: tuple[int, int], is_known: bool, tmp_path: Path
+) -> None:
+    events = []
+    for pid, number in enumerate(numbers):
+        call = event("cuda_runtime", "cudaLaunchKernel", "12", "1", tid=2, correlation=number)
+        events.append(call.replace('"pid": 99', f'"pid": {pid}'))
+        events.append(event("kernel", "gemm", "20", "10", tid=7, device=0, stream=7, correlation=number))
+    path = write(tmp_path / "x.json", events)
+    if is_known:
+        assert [rank.kernels for rank in measure_overlap(load_trace(path)).ranks] == [1, 1]
+    else:
+        with pytest.raises(TraceError, match="traces of 2 processes, and nothing tells which launched what: give the"):
+            load_trace(path)
+
+
+@pytest.mark.parametrize("key", ["traceEvents", "distributedInfo"])
+def test_a_second_list_of_events_is_refused_and_does_not_replace_the_first(key: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 0, "world_size": 2})
+    value = {"traceEvents": "[]", "distributedInfo": '{"rank": 1}'}[key]
+    path.write_text(path.read_text()[:-1] + f', "{key}": {value}}}')
+    with pytest.raises(TraceError, match=f"it holds '{key}' more than once: it is put together from several traces"):
+        load_trace(path)
+
+
+def test_events_without_times_are_no_steps_of_0_ns(tmp_path: Path) -> None:
+    """Releases 2.12 and 2.13 of torch wrote 0.000 as start and duration of everything in the second half."""
+    late = [text.replace("ProfilerStep#3", "ProfilerStep#4") for text in gpu_step()]
+    without = [re.sub(r'"ts": [\d.]+, "dur": [\d.]+', '"ts": 0.000, "dur": 0.000', text) for text in late]
+    shifted = [re.sub(r'"ts": ([\d.]+)', lambda found: f'"ts": {float(found[1]) + 1000}', text) for text in gpu_step()]
+    result = measure_overlap(load_trace(write(tmp_path / "x.json", [*shifted, *without])))
+    (rank,) = result.ranks
+    assert [(step.step, step.host_ns) for step in rank.steps] == [(3, 100_000)]
+    for counts in ("2 of 4 activities", "2 of 4 ranges", "2 of 4 calls"):
+        assert f"{counts} have no start and are left out" in result.warnings
+
+
+@pytest.mark.parametrize(("end", "steps"), [("1000", [3]), ("1000.001", [3, 4])])
+def test_a_range_that_ends_with_the_recording_is_no_step(end: str, steps: list[int], tmp_path: Path) -> None:
+    """A range that is still open when torch.profiler stops ends at its "Record Window End"."""
+    last = [
+        event("user_annotation", "ProfilerStep#4", "100", "900"),
+        event("user_annotation", "backward", "110", "40"),
+        json.dumps({"ph": "i", "name": "Record Window End", "pid": "", "tid": ""})[:-1] + f', "ts": {end}}}',
+    ]
+    result = measure_overlap(load_trace(write(tmp_path / "x.json", [*gpu_step(), *last])))
+    assert [step.step for step in result.ranks[0].steps] == steps
+    note = "1 range that could be a step left out: still open when the recording ended"
+    assert (note in result.warnings) == (steps == [3])
+
+
+def test_what_torch_profiler_logged_about_lost_records_is_said(tmp_path: Path) -> None:
+    logged = {"WARNING": ["x.cpp:5] Dropped 17 activity records", "Failed to set name"], "ERROR": 5}
+    warnings = load_trace(write(tmp_path / "x.json", gpu_step(), **logged)).warnings
+    assert warnings == ("torch.profiler itself reports: 'x.cpp:5] Dropped 17 activity records'",)
+
+
+def test_a_rank_beyond_the_size_of_the_job_is_doubted(tmp_path: Path) -> None:
+    path = write(tmp_path / "x.json", gpu_step(), distributedInfo={"rank": 9, "world_size": 2})
+    trace = load_trace(path)
+    assert (trace.ranks, trace.world_size) == ({0: 9}, None)
+    assert trace.warnings == ("rank 9 of a job of 2 ranks: one of the two is wrong, so the size is not used",)
 
 
 def test_an_operator_with_our_prefix_is_a_range(tmp_path: Path) -> None:

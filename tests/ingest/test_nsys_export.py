@@ -292,3 +292,42 @@ def test_two_processes_that_compute_on_one_gpu_share_it(
         database.commit()
     warnings = overlap_of(path).warnings
     assert [text for text in (SHARED, PERHAPS) if any(text in warning for warning in warnings)] == [said] * bool(said)
+
+
+def test_what_nsys_reports_about_lost_events_is_said(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE DIAGNOSTIC_EVENT (timestamp, timestampType, source, severity, text, globalPid)")
+        rows = [
+            (2, "Not all CUDA events might have been\n collected."),
+            (3, "Number of CUDA events dropped: 12."),
+            (2, "Number of CPU IP samples lost: 3."),
+            (1, "Common injection library initialized; nothing was lost."),
+            (2, "CUPTI is of another version."),
+            (2, None),
+        ]
+        database.executemany("INSERT INTO DIAGNOSTIC_EVENT VALUES (1, 0, 1, ?, ?, NULL)", rows)
+        database.commit()
+    assert load_trace(path).warnings == (
+        "nsys itself reports: 'Not all CUDA events might have been collected.'",
+        "nsys itself reports: 'Number of CUDA events dropped: 12.'",
+    )
+
+
+def test_two_strings_with_one_number_are_refused_and_the_last_does_not_win(tmp_path: Path) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(1))
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("INSERT INTO StringIds SELECT id, value FROM StringIds")  # of two halves of one export
+        database.commit()
+    assert overlap_of(path).ranks[0].collectives
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("INSERT INTO StringIds SELECT id, 'ncclDevKernel_AllReduce(x)' FROM StringIds LIMIT 1")
+        database.commit()
+    with pytest.raises(TraceError, match=r"two strings have the number \d+: it is put together from several exports"):
+        load_trace(path)
+
+
+def test_an_activity_without_times_is_left_out(tmp_path: Path) -> None:
+    kernels = [Kernel("gemm", 10, 20, launch=5, thread=1), Kernel("gemm", 0, 0, launch=6, thread=1)]
+    trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels)))
+    assert (len(trace.activities), trace.warnings) == (1, ("1 of 2 activities have no start and are left out",))
