@@ -11,9 +11,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
 from ddp_prof.present.charts.static_images import find_browser
+from tests.examples import load_profile
 
 # Started in the background, or by nohup, the tests would hand on signals that no script can trap.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -24,10 +24,7 @@ gc.set_threshold(20_000, 50, 100)  # what is imported is searched for cycles of 
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
 
-# A busy machine is no failure. The gate draws the same examples each time; a nightly draws others.
-settings.register_profile("gate", deadline=None, derandomize=True)
-settings.register_profile("nightly", deadline=None)
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "gate"))
+load_profile()
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent

@@ -1,6 +1,6 @@
 """The package against a brute-force oracle (tests/oracle), on whole runs that Hypothesis draws.
 
-The gate draws 200 runs. A nightly draws 5,000::
+The gate draws 50 runs. A nightly draws 5,000::
 
     scripts/dev/oracle.sh
     HYPOTHESIS_PROFILE=nightly pytest -o timeout=0 tests/analyze/test_oracle.py    # the same
@@ -8,12 +8,11 @@ The gate draws 200 runs. A nightly draws 5,000::
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives import exposed_time, run_analysis
@@ -29,12 +28,13 @@ from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.trace import Trace
 from tests import oracle
 from tests.analyze.random_runs import runs
+from tests.examples import examples
 from tests.measuring import analysis_of
 from tests.oracle.exposure import BACK_TO_BACK
 
-EXAMPLES = 5_000 if os.environ.get("HYPOTHESIS_PROFILE") == "nightly" else 200
-DRAWN = settings(
-    max_examples=EXAMPLES, deadline=None,
+DRAWN = examples(
+    200,
+    nightly=5_000,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )  # fmt: skip
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.present.headlines import root_cause_headline
 from ddp_prof.trace import Trace
 from tests.analyze.random_runs import runs
 from tests.drawing import PID, draw_trace
+from tests.examples import examples
 from tests.measuring import analysis_of, results_of
 
 PHASES = {
@@ -238,7 +239,7 @@ def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(60, suppress_health_check=list(HealthCheck))
 @given(runs())
 def test_figures_are_of_one_step_in_the_middle(traces: tuple[Trace, ...]) -> None:
     results = results_of(*traces)

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -162,7 +162,6 @@ def aliased_models(draw: st.DrawFn) -> tuple[list[torch.nn.Parameter], list[list
     return parameters, [list(order[a:b]) for a, b in zip([0, *cuts], [*cuts, count], strict=True)]
 
 
-@settings(deadline=None)
 @given(aliased_models())
 def test_gradients_that_share_storage_are_scaled_once(
     model: tuple[list[torch.nn.Parameter], list[list[int]]],

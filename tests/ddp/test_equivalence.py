@@ -11,6 +11,8 @@ import torch
 from ddp_prof.ddp import VARIANTS
 from tests.ddp import cases
 from tests.ddp.gloo_ranks import run_ranks
+from tests.examples import IS_NIGHTLY
+from tests.pairs import all_pairs, pairs
 
 WORLDS = (2, 4)
 EXACT = 1e-12
@@ -18,24 +20,16 @@ Run = tuple[int, str, str, str]
 
 
 def runs() -> list[Run]:
-    """(world, case, setting, optimizer): on two ranks all cases with all settings, on four a part of these."""
-    return [(world, *run) for world in WORLDS for run in cases.possible() if is_run(world, *run)]
+    """(world, case, setting, optimizer): each pair of these values; a nightly runs the whole product.
 
-
-def is_run(world: int, case: str, setting: str, optimizer: str) -> bool:
-    """On two ranks the optimizers of a case in turns, on four the last one, which asks the most.
-
-    On four are all cases with what divides by the number of ranks, and one in seven of the others, whose last optimizer
-    is on two as well. Where data types are mixed, all optimizers are on two: by what is tolerated there, AdamW does not
-    feel a factor in the gradients.
+    Where data types are mixed, each setting has all optimizers: by what is tolerated there, AdamW does not feel a
+    factor in the gradients. Two ranks cost less than four, and the last optimizer asks the most: they come first.
     """
-    turn = list(cases.CASES).index(case) + list(cases.SETTINGS).index(setting)
-    optimizers = cases.CASES[case].optimizers
-    is_on_four = cases.SETTINGS[setting][0] in ("sharded", "fsdp") or turn % 7 == 0
-    if world == 4:
-        return is_on_four and optimizer == optimizers[-1]
-    in_turn = optimizer == optimizers[turn % len(optimizers)]
-    return in_turn or tolerance(case) > EXACT or (not is_on_four and optimizer == optimizers[-1])
+    product = [(world, *run) for world in WORLDS for run in reversed(cases.possible())]
+    if IS_NIGHTLY:
+        return product
+    chosen = all_pairs(product, 1, 2)
+    return chosen + [run for run in product if run[0] == 2 and tolerance(run[1]) > EXACT and run not in chosen]
 
 
 def all_runs(rank: int, world: int) -> dict[Run, Any]:
@@ -86,17 +80,6 @@ def test_every_variant_is_covered(key: str) -> None:
     assert key in {variant for variant, _ in cases.SETTINGS.values()}
 
 
-@pytest.mark.parametrize("world", WORLDS)
-def test_every_case_and_every_setting_is_run(world: int) -> None:
-    on_these = [run for run in runs() if run[0] == world]
-    assert {case for _, case, _, _ in on_these} == set(cases.CASES)
-    assert {setting for _, _, setting, _ in on_these} == set(cases.SETTINGS)
-
-
-def test_no_pair_and_no_optimizer_is_left_out() -> None:
-    possible, on_any = cases.possible(), {run[1:] for run in runs()}
-    pairs = {(case, setting) for case, setting, _ in possible}
-    assert {run[1:3] for run in runs() if run[0] == 2} == pairs
-    assert {(case, setting, cases.CASES[case].optimizers[-1]) for case, setting in pairs} <= on_any
-    for which in (0, 1):  # cases, settings
-        assert {(run[which], run[2]) for run in on_any} == {(run[which], run[2]) for run in possible}
+def test_every_pair_of_values_is_run() -> None:
+    product = [(world, *run) for world in WORLDS for run in cases.possible()]
+    assert set().union(*map(pairs, runs())) == set().union(*map(pairs, product))

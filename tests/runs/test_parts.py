@@ -15,7 +15,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.results import measure_collectives
@@ -35,6 +35,7 @@ from ddp_prof.runs.report import (
 )
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Category, Kind, Trace
 from tests.analyze.random_runs import runs
+from tests.examples import examples
 from tests.ingest.test_nsys_export import MAIN, MS, known_truth
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 from tests.runs.test_pickles import FOREIGN, same
@@ -98,7 +99,7 @@ def assert_equal(found: dict[str, Any], expected: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck))
+@examples(50, suppress_health_check=list(HealthCheck))
 @given(runs(), st.integers(1, 40), st.randoms(use_true_random=False))
 def test_parts_of_any_run_tell_what_the_whole_does(traces: tuple[Trace, ...], rows: int, random: Any) -> None:
     capture = capture_of(traces[0])

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import HELD_BY, Blocking, find_blocking
@@ -14,6 +14,7 @@ from ddp_prof.analyze.core.edges import find_dependencies
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.trace import NO_TIME, Trace
 from tests.analyze.critical.scheduler import Device, programs
+from tests.examples import examples
 
 
 def blocking_of(trace: Trace) -> Blocking:
@@ -150,7 +151,7 @@ def test_a_wait_on_an_event_whose_record_was_cut_off_is_not_resolved_by_times() 
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(programs())
 def test_blocking_is_what_the_device_knows(device: Device) -> None:
     trace = device.trace()
@@ -159,7 +160,7 @@ def test_blocking_is_what_the_device_knows(device: Device) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=400, deadline=None)
+@examples(400)
 @given(programs())
 def test_edges_are_the_waits_that_the_device_had(device: Device) -> None:
     """Of what an operation waits for on one stream the edges hold what was launched there last."""
@@ -178,7 +179,7 @@ def test_edges_are_the_waits_that_the_device_had(device: Device) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(st.integers(0, 9), st.integers(1, 30), st.integers(0, 30), st.integers(0, 9))
 def test_a_collective_may_end_later_by_its_slack_and_no_more(kernel: int, length: int, then: int, lag: int) -> None:
     def run(extra: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
@@ -19,6 +19,7 @@ from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, draw_trace
+from tests.examples import examples
 
 Parts = tuple[int, int, int]
 """Compute, transfer, host."""
@@ -123,7 +124,7 @@ def tells_needs(device: Device) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(programs().filter(tells_needs))
 def test_the_path_is_one_that_the_device_knows(device: Device) -> None:
     assume(any(one.end > one.start for one in device.operations))
@@ -146,7 +147,7 @@ def test_one_collective_gains_what_the_next_ones_block() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(programs().filter(lambda device: tells_needs(device) and any(one.is_collective for one in device.operations)))
 def test_what_a_collective_would_gain_is_what_the_device_gains(device: Device) -> None:
     """Of one that is not on the path that is nothing."""
@@ -166,7 +167,7 @@ def end_of_work(device: Device) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=300, deadline=None)
+@examples(300)
 @given(programs())
 def test_without_all_collectives_work_ends_earlier_by_no_more_than_what_may_block(device: Device) -> None:
     """Launches alone tell this limit; waits of streams are not read."""
@@ -390,7 +391,7 @@ def test_a_receive_that_runs_on_into_the_next_step_does_not_end_the_path() -> No
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@examples(200)
 @given(programs().filter(lambda device: tells_needs(device) and any(one.is_collective for one in device.operations)))
 def test_what_a_collective_would_gain_is_how_much_earlier_the_next_step_begins(drawn: Device) -> None:
     """Where the host runs ahead. The next step is one kernel, which waits for the streams of collectives."""
@@ -419,7 +420,7 @@ def test_what_a_collective_would_gain_is_how_much_earlier_the_next_step_begins(d
 
 
 @pytest.mark.slow
-@settings(max_examples=100, deadline=None)
+@examples(100)
 @given(
     steps=st.integers(2, 4),
     batches=st.integers(1, 3),
@@ -460,7 +461,7 @@ def ends_of(kernels: list[list[int]], transfers: list[int]) -> tuple[list[list[i
 
 
 @pytest.mark.slow
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(RANKS)
 def test_no_rank_goes_on_from_a_free_collective_before_all_have_arrived(
     drawn: tuple[list[list[int]], list[int]],

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
@@ -16,11 +16,12 @@ from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
 from tests.analyze.random_runs import runs
 from tests.drawing import draw_trace
+from tests.examples import examples
 from tests.oracle.device_use import hidden_by_phase, idle_causes, inferred_backward
 from tests.oracle.ranks import PHASES
 
-DRAWN = settings(
-    max_examples=100, deadline=None,
+DRAWN = examples(
+    100,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
 )  # fmt: skip
 

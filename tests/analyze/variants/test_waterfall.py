@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -31,6 +31,7 @@ from tests.analyze.kernels.test_contention import ALONE, BESIDE, KERNELS
 from tests.analyze.kernels.test_contention import capture as kernels_beside_communication
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
+from tests.examples import examples
 from tests.measuring import analysis_of
 from tests.nsys_factory import write_capture
 
@@ -248,7 +249,7 @@ def test_ranks_with_other_numbers_of_steps_are_not_mixed() -> None:
 
 @pytest.mark.slow
 @given(st.lists(st.integers(1, 60), min_size=3, max_size=6), st.integers(1, 30), st.integers(1, 3))
-@settings(deadline=None, max_examples=30)
+@examples(30)
 def test_the_half_width_is_of_the_scatter_only(steps: list[int], more: int, ranks: int) -> None:
     """Longer steps scatter as much; ranks that do the same add no knowledge; a run differs from itself by nothing."""
     plain, longer = run_of_steps("naive", steps), run_of_steps("flat", *[[step + more for step in steps]] * ranks)
@@ -259,7 +260,7 @@ def test_the_half_width_is_of_the_scatter_only(steps: list[int], more: int, rank
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.lists(st.text("f.s", min_size=12, max_size=12), min_size=1, max_size=3), st.text("#.", min_size=12))
 def test_parts_sum_exactly_for_any_schedule(schedules: list[str], collectives: str) -> None:
     runs = [

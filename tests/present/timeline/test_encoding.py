@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.core.blocking import HELD_BY
@@ -28,6 +28,7 @@ from ddp_prof.present.timeline.model import COMMUNICATION, COMPUTE, STRIP, WAITI
 from ddp_prof.trace import UNKNOWN
 from tests.analyze.critical.scheduler import Device, programs
 from tests.drawing import PID, column, draw_trace, table
+from tests.examples import examples
 from tests.measuring import collectives_of, source_of
 from tests.present.runs import cpu_run, run_of
 
@@ -218,7 +219,7 @@ def test_parts_of_a_collective_sum_to_it() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(programs())
 def test_what_waited_for_what_is_what_the_analysis_says(device: Device) -> None:
     trace = device.trace(has_step=True)
