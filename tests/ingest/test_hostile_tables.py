@@ -1,4 +1,4 @@
-"""Broken, hostile and odd folders of tables: what each gives, as a table, by every command."""
+"""Broken, hostile and odd folders of tables: what each gives, as a table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,12 @@ from pyarrow import ipc, parquet
 
 from tests.ingest.test_hostile import (
     CALLS,
-    COMMANDS,
     ESCAPE,
-    FEW,
     KERNELS,
     NVTX,
     assert_said,
     bounded,
+    commands_for,
     contents,
     prepare,
     run_on,
@@ -259,7 +258,7 @@ def test_hostile_tables(
     folder = write_tables(export, tmp_path / "x_pqtdir", kind)
     change(folder)
     before = contents(tmp_path)
-    for command in COMMANDS if code and kind == "parquet" and name in HOSTILE else FEW:  # all read both in one way
+    for command in commands_for(name, code):
         with bounded():
             result = run_on(folder, command, tmp_path / "out")
         assert_said(result, code, told)
