@@ -13,8 +13,6 @@ from torch import nn
 from ddp_prof.ddp import VARIANTS
 from tests.ddp.gloo_ranks import run_ranks
 from tests.ddp.loops import STEPS, WIDTH, Loop, OneProcess, Tensors, Variant, inputs, loss_of, mean, mlp, run, weights
-from tests.examples import IS_NIGHTLY
-from tests.pairs import all_pairs
 
 Wrap = Callable[[nn.Module], OneProcess]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -168,14 +166,14 @@ IMPOSSIBLE = {
     # Optimizers step on parts of buckets, not on parts of the model.
     "sharded": ("partly",),
 }
-PRODUCT = [
+RUNS = [
     (world, name, key)
     for world in WORLDS
     for name in LOOPS
     for key in OPTIONS
     if not name.startswith(IMPOSSIBLE.get(key, ()))
+    and (world == 2 or name.startswith(("auxiliary", "skipped, not all")))
 ]
-RUNS = PRODUCT if IS_NIGHTLY else all_pairs(PRODUCT, 1, 2)
 
 
 def all_runs(rank: int, world: int) -> dict[tuple[int, str, str], Tensors]:
