@@ -372,6 +372,23 @@ def test_gloo_with_tensors_on_a_gpu_communicates_on_the_host() -> None:
     assert (rank.comm_ns, rank.overlapped_ns) == (4, 2)
 
 
+def test_a_device_that_computes_while_its_host_waits_for_gloo_does_not_stand_still() -> None:
+    """Seen on an H200: a step of 298 ms "stood still" for 256 ms, 71 of them while backward's kernels ran."""
+    trace = draw_trace(
+        ranges={
+            "process|rank=0": "##########",
+            "step|index=0": "##########",
+            "backward": "###.......",
+            "synchronize": "...#####..",
+            "all_reduce|bucket=0|bytes=8|params=1": "...####...",
+        },
+        launches={"main": "a........."},
+        streams={7: ".aaaa....."},
+    )
+    rank = only_rank(measure_overlap(trace))
+    assert (rank.exposed_ns, rank.blocking_ns) == (2, 2)
+
+
 def test_ranks_of_several_files_become_one_result() -> None:
     first, second = (
         measure_overlap(draw_trace(ranges=CPU, ranks={PID: number}, path=f"x.rank{number}.json")) for number in (0, 1)

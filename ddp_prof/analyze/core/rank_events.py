@@ -201,7 +201,10 @@ class RankEvents(Brief):
         waits = int((self.phases.kind == SYNCHRONIZE_PHASE).sum())
         if not waits and communicates.any():
             return unknown_blocking(self.events, len(self.steps), NO_HOST_WAITS)
-        return host_blocking(self._find_host_waits(), waits, self.events, len(self.steps))
+        waiting = self._find_host_waits()
+        if self.device is not None:  # a device still computes what was launched before the host began to wait
+            waiting -= self.union_of(Category.COMPUTE)
+        return host_blocking(waiting, waits, self.events, len(self.steps))
 
     @property
     def may_block(self) -> Intervals | None:
