@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import sync_playwright
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Error, sync_playwright
 
 from ddp_prof.present.charts.static_images import find_browser
 from ddp_prof.present.html.page import write_shared_plotly
@@ -33,30 +36,174 @@ ARGUMENTS = [
 ]
 
 
+Place = str | tuple[float, float]
+"""A selector of one element, or pixels from the left and from the top of what is seen of the page."""
+
+
+AT_REST = Path(__file__).with_name("at_rest.js")
+
+
 @dataclass
 class Visit:
-    """A page opened from disk, and what happened meanwhile."""
+    """A page opened from disk, and what happened meanwhile.
 
-    page: Any
-    complaints: list[str] = field(default_factory=list)
+    The only way to act on a page and to read it: both wait until the page is at rest (``at_rest.js``). No method has a
+    limit of time, which is pytest-timeout's, and none waits for an element: at rest it is there or not.
+    """
+
+    _page: Any
+    is_held: bool = False
+    """Whether the page is not to be read to its end yet."""
     requests: list[str] = field(default_factory=list)
+    _complaints: list[str] = field(default_factory=list)
+    _has_acted: bool = True
+
+    # Coming and going.
 
     def open(self, path: Path) -> None:
         """Open a page of figures."""
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector(".figure .point path", state="attached")
+        self.go(path.as_uri())
+        assert self.count(".figure .point path")
 
     def open_timeline(self, path: Path, hash_: str = "#step=all") -> None:
         """Open a page of a timeline, by default on all steps and not on the typical one."""
-        self.page.goto(path.as_uri() + hash_)
-        self.wait_for_timeline()
+        self.go(path.as_uri() + hash_)
 
-    def wait_for_timeline(self) -> None:
-        self.page.wait_for_selector("body[data-ready]", state="attached")
+    def open_first_view(self, address: str) -> None:
+        """Open a page whose script holds its columns back, until it has drawn what it can without them."""
+        self.is_held = True
+        self.go(address)
+        self._page.wait_for_function("performance.getEntriesByName('first view').length && window.Plotly")
+
+    def open_anew(self, address: str) -> None:
+        """Open a page as if nothing had been seen before, also where only the fragment of the address is another."""
+        self.go("about:blank")
+        self.go(address)
+
+    def go(self, address: str) -> None:
+        self._do(lambda: self._page.goto(address))
+
+    def reload(self) -> None:
+        self._do(self._page.reload)
+
+    def back(self) -> None:
+        self._do(self._page.go_back)
+
+    # Acting.
+
+    def click(self, place: Place) -> None:
+        if isinstance(place, str):
+            self._do(self._one(place).click)
+        else:
+            self._do(lambda: self._page.mouse.click(*place))
+
+    def double_click(self, x: float, y: float) -> None:
+        self._do(lambda: self._page.mouse.dblclick(x, y))
+
+    def hover(self, place: Place) -> None:
+        if isinstance(place, str):
+            self._do(self._one(place).hover)
+        else:
+            self._do(lambda: self._page.mouse.move(*place))
+
+    def wheel(self, y: float) -> None:
+        """Turn the wheel where the pointer is."""
+        self._do(lambda: self._page.mouse.wheel(0, y))
+
+    def drag(self, start: tuple[float, float], stop: tuple[float, float], *, with_shift: bool = False) -> None:
+        """Press at one place, move in a few steps, and let go at another one."""
+        self.hover(start)
+        if with_shift:
+            self._do(lambda: self._page.keyboard.down("Shift"))
+        self._do(self._page.mouse.down)
+        self._do(lambda: self._page.mouse.move(*stop, steps=4))
+        self._do(self._page.mouse.up)
+        if with_shift:
+            self._do(lambda: self._page.keyboard.up("Shift"))
+
+    def press(self, *keys: str) -> None:
+        """Press keys, one after the other, where the focus is."""
+        for key in keys:
+            self._do(partial(self._page.keyboard.press, key))
+
+    def type(self, text: str) -> None:
+        self._do(lambda: self._page.keyboard.type(text))
+
+    def fill(self, selector: str, text: str) -> None:
+        self._do(lambda: self._one(selector).fill(text))
+
+    def select(self, selector: str, value: str) -> None:
+        self._do(lambda: self._one(selector).select_option(value))
+
+    def focus(self, selector: str) -> None:
+        self._do(self._one(selector).focus)
+
+    def blur(self, selector: str) -> None:
+        self._do(self._one(selector).blur)
+
+    def resize(self, width: int, height: int) -> None:
+        self._do(lambda: self._page.set_viewport_size({"width": width, "height": height}))
+
+    def prefer(self, scheme: str) -> None:
+        """Choose light or dark."""
+        self._do(lambda: self._page.emulate_media(color_scheme=scheme))
+
+    def show(self, start_ns: float, end_ns: float) -> None:
+        """Show a window of the axis of a timeline."""
+        self.ask("page.show(...argument)", [start_ns, end_ns])
+
+    def release(self) -> None:
+        """Read a page that was held to its end."""
+        self.ask("window.release()")
+        self.is_held, self._has_acted = False, True
+
+    # Reading.
 
     def ask(self, expression: str, argument: Any = None) -> Any:
         """Evaluate JavaScript in which ``page`` is the timeline; what it promises is awaited."""
-        return self.page.evaluate(f"(argument) => {{ const page = window.ddpProf; return {expression}; }}", argument)
+        self._rest()
+        return self._page.evaluate(f"(argument) => {{ const page = window.ddpProf; return {expression}; }}", argument)
+
+    def each(self, selector: str, function: str, argument: Any = None) -> list[Any]:
+        """What a JavaScript function says of each element."""
+        self._rest()
+        return list(
+            self._page.locator(selector).evaluate_all(
+                f"(found, argument) => found.map((each) => ({function})(each, argument))", argument
+            )
+        )
+
+    def count(self, selector: str) -> int:
+        return len(self.each(selector, "() => 0"))
+
+    def texts(self, selector: str) -> list[str]:
+        """All text of each element, in order; what is drawn or hidden, too."""
+        return self.each(selector, "(each) => each.textContent")
+
+    def text(self, selector: str = "body") -> str:
+        (text,) = self.texts(selector)
+        return str(text)
+
+    def seen_text(self, selector: str) -> str:
+        """The text of an element as it is seen, in lines."""
+        (text,) = self.each(selector, "(each) => each.innerText")
+        return str(text)
+
+    def value(self, selector: str) -> str:
+        (value,) = self.each(selector, "(each) => each.value")
+        return str(value)
+
+    def attribute(self, selector: str, name: str) -> str | None:
+        (value,) = self.each(selector, "(each, name) => each.getAttribute(name)", name)
+        return value if value is None else str(value)
+
+    def is_seen(self, selector: str) -> bool:
+        self._rest()
+        return bool(self._page.locator(selector).is_visible())
+
+    def boxes(self, selector: str) -> list[dict[str, float]]:
+        """Where elements are, in pixels of the page."""
+        return self.each(selector, "(each) => each.getBoundingClientRect().toJSON()")
 
     def lanes(self) -> tuple[float, float]:
         """Where the lanes begin, left and top."""
@@ -64,29 +211,97 @@ class Visit:
             const { l, t } = page.element._fullLayout._size; return [box.left + l, box.top + t]; })()""")
         return left, top
 
-    def show(self, start_ns: float, end_ns: float) -> None:
-        self.ask("page.show(...argument)", [start_ns, end_ns])
+    @property
+    def url(self) -> str:
+        return str(self.ask("location.href"))
 
-    def count(self, selector: str) -> int:
-        return int(self.page.evaluate("(selector) => document.querySelectorAll(selector).length", selector))
+    def is_at(self, pattern: str) -> bool:
+        """Whether the address of the page is one with wildcards."""
+        return fnmatchcase(self.url, pattern)
 
-    def text(self) -> str:
-        """All text of the page, in order; what is drawn, too."""
-        return str(self.page.evaluate("document.body.textContent"))
+    @property
+    def title(self) -> str:
+        return str(self.ask("document.title"))
+
+    @property
+    def complaints(self) -> list[str]:
+        """What the page said to the console, its errors, and its dialogs."""
+        self._rest()
+        return self._complaints
+
+    def violations(self, options: dict[str, Any]) -> list[dict[str, Any]]:
+        """What axe-core finds."""
+        self._rest()
+        return list(Axe().run(self._page, options=options).response["violations"])
+
+    @contextmanager
+    def clipboard(self) -> Iterator[None]:
+        """Let the page write and read the clipboard."""
+        self._page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        try:
+            yield
+        finally:
+            self._page.context.clear_permissions()
+
+    # How both wait.
+
+    def _do(self, act: Callable[[], Any]) -> None:
+        self._rest()
+        self._has_acted = True
+        act()
+
+    def _one(self, selector: str) -> Any:
+        self._rest()
+        found = self._page.locator(selector)
+        assert found.count() == 1, f"{found.count()} elements are {selector}"
+        return found
+
+    def _rest(self) -> None:
+        """Wait until the page is at rest; where a link was followed, the page to which it leads."""
+        while not self._is_at_rest():
+            pass
+        self._has_acted = False
+
+    def _is_at_rest(self) -> bool:
+        """Wait, and tell whether the page is still the same."""
+        try:
+            self._page.evaluate(
+                "([hasActed, isWhole]) => window.atRest?.(hasActed, isWhole)", [self._has_acted, not self.is_held]
+            )
+        except Error as error:
+            if "Execution context was destroyed" in error.message:
+                return False
+            raise
+        return True
 
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Any]:
     with sync_playwright() as running:
-        browser = running.chromium.launch(executable_path=str(find_browser()), args=ARGUMENTS)
+        browser = _launch(running)
         yield browser
         browser.close()
+
+
+def _launch(running: Any) -> Any:
+    """Start Chromium; again if it ends at its start, as it sometimes does where many start at once."""
+    for _ in range(2):
+        with suppress(Error):
+            return running.chromium.launch(executable_path=str(find_browser()), args=ARGUMENTS, timeout=0)
+    return running.chromium.launch(executable_path=str(find_browser()), args=ARGUMENTS, timeout=0)
+
+
+def _new_page(chromium: Any) -> Any:
+    page = chromium.new_page()
+    page.set_default_timeout(0)
+    page.add_init_script(path=AT_REST)
+    return page
 
 
 @pytest.fixture(scope="session")
 def tab(chromium: Any) -> Any:
     """The page of most visits, one after the other: Chromium keeps the scripts that it compiled for the last one."""
-    return chromium.new_page()
+    return _new_page(chromium)
 
 
 @pytest.fixture
@@ -111,9 +326,9 @@ def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
     tab.emulate_media(color_scheme=palette)
     visit = Visit(tab)
     heard = {
-        "console": lambda message: visit.complaints.append(f"{message.type}: {message.text}"),
-        "pageerror": lambda error: visit.complaints.append(str(error)),
-        "dialog": lambda dialog: (visit.complaints.append("a dialog"), dialog.dismiss()),
+        "console": lambda message: visit._complaints.append(f"{message.type}: {message.text}"),
+        "pageerror": lambda error: visit._complaints.append(str(error)),
+        "dialog": lambda dialog: (visit._complaints.append("a dialog"), dialog.dismiss()),
         "request": lambda request: visit.requests.append(request.url),
     }
     for event, listener in heard.items():
@@ -129,7 +344,7 @@ def visit_in(tab: Any, palette: str = "light") -> Iterator[Visit]:
 @contextmanager
 def new_visit(chromium: Any) -> Iterator[Visit]:
     """A visit beside others, in a browser that knows nothing of them."""
-    page = chromium.new_page()
+    page = _new_page(chromium)
     with visit_in(page) as visit:
         yield visit
     page.close()

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from axe_playwright_python.sync_playwright import Axe
 
-from tests.browser.conftest import visit_in
+from tests.browser.conftest import Visit, visit_in
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
@@ -55,9 +54,8 @@ def test_axe_finds_nothing_serious(tab: Any, pages: Path, page: str, palette: st
         if page in TIMELINES:
             visit.open_timeline(pages / page)
         else:
-            visit.page.goto((pages / page).as_uri())
-            visit.page.wait_for_load_state()
-        assert serious_violations(visit.page, palette) == []
+            visit.go((pages / page).as_uri())
+        assert serious_violations(visit, palette) == []
 
 
 @pytest.mark.parametrize("palette", ["light", "dark"])
@@ -66,14 +64,14 @@ def test_a_timeline_in_use_is_as_accessible(tab: Any, pages: Path, page: str, pa
     """A match is selected, its details are docked, the filter is a chip; then a range is measured."""
     with visit_in(tab, palette) as visit:
         visit.open_timeline(pages / page, "#lanes=co")
-        visit.page.locator("#search").fill("a")
-        visit.page.keyboard.press("Enter")
-        assert visit.page.locator("#details dl").is_visible()
-        assert visit.page.locator("#lanes-chip").is_visible()
-        assert serious_violations(visit.page, palette) == []
-        visit.page.goto((pages / page).as_uri() + "#range=0,100000")
-        visit.page.locator("#details table").first.wait_for()
-        assert serious_violations(visit.page, palette) == []
+        visit.fill("#search", "a")
+        visit.press("Enter")
+        assert visit.is_seen("#details dl")
+        assert visit.is_seen("#lanes-chip")
+        assert serious_violations(visit, palette) == []
+        visit.go((pages / page).as_uri() + "#range=0,100000")
+        assert visit.count("#details table") > 0
+        assert serious_violations(visit, palette) == []
 
 
 def test_axe_sees_what_is_serious(tab: Any, tmp_path: Path) -> None:
@@ -82,9 +80,9 @@ def test_axe_sees_what_is_serious(tab: Any, tmp_path: Path) -> None:
         '<html lang="en"><title>x</title><p style="color: #bbb; background: #fff">pale</p><img src="data:,">'
     )
     with visit_in(tab) as visit:
-        visit.page.goto(page.as_uri())
+        visit.go(page.as_uri())
         for palette, broken in (("light", {"color-contrast", "image-alt"}), ("dark", {"color-contrast"})):
-            assert {text.partition(":")[0] for text in serious_violations(visit.page, palette)} == broken
+            assert {text.partition(":")[0] for text in serious_violations(visit, palette)} == broken
 
 
 # Of rules that are kept axe would describe each element, too.
@@ -93,11 +91,11 @@ OPTIONS: dict[str, dict[str, list[str]]] = {"light": {"resultTypes": ["violation
 OPTIONS["dark"] = OPTIONS["light"] | {"runOnly": ["color-contrast", "link-in-text-block"]}
 
 
-def serious_violations(page: Any, palette: str = "light") -> list[str]:
+def serious_violations(visit: Visit, palette: str = "light") -> list[str]:
     """A line for each element that breaks a rule."""
     return [
         f"{found['id']}: {node['html'][:120]} {node['failureSummary'][:300]}"
-        for found in Axe().run(page, options=OPTIONS[palette]).response["violations"]
+        for found in visit.violations(OPTIONS[palette])
         if found["impact"] in ("serious", "critical")
         for node in found["nodes"]
     ]

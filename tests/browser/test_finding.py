@@ -23,24 +23,24 @@ def page(tmp_path: Path) -> Path:
 
 
 def found(visit: Visit) -> str:
-    return str(visit.page.locator("#found").text_content())
+    return str(visit.text("#found"))
 
 
 def title(visit: Visit) -> str:
-    return str(visit.page.locator("#details h2").text_content())
+    return str(visit.text("#details h2"))
 
 
 class TestSearch:
     def test_it_goes_to_kernels_and_marks_the_others(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.locator("#search").fill("compute")
+        visit.fill("#search", "compute")
         others = visit.ask("page.search.count") - 4
         assert others > 0, "the strip"
         assert found(visit) == f"4 found · {others} others marked"
         span = window(visit)[1] - window(visit)[0]
         titles = []
         for at in range(1, 6):
-            visit.page.keyboard.press("Enter")
+            visit.press("Enter")
             assert found(visit) == f"{(at - 1) % 4 + 1} of 4 · {others} others marked"
             titles.append(title(visit))
             assert window(visit)[1] - window(visit)[0] == pytest.approx(span), "does not zoom"
@@ -48,48 +48,46 @@ class TestSearch:
 
     def test_it_goes_to_ranges_where_no_kernel_matches(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.locator("#search").fill("step|index")
+        visit.fill("#search", "step|index")
         assert found(visit) == "4 found"
-        visit.page.keyboard.press("Enter")
+        visit.press("Enter")
         assert title(visit) == "step|index=0"
 
     def test_enter_moves_f_zooms_and_backspace_goes_back(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
         views = [window(visit)]
-        visit.page.locator("#search").fill("compute")
-        visit.page.keyboard.press("Enter")
+        visit.fill("#search", "compute")
+        visit.press("Enter")
         assert (title(visit), window(visit)) == ("compute c", views[0]), "it is in view already"
-        visit.page.keyboard.press("Enter")
+        visit.press("Enter")
         views.append(window(visit))
         low, high = visit.ask("page.selection")
         assert (title(visit), views[1][0] < (low + high) / 2 < views[1][1]) == ("compute d", True)
         assert views[1] != views[0]
-        visit.page.locator("#search").blur()
-        visit.page.keyboard.press("f")
+        visit.blur("#search")
+        visit.press("f")
         zoomed = window(visit)
         low, high = visit.ask("page.selection")
         assert zoomed == pytest.approx([low - 7 * US / 8, high + 7 * US / 8], abs=1000)
         assert zoomed != pytest.approx(views[1])
-        visit.page.keyboard.press("d")
+        visit.press("d")
         for view in (views[1], views[0], views[0]):
-            visit.page.keyboard.press("Backspace")
+            visit.press("Backspace")
             assert window(visit) == view
         assert visit.ask("page.step") == 2
         assert visit.complaints == []
 
     def test_escape_clears_it(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.locator("#search").fill("compute")
-        visit.page.locator("#search").press("Escape")
-        assert (visit.page.locator("#search").input_value(), found(visit)) == ("", "")
+        visit.fill("#search", "compute")
+        visit.press("Escape")
+        assert (visit.value("#search"), found(visit)) == ("", "")
         assert visit.ask("page.search.count") == 0
 
 
 class TestFilter:
     def chip(self, visit: Visit) -> str | None:
-        visit.ask("page.schedule()")
-        chip = visit.page.locator("#lanes-chip")
-        return str(chip.text_content()) if chip.is_visible() else None
+        return visit.text("#lanes-chip") if visit.is_seen("#lanes-chip") else None
 
     def lanes(self, visit: Visit) -> list[str]:
         seen: list[str] = visit.ask("page.arrangement.groups.flat().map(({ title }) => title)")
@@ -99,46 +97,46 @@ class TestFilter:
         visit.open_timeline(page)
         all_lanes = self.lanes(visit)
         assert self.chip(visit) is None
-        visit.page.keyboard.press("l")
-        visit.page.keyboard.type("stream")
-        visit.page.keyboard.press("Enter")
+        visit.press("l")
+        visit.type("stream")
+        visit.press("Enter")
         assert self.chip(visit) == "lanes: stream ✕"
         assert self.lanes(visit) == ["compute, stream 7"]
-        assert visit.page.locator("#lanes").input_value() == ""
-        visit.page.keyboard.press("l")
-        assert visit.page.locator("#lanes").input_value() == "stream"
-        visit.page.locator("#lanes").blur()
-        visit.page.locator("#lanes-chip").click()
+        assert visit.value("#lanes") == ""
+        visit.press("l")
+        assert visit.value("#lanes") == "stream"
+        visit.blur("#lanes")
+        visit.click("#lanes-chip")
         assert (self.chip(visit), self.lanes(visit)) == (None, all_lanes)
 
     def test_escape_in_the_field_clears_it(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "#step=all&lanes=stream")
         assert (self.chip(visit), self.lanes(visit)) == ("lanes: stream ✕", ["compute, stream 7"])
-        visit.page.keyboard.press("l")
-        visit.page.keyboard.press("Escape")
+        visit.press("l")
+        visit.press("Escape")
         assert self.chip(visit) is None
         assert len(self.lanes(visit)) > 1
-        visit.page.wait_for_url("**#step=all")
+        assert visit.is_at("*#step=all")
 
 
 def test_details_lead_to_launch_and_back(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, gpu_trace()))
-    visit.page.mouse.click(*device_label(visit, "compute", 9))
+    visit.click(device_label(visit, "compute", 9))
     known = details(visit)
-    visit.page.locator("#details dt:text-is('launched') + dd button").click()
+    visit.click("#details dt:text-is('launched') + dd button")
     assert details(visit)["lane"].endswith("CUDA calls, pt_autograd_0 (4244)")
     assert visit.ask("page.selected.row.seen") is True, "its lane was unfolded"
-    visit.page.locator("#details dt:text-is('launched') + dd button").click()
+    visit.click("#details dt:text-is('launched') + dd button")
     assert details(visit) == known
 
 
 def test_details_lead_to_the_consumer_and_back(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, load_trace(write_capture(tmp_path / "x.sqlite", bucket_steps(20, 4, 20)))))
-    visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
+    visit.click(device_label(visit, "communication", 10 * US))
     known = details(visit)
-    visit.page.locator("#details dt:text-is('needed by') + dd button").click()
+    visit.click("#details dt:text-is('needed by') + dd button")
     assert details(visit)["lane"].endswith("copies")
-    visit.page.locator("#details dt:text-is('needs') + dd button").click()
+    visit.click("#details dt:text-is('needs') + dd button")
     assert details(visit) == known
     assert visit.complaints == []
 
@@ -146,14 +144,12 @@ def test_details_lead_to_the_consumer_and_back(visit: Visit, tmp_path: Path) -> 
 class TestAddress:
     def test_another_visit_shows_the_same_selection(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
-        visit.page.mouse.click(*device_label(visit, "compute", 2 * US))
-        visit.page.keyboard.press("s")
-        visit.page.wait_for_url("**&box=*@12000")
+        visit.click(device_label(visit, "compute", 2 * US))
+        visit.press("s")
+        assert visit.is_at("*&box=*@12000")
         seen = details(visit), window(visit), visit.ask("page.selection")
-        address = visit.page.url
-        visit.page.goto("about:blank")
-        visit.page.goto(address)
-        visit.wait_for_timeline()
+        address = visit.url
+        visit.open_anew(address)
         assert details(visit) == seen[0]
         assert window(visit) == pytest.approx(seen[1], abs=1)
         assert visit.ask("page.selection") == seen[2]
@@ -164,25 +160,18 @@ class TestAddress:
         shade = "page.element.data.find(({ fillcolor }) => fillcolor === page.element.layout.font.color + '22')"
         assert visit.ask(f"{shade}.x") == []
         start, stop = device_label(visit, "compute", 5 * US), device_label(visit, "compute", 15 * US)
-        visit.page.keyboard.down("Shift")
-        visit.page.mouse.move(*start)
-        visit.page.mouse.down()
-        visit.page.mouse.move(*stop, steps=4)
-        visit.page.mouse.up()
-        visit.page.keyboard.up("Shift")
+        visit.drag(start, stop, with_shift=True)
         low, high = visit.ask("page.selection")
-        visit.page.wait_for_url(f"**#step=all&range={low},{high}")
-        told = visit.page.locator("#details h2").text_content()
-        visit.page.reload()
-        visit.wait_for_timeline()
-        visit.ask("page.schedule()")
-        assert visit.page.locator("#details h2").text_content() == told
+        assert visit.is_at(f"*#step=all&range={low},{high}")
+        told = visit.text("#details h2")
+        visit.reload()
+        assert visit.text("#details h2") == told
         x, y = visit.ask(f"[{shade}.x, {shade}.y]")
         inner = [ms * 1e6 for ms in x if ms * 1e6 >= low - 1]
         assert (min(inner), max(inner)) == (pytest.approx(low), pytest.approx(high))
         assert (min(y), max(y)) == (0, visit.ask("page.bottom"))
-        visit.page.keyboard.press("Escape")
-        visit.page.wait_for_url("**#step=all")
+        visit.press("Escape")
+        assert visit.is_at("*#step=all")
         assert visit.complaints == []
 
     @pytest.mark.parametrize("hash_", ["#box=0@17", "#box=99@0", "#box=x", "#range=5,1", "#range=a,b"])
@@ -194,30 +183,23 @@ class TestAddress:
     def test_an_address_given_to_a_busy_page_is_followed(self, visit: Visit, page: Path) -> None:
         """The page is due to write what it shows when the address arrives."""
         visit.open_timeline(page)
-        visit.page.evaluate("""() => {
-            const work = () => { for (const end = performance.now() + 500; performance.now() < end;); };
-            window.ddpProf.show(0, 5000).then(() => setTimeout(work, 100));
-        }""")
-        visit.page.wait_for_timeout(150)
-        visit.page.goto(page.as_uri() + "#step=1")
-        visit.page.wait_for_timeout(500)
+        visit.ask("page.show(0, 5000).then(() => { location.hash = 'step=1'; runTimers(); })")
         assert visit.ask("page.step") == 1
-        assert visit.page.url.endswith("#step=1")
+        assert visit.is_at("*#step=1")
 
     def test_a_button_copies_the_address(self, visit: Visit, page: Path) -> None:
-        visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
-        visit.open_timeline(page, "#step=1")
-        visit.page.get_by_role("button", name="copy link").click()
-        visit.page.locator("#copied:text-is('copied')").wait_for()
-        assert visit.page.evaluate("navigator.clipboard.readText()") == page.as_uri() + "#step=1"
-        visit.page.context.clear_permissions()
+        with visit.clipboard():
+            visit.open_timeline(page, "#step=1")
+            visit.click("role=button[name='copy link']")
+            assert visit.text("#copied") == "copied"
+            assert visit.ask("navigator.clipboard.readText()") == page.as_uri() + "#step=1"
 
     def test_where_the_browser_refuses_the_address_is_shown_selected(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "#step=1")
-        visit.page.evaluate("() => { navigator.clipboard.writeText = () => Promise.reject(new Error('no')); }")
-        visit.page.get_by_role("button", name="copy link").click()
-        visit.page.locator("#link:focus").wait_for()
-        assert visit.page.evaluate("getSelection().toString()") == page.as_uri() + "#step=1"
+        visit.ask("navigator.clipboard.writeText = () => Promise.reject(new Error('no')), 0")
+        visit.click("role=button[name='copy link']")
+        assert visit.count("#link:focus") == 1
+        assert visit.ask("getSelection().toString()") == page.as_uri() + "#step=1"
         assert visit.complaints == []
 
 

@@ -66,29 +66,19 @@ def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def held(tab: Any, page: Path) -> Iterator[Visit]:
     """A visit that has the first view before it, and reads the rest when it is told to."""
     with prepared_visit(tab, HOLD % 1) as visit:
-        open_first_view(visit, page.as_uri())
+        visit.open_first_view(page.as_uri())
         yield visit
-
-
-def open_first_view(visit: Visit, address: str) -> None:
-    visit.page.goto(address)
-    visit.page.wait_for_function("performance.getEntriesByName('first view').length && window.Plotly")
-
-
-def complete(visit: Visit) -> None:
-    visit.page.evaluate("release()")
-    visit.wait_for_timeline()
 
 
 def test_it_shows_what_the_complete_page_shows_with_the_columns_of_its_window_only(held: Visit) -> None:
     assert held.count(".sketch") == 1
     early = held.ask(BOXES)
     before = {name: held.ask(asked) for name, asked in (("drawn", DRAWN), ("texts", TEXTS), ("fills", FILLS))}
-    height = held.page.evaluate("document.documentElement.scrollHeight")
-    said = [held.page.locator(of).text_content() for of in ("#in-view", "#sums", "#labels")]
-    step = held.page.locator("#steps option:checked").text_content()
-    places = [held.page.locator(of).bounding_box() for of in ("#search", "#sums", "#labels", "#timeline")]
-    complete(held)
+    height = held.ask("document.documentElement.scrollHeight")
+    said = [held.text(of) for of in ("#in-view", "#sums", "#labels")]
+    step = held.text("#steps option:checked")
+    places = [held.boxes(of) for of in ("#search", "#sums", "#labels", "#timeline")]
+    held.release()
     assert 100 < early < 0.5 * held.ask(BOXES)
     assert held.count(".sketch") == 0
     drawn = held.ask(DRAWN)
@@ -102,33 +92,32 @@ def test_it_shows_what_the_complete_page_shows_with_the_columns_of_its_window_on
     assert [color for color, *_ in before["fills"]] == [color for color, *_ in fills]
     assert [alpha for _, alpha, *_ in before["fills"]] == pytest.approx([alpha for _, alpha, *_ in fills], abs=0.01)
     assert [place for _, _, *place in before["fills"]] == [pytest.approx(place, abs=0.6) for _, _, *place in fills]
-    assert said == [held.page.locator(of).text_content() for of in ("#in-view", "#sums", "#labels")]
-    assert step == held.page.locator("#steps option:checked").text_content() == "step 1"
-    assert held.page.evaluate("document.documentElement.scrollHeight") == height
-    assert places == [held.page.locator(of).bounding_box() for of in ("#search", "#sums", "#labels", "#timeline")]
+    assert said == [held.text(of) for of in ("#in-view", "#sums", "#labels")]
+    assert step == held.text("#steps option:checked") == "step 1"
+    assert held.ask("document.documentElement.scrollHeight") == height
+    assert places == [held.boxes(of) for of in ("#search", "#sums", "#labels", "#timeline")]
     assert held.complaints == []
 
 
 def test_keys_and_clicks_before_all_is_read_do_no_harm(held: Visit) -> None:
-    left, top = held.page.locator("#timeline").bounding_box()["x"] + 600, 300
+    left, top = held.boxes("#timeline")[0]["left"] + 600, 300
     for key in ("n", "f", "Backspace", "e", "+", "0", "Escape", "c"):
-        held.page.keyboard.press(key)
-    held.page.mouse.move(left, top)
-    held.page.mouse.click(left, top)
-    held.page.mouse.wheel(0, 200)
-    held.page.locator("#labels button.lane").first.click()
-    held.page.locator("#zoom-in").click()
+        held.press(key)
+    held.click((left, top))
+    held.wheel(200)
+    held.click("#labels button.lane >> nth=0")
+    held.click("#zoom-in")
     view = held.ask("[page.view.from, page.view.to]")
-    complete(held)
+    held.release()
     assert held.ask("[page.step, page.view.from, page.view.to]") == [1, *view]
-    held.page.keyboard.press("n")
+    held.press("n")
     assert held.ask("page.step") == 2
     assert held.complaints == []
 
 
 def test_an_address_that_changes_meanwhile_is_followed(held: Visit) -> None:
-    held.page.evaluate("location.hash = 'step=2'")
-    complete(held)
+    held.ask("location.hash = 'step=2'")
+    held.release()
     assert held.ask("page.step") == 2
     assert held.ask("page.drawn.every(({ row }) => row.stop - row.first === row.count)")
     assert held.complaints == []
@@ -136,11 +125,11 @@ def test_an_address_that_changes_meanwhile_is_followed(held: Visit) -> None:
 
 def test_where_the_address_asks_for_more_the_lanes_are_empty_at_first(tab: Any, page: Path) -> None:
     with prepared_visit(tab, HOLD % 0) as visit:
-        open_first_view(visit, f"{page.as_uri()}#step=2")
+        visit.open_first_view(f"{page.as_uri()}#step=2")
         assert visit.count(".sketch path") > 5, "the lines of the axis and between the lanes"
         assert visit.ask(FILLS) == []
         assert visit.ask("page.drawn") == []
-        complete(visit)
+        visit.release()
         assert visit.ask("page.step") == 2
         assert visit.count(".sketch") == 0
         assert visit.complaints == []

@@ -30,33 +30,31 @@ def device_label(visit: Visit, kind: str, time: float, panel: int = 0) -> tuple[
 
 
 def details(visit: Visit) -> dict[str, str]:
-    names = visit.page.locator("#details dt").all_text_contents()
-    return dict(zip(names, visit.page.locator("#details dd").all_text_contents(), strict=True))
+    names = visit.texts("#details dt")
+    return dict(zip(names, visit.texts("#details dd"), strict=True))
 
 
 def sums(visit: Visit, caption: str) -> dict[str, list[str]]:
-    rows = visit.page.locator(f"#details table:has(caption:text-is('{caption}')) tbody tr")
-    cells = [rows.nth(at).locator("th, td").all_text_contents() for at in range(rows.count())]
-    return {name: rest for name, *rest in cells}
+    rows = f"#details table:has(caption:text-is('{caption}')) tbody tr"
+    return {name: rest for name, *rest in visit.each(rows, "({ cells }) => [...cells].map((cell) => cell.textContent)")}
 
 
 def window(visit: Visit) -> list[float]:
-    visit.ask("page.schedule()")
     return visit.ask("[page.view.from, page.view.to]")
 
 
 def test_a_click_selects_and_its_details_stay(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*device_label(visit, "communication", 10))
-    visit.page.mouse.move(5, 5)
-    assert visit.page.locator("#details h2").text_content() == "all-reduce of bucket 0"
+    visit.click(device_label(visit, "communication", 10))
+    visit.hover((5, 5))
+    assert visit.text("#details h2") == "all-reduce of bucket 0"
     known = details(visit)
     assert known["duration"] == "4 ns (4 ns)"
     assert (known["step"], known["lane"]) == ("0", "rank 0, communication")
     assert known["bytes"].startswith("1,048,576: 1 MiB")
     assert visit.ask("page.selection") == [8, 12]
-    visit.page.keyboard.press("Escape")
-    assert visit.page.locator("#details dt").count() == 0
+    visit.press("Escape")
+    assert visit.count("#details dt") == 0
     assert visit.ask("page.selection") is None
 
 
@@ -64,10 +62,7 @@ def test_a_drag_selects_nothing(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.show(0, 200)
     x, y = device_label(visit, "communication", 10)
-    visit.page.mouse.move(x, y)
-    visit.page.mouse.down()
-    visit.page.mouse.move(x - 50, y)
-    visit.page.mouse.up()
+    visit.drag((x, y), (x - 50, y))
     assert visit.ask("page.selection") is None
 
 
@@ -75,16 +70,11 @@ def test_shift_and_drag_measure_a_range(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     before = window(visit)
     start, stop = device_label(visit, "communication", 9), device_label(visit, "communication", 32)
-    visit.page.keyboard.down("Shift")
-    visit.page.mouse.move(*start)
-    visit.page.mouse.down()
-    visit.page.mouse.move(*stop, steps=4)
-    visit.page.mouse.up()
-    visit.page.keyboard.up("Shift")
+    visit.drag(start, stop, with_shift=True)
     assert window(visit) == before, "nothing has moved"
     low, high = visit.ask("page.selection")
     assert (low, high) == (pytest.approx(9, abs=1), pytest.approx(32, abs=1))
-    assert visit.page.locator("#details h2").text_content() == f"{high - low} ns measured"
+    assert visit.text("#details h2") == f"{high - low} ns measured"
     # Of the two all-reduces from 8 to 12 and from 28 to 32.
     expected = (12 - low) + (min(high, 32) - 28)
     assert sums(visit, "by name")["all-reduce of bucket 0"] == ["2", f"{expected} ns"]
@@ -94,9 +84,8 @@ def test_shift_and_drag_measure_a_range(visit: Visit, page: Path) -> None:
 def test_f_zooms_to_what_is_selected(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.ask("page.showAll()")
-    visit.page.mouse.click(*device_label(visit, "host", 10))
-    visit.page.keyboard.press("f")
-    visit.ask("page.schedule()")
+    visit.click(device_label(visit, "host", 10))
+    visit.press("f")
     low, high = visit.ask("page.selection")
     start, end = window(visit)
     assert start <= low < high <= end
@@ -105,10 +94,10 @@ def test_f_zooms_to_what_is_selected(visit: Visit, page: Path) -> None:
 def test_the_keys_are_listed(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     for is_open in (True, False):
-        visit.page.keyboard.press("?")
-        assert visit.page.locator("#keys").evaluate("(list) => list.open") is is_open
-    visit.page.locator("#show-keys").click()
-    assert "measure a range" in visit.page.locator("#keys").inner_text()
+        visit.press("?")
+        assert visit.each("#keys", "(list) => list.open") == [is_open]
+    visit.click("#show-keys")
+    assert "measure a range" in visit.seen_text("#keys")
 
 
 def test_double_click_zooms_in(visit: Visit, page: Path) -> None:
@@ -116,7 +105,7 @@ def test_double_click_zooms_in(visit: Visit, page: Path) -> None:
     visit.ask("(page.data.end *= 1e6, page.showAll())")
     start, end = window(visit)
     left, top = visit.lanes()
-    visit.page.mouse.dblclick(left + 300, top + 5)
+    visit.double_click(left + 300, top + 5)
     low, high = window(visit)
     assert high - low == pytest.approx((end - start) / 2)
 
@@ -126,13 +115,11 @@ def test_the_axis_has_the_unit_of_its_window(visit: Visit, page: Path) -> None:
     visit.ask("(page.data.start = 0, page.data.end = 1e10, page.data.margin = 0)")
     for span, ticks in ((8e9, "0 s 2 s 4 s 6 s 8 s"), (8e6, "0 ms 2 ms 4 ms 6 ms 8 ms"), (3e3, "0 µs 1 µs 2 µs 3 µs")):
         visit.show(0, span)
-        visit.ask("page.schedule()")
-        found = visit.page.locator("#timeline .xtick text").all_text_contents()
+        found = visit.texts("#timeline .xtick text")
         assert set(ticks.split(" ")[1::2]) == {text.split(" ")[1] for text in found}
         assert found[0].split(" ")[0].strip("0.") == ""
     visit.show(0, 1e6)
-    visit.ask("page.schedule()")
-    found = visit.page.locator("#timeline .xtick text").all_text_contents()
+    found = visit.texts("#timeline .xtick text")
     assert {text.split(" ")[1] for text in found} == {"µs"}
 
 
@@ -142,14 +129,6 @@ def test_an_address_that_means_nothing_opens_as_one_without(visit: Visit, page: 
     assert visit.ask("page.step") == 0
     assert window(visit) == pytest.approx([-0.02 * 20, 1.02 * 20], abs=80)
     assert visit.complaints == []
-
-
-def boxes_of(visit: Visit, selector: str) -> list[dict[str, float]]:
-    """Where elements are, in pixels of the page."""
-    found: list[dict[str, float]] = visit.page.locator(selector).evaluate_all(
-        "(found) => found.map((each) => each.getBoundingClientRect().toJSON())"
-    )
-    return found
 
 
 def lanes_seen(visit: Visit) -> list[tuple[str, float, float]]:
@@ -163,11 +142,11 @@ def lanes_seen(visit: Visit) -> list[tuple[str, float, float]]:
 
 @pytest.mark.parametrize("width", [390, 1400])
 def test_labels_are_above_the_lanes_on_a_phone_and_beside_them_elsewhere(visit: Visit, page: Path, width: int) -> None:
-    visit.page.set_viewport_size({"width": width, "height": 844})
+    visit.resize(width, 844)
     visit.open_timeline(page)
-    assert visit.page.evaluate("document.documentElement.scrollWidth") == width, "nothing scrolls sideways"
+    assert visit.ask("document.documentElement.scrollWidth") == width, "nothing scrolls sideways"
     left, _ = visit.lanes()
-    labels = boxes_of(visit, "#labels button[aria-expanded=true]")
+    labels = visit.boxes("#labels button[aria-expanded=true]")
     seen = lanes_seen(visit)
     assert len(labels) == len(seen) == 4
     for label, (title, top, bottom) in zip(labels, seen, strict=True):

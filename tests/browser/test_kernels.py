@@ -12,35 +12,32 @@ from tests.ingest.test_kineto_json import event, gpu_step, write
 
 def chosen(visit: Visit) -> list[str]:
     """The cells of the row that is marked."""
-    visit.page.locator("tr.chosen").wait_for()
-    return list(visit.page.locator("tr.chosen").locator("th, td").all_text_contents())
+    return visit.texts("tr.chosen > *")
 
 
 def test_a_kernel_is_shown_in_the_timeline_and_leads_back_to_its_row(visit: Visit, two_ranks: Path) -> None:
-    visit.page.goto((two_ranks / "x-kernels.html").as_uri())
-    visit.page.get_by_role("link", name="gemm").click()
-    visit.wait_for_timeline()
-    assert visit.page.locator("#details h2").text_content() == "gemm"
-    assert visit.page.locator("#search").input_value() == '"gemm"'
+    visit.go((two_ranks / "x-kernels.html").as_uri())
+    visit.click("role=link[name='gemm']")
+    assert visit.text("#details h2") == "gemm"
+    assert visit.value("#search") == '"gemm"'
     step = visit.ask("page.data.typical")
     assert details(visit)["step"] == str(step), "it stays where the page opens"
-    visit.page.wait_for_url("**&search=%22gemm%22&box=*")
-    visit.page.get_by_role("link", name="in the table of kernels").click()
+    assert visit.is_at("*&search=%22gemm%22&box=*")
+    visit.click("role=link[name='in the table of kernels']")
     row = chosen(visit)
     assert (row[0], visit.count("tr.chosen")) == ("gemm", 1)
-    visit.page.go_back()
-    visit.wait_for_timeline()
-    assert visit.page.locator("#details h2").text_content() == "gemm", "the address shows the same"
+    visit.back()
+    assert visit.text("#details h2") == "gemm", "the address shows the same"
     assert visit.complaints == []
 
 
 def test_the_words_above_a_wide_table_end_within_the_page(visit: Visit, two_ranks: Path) -> None:
     """On a narrow page their last letters were cut, as if they went on to the right."""
-    visit.page.set_viewport_size({"width": 680, "height": 900})
-    visit.page.goto((two_ranks / "x-kernels.html").as_uri())
-    edges = visit.page.locator("caption span").evaluate_all(
-        "(spans) => spans.map((span) => [span.getBoundingClientRect().right,"
-        " span.closest('.wide, .scroll').getBoundingClientRect().right])"
+    visit.resize(680, 900)
+    visit.go((two_ranks / "x-kernels.html").as_uri())
+    edges = visit.each(
+        "caption span",
+        "(span) => [span, span.closest('.wide, .scroll')].map((each) => each.getBoundingClientRect().right)",
     )
     assert edges
     assert all(right <= limit for right, limit in edges), edges
@@ -63,12 +60,11 @@ def test_of_kernels_of_one_name_that_of_the_same_shape_and_phase(
             event("kernel", name, ts, "2", tid=7, device=0, stream=7, correlation=number, grid=grid, block=[32, 1, 1])
         )
     pages = report_of(write(tmp_path / "x.json", [*gpu_step(), *more], distributedInfo={"rank": 1, "world_size": 2}))
-    visit.page.goto((pages / "x-kernels.html").as_uri())
-    visit.page.locator("tr", has_text="grid 2x1x1").get_by_role("link", name="gemm", exact=True).click()
-    visit.wait_for_timeline()
+    visit.go((pages / "x-kernels.html").as_uri())
+    visit.click("tr:has-text('grid 2x1x1') a:text-is('gemm')")
     known = details(visit)
     assert (known["grid"], known["start"]) == ("2x1x1", "61.0 µs on the axis")
-    assert visit.page.locator("#found").text_content() == "3 of 3"
-    visit.page.get_by_role("link", name="in the table of kernels").click()
+    assert visit.text("#found") == "3 of 3"
+    visit.click("role=link[name='in the table of kernels']")
     assert chosen(visit)[:2] == ["gemm", "grid 2x1x1 block 32x1x1"]
     assert visit.complaints == []

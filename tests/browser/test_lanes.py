@@ -12,7 +12,7 @@ import pytest
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.trace import UNKNOWN, CallDetails, Trace
 from tests.browser.conftest import Visit, prepared_visit, write_timeline
-from tests.browser.test_inspecting import boxes_of, details, device_label
+from tests.browser.test_inspecting import details, device_label
 from tests.drawing import column, draw_trace
 from tests.measuring import collectives_of, source_of, sources_of
 
@@ -52,8 +52,7 @@ def page(tmp_path: Path) -> Path:
 
 
 def select(visit: Visit, kind: str, time: float) -> dict[str, str]:
-    visit.page.mouse.click(*device_label(visit, kind, time))
-    visit.ask("page.schedule()")
+    visit.click(device_label(visit, kind, time))
     return details(visit)
 
 
@@ -72,8 +71,7 @@ def middle_of(visit: Visit, kind: str, level: int = 0) -> float:
 
 
 def labels(visit: Visit) -> list[str]:
-    visit.ask("page.schedule()")
-    return [text[1:] for text in visit.page.locator("#labels button").all_text_contents()]
+    return [text[1:] for text in visit.texts("#labels button")]
 
 
 FOLDED = ["host", "ranges, main thread", "CUDA calls, 2 threads", "compute, stream 7", "communication, stream 9",
@@ -84,7 +82,7 @@ class TestLaunches:
     def test_a_kernel_tells_its_launch(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         known = select(visit, "compute", 9)
-        assert visit.page.locator("#details h2").text_content() == "compute c"
+        assert visit.text("#details h2") == "compute c"
         assert known["launched"] == "5 ns on the axis, by cudaLaunchKernel on pt_autograd_0 (4244)"
         assert known["launch delay"] == "3 ns (3 ns) from the start of the call"
         assert (known["grid"], known["block"], known["registers"]) == ("7x1x1", "128x1x1", "96 a thread")
@@ -122,10 +120,10 @@ class TestLaunches:
         visit.open_timeline(write_timeline(build_timeline(sources_of(traces)), tmp_path / "ranks.html"))
         told = []
         for at, panel in ((8, 0), (8, 1), (22, 0)):
-            visit.page.mouse.click(*device_label(visit, "communication", at, panel))
+            visit.click(device_label(visit, "communication", at, panel))
             told.append(details(visit)["algbw"])
-        visit.page.mouse.move(*device_label(visit, "communication", 8, 1))
-        assert "16 bytes, algbw 4 GB/s" in visit.page.locator("#tooltip").text_content()
+        visit.hover(device_label(visit, "communication", 8, 1))
+        assert "16 bytes, algbw 4 GB/s" in visit.text("#tooltip")
         table = [one.algbw_bytes_per_s for one in collectives_of(*traces.values())]
         assert table == [4e9, None, 4e9, None]
         assert told == 2 * ["4 GB/s: bytes over transfer, 4 ns"] + ["n/a: more than any link carries"]
@@ -146,8 +144,7 @@ class TestLaunches:
         assert arrow(visit)["y"] == pytest.approx([middle_of(visit, "host", 1), middle_of(visit, "compute")])
         visit.ask("page.fold('calls', false)")
         assert arrow(visit)["y"] == pytest.approx([middle_of(visit, "calls", 1), middle_of(visit, "compute")])
-        visit.page.keyboard.press("Escape")
-        visit.ask("page.schedule()")
+        visit.press("Escape")
         assert arrow(visit) == {"x": [], "y": []}
 
     def test_a_call_tells_what_it_launched(self, visit: Visit, page: Path) -> None:
@@ -187,25 +184,22 @@ class TestFolding:
 
     def test_a_click_on_a_label_unfolds_and_folds(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.get_by_role("button", name="CUDA calls, 2 threads").click()
+        visit.click("#labels button:has-text('CUDA calls, 2 threads')")
         assert labels(visit)[2:4] == ["CUDA calls, main thread", "CUDA calls, pt_autograd_0 (4244)"]
-        visit.page.get_by_role("button", name="compute, stream 7").click()
-        visit.ask("page.schedule()")
+        visit.click("#labels button:has-text('compute, stream 7')")
         assert visit.ask("page.drawn.map(({ row }) => row.lane)").count("compute, stream 7") == 0
-        visit.page.get_by_role("button", name="CUDA calls, main thread").click()
+        visit.click("#labels button:has-text('CUDA calls, main thread')")
         assert labels(visit) == FOLDED
 
     def test_keys_fold_and_the_focus_stays(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.keyboard.press("c")
-        visit.ask("page.schedule()")
+        visit.press("c")
         assert "CUDA calls, main thread" in labels(visit)
-        visit.page.keyboard.press("c")
-        visit.page.locator("#labels button").nth(1).focus()
-        visit.page.keyboard.press("Enter")
-        visit.ask("page.schedule()")
+        visit.press("c")
+        visit.focus("#labels button >> nth=1")
+        visit.press("Enter")
         focused = "document.activeElement.getAttribute('aria-expanded') + document.activeElement.textContent"
-        assert visit.page.evaluate(focused) == "true▾ranges, main thread"
+        assert visit.ask(focused) == "true▾ranges, main thread"
 
     def test_ranges_are_nested(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
@@ -221,20 +215,18 @@ class TestFolding:
 
     def test_a_filter_leaves_the_lanes_that_hold_it(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.keyboard.press("l")
-        visit.page.keyboard.type("CALLS")
-        visit.ask("page.schedule()")
+        visit.press("l")
+        visit.type("CALLS")
         assert labels(visit) == ["CUDA calls, main thread", "CUDA calls, pt_autograd_0 (4244)"], "not in a fold"
-        visit.page.locator("#lanes").fill("")
+        visit.fill("#lanes", "")
         assert labels(visit) == FOLDED
 
     def test_a_lane_that_is_filtered_out_is_not_searched(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.locator("#search").fill("forward")
-        assert visit.page.locator("#found").text_content() == "2 found", "of the host and of the ranges"
-        visit.page.locator("#lanes").fill("host")
-        visit.ask("page.schedule()")
-        assert visit.page.locator("#found").text_content() == "1 found"
+        visit.fill("#search", "forward")
+        assert visit.text("#found") == "2 found", "of the host and of the ranges"
+        visit.fill("#lanes", "host")
+        assert visit.text("#found") == "1 found"
 
     def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
@@ -242,24 +234,20 @@ class TestFolding:
         visit.ask("page.fold('compute, stream 7', true)")
         visit.ask("page.fold('calls', false)")
         visit.ask("page.fold('calls', true)")
-        visit.page.wait_for_url("**#step=all&unfold=ranges&fold=compute%2C+stream+7")
-        seen, address = labels(visit), visit.page.url
-        visit.page.goto("about:blank")
-        visit.page.goto(address)
-        visit.wait_for_timeline()
+        assert visit.is_at("*#step=all&unfold=ranges&fold=compute%2C+stream+7")
+        seen, address = labels(visit), visit.url
+        visit.open_anew(address)
         assert labels(visit) == seen
-        visit.page.goto(f"{page.as_uri()}#lanes=stream")
-        visit.page.reload()
-        visit.wait_for_timeline()
+        visit.go(f"{page.as_uri()}#lanes=stream")
+        visit.reload()
         assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
         assert visit.complaints == []
 
     def test_a_match_in_a_folded_lane_unfolds_it(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
-        visit.page.locator("#search").fill("inner")
-        assert visit.page.locator("#found").text_content() == "1 found"
-        visit.page.locator("#search").press("Enter")
-        visit.ask("page.schedule()")
+        visit.fill("#search", "inner")
+        assert visit.text("#found") == "1 found"
+        visit.press("Enter")
         assert "ranges, main thread" in labels(visit)
         assert visit.ask("page.rows.filter(({ kind, seen }) => kind === 'ranges' && seen).length") >= 3
 
@@ -279,9 +267,9 @@ FEW_LANES = {"streams": {7: "aa..bb"}}
 @pytest.mark.parametrize("trace", [gpu_trace(), draw_trace(**FEW_LANES)], ids=["many lanes", "two lanes"])
 def test_lanes_fill_the_window_and_overflow_it_little(visit: Visit, trace: Trace, height: int, tmp_path: Path) -> None:
     write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html")
-    visit.page.set_viewport_size({"width": 1400, "height": height})
+    visit.resize(1400, height)
     visit.open_timeline(tmp_path / "run.html")
-    (bottom,) = (box["bottom"] for box in boxes_of(visit, ".below"))
+    (bottom,) = (box["bottom"] for box in visit.boxes(".below"))
     assert 0.8 * height <= bottom <= 1.05 * height
     assert visit.ask("page.element._fullLayout._size.h") == pytest.approx(visit.ask("page.arrangement.height"), abs=1)
 
@@ -295,8 +283,7 @@ SLOW = """const kept = DecompressionStream;
 
 def test_what_the_address_asks_for_is_kept_however_long_reading_takes(tab: Any, page: Path) -> None:
     with prepared_visit(tab, SLOW) as visit:
-        visit.page.goto(f"{page.as_uri()}#lanes=stream")
-        visit.wait_for_timeline()
+        visit.go(f"{page.as_uri()}#lanes=stream")
         assert labels(visit) == ["compute, stream 7", "communication, stream 9"]
 
 
@@ -306,6 +293,6 @@ def test_the_bar_begins_at_the_left_edge_with_steps_and_without(visit: Visit, pa
     lefts = set()
     for path in (page, without):
         visit.open_timeline(path)
-        lefts.add(min(box["left"] for box in boxes_of(visit, ".bar button") if box["width"]))
-        assert boxes_of(visit, "h1")[0]["left"] in lefts
+        lefts.add(min(box["left"] for box in visit.boxes(".bar button") if box["width"]))
+        assert visit.boxes("h1")[0]["left"] in lefts
     assert len(lefts) == 1

@@ -30,7 +30,6 @@ def page_of(tmp_path: Path, *traces: Trace) -> Path:
 
 
 def window(visit: Visit) -> list[float]:
-    visit.ask("page.schedule()")
     return [round(ns / 1000, 1) for ns in visit.ask("[page.view.from, page.view.to]")]
 
 
@@ -41,26 +40,25 @@ def page(tmp_path: Path) -> Path:
 
 def test_it_opens_on_the_step_of_median_length_and_leads_to_all_of_it(visit: Visit, page: Path) -> None:
     visit.open_timeline(page, "")
-    assert visit.page.locator("#steps option:checked").text_content() == "step 2", "the shorter of two in the middle"
+    assert visit.text("#steps option:checked") == "step 2", "the shorter of two in the middle"
     assert window(visit) == [-0.1, 5.1]
-    assert "start of step 2" in visit.page.locator(".xtitle").text_content()
-    assert "#" not in visit.page.url
-    visit.page.select_option("#steps", "")
-    visit.page.wait_for_url("**/run.html#step=all")
+    assert "start of step 2" in visit.text(".xtitle")
+    assert "#" not in visit.url
+    visit.select("#steps", "")
+    assert visit.is_at("*/run.html#step=all")
     everything = window(visit)
     assert (everything[0] < 0, everything[1] > 24) == (True, True)
-    visit.page.reload()
-    visit.wait_for_timeline()
+    visit.reload()
     assert window(visit) == everything
-    assert visit.page.locator("#steps").input_value() == ""
-    visit.page.select_option("#steps", "3")
-    visit.page.wait_for_url("**/run.html#step=3")
-    visit.page.keyboard.press("0")
+    assert visit.value("#steps") == ""
+    visit.select("#steps", "3")
+    assert visit.is_at("*/run.html#step=3")
+    visit.press("0")
     assert window(visit) == everything
-    visit.page.select_option("#steps", "2")
-    visit.page.wait_for_url(lambda url: url.rstrip("#").endswith("run.html"))
-    visit.page.keyboard.press("w")
-    visit.page.wait_for_url("**#step=2&from=*")
+    visit.select("#steps", "2")
+    assert visit.url.rstrip("#").endswith("run.html")
+    visit.press("w")
+    assert visit.is_at("*#step=2&from=*")
     assert visit.complaints == []
 
 
@@ -68,7 +66,7 @@ def test_a_capture_without_steps_opens_on_all_of_it(visit: Visit, tmp_path: Path
     visit.open_timeline(page_of(tmp_path, draw_trace(streams={7: "aa..bb"}, character_ns=1000)), "")
     assert visit.ask("[page.data.typical, page.step]") == [None, None]
     assert window(visit) == [0, 6]
-    assert "#" not in visit.page.url
+    assert "#" not in visit.url
 
 
 def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
@@ -76,10 +74,8 @@ def test_the_address_carries_step_and_window(visit: Visit, page: Path) -> None:
     visit.ask("page.showStep(1)")
     visit.ask("page.show(1000, 6000)")
     address = f"{page.as_uri()}#step=1&from=1000&to=6000"
-    visit.page.wait_for_url(address)
-    visit.page.goto("about:blank")
-    visit.page.goto(address)
-    visit.wait_for_timeline()
+    assert visit.url == address
+    visit.open_anew(address)
     assert visit.ask("page.step") == 1
     assert window(visit) == [1, 6]
     assert visit.complaints == []
@@ -92,11 +88,10 @@ def test_what_is_exposed_has_its_number_beside_it_where_it_is_thin(visit: Visit,
         character_ns=1000,
     )
     visit.open_timeline(page_of(tmp_path, trace))
-    numbers = visit.page.locator(".annotation-text")
-    assert numbers.all_text_contents() == ["3.0 µs"]
+    assert visit.texts(".annotation-text") == ["3.0 µs"]
     visit.show(299_000, 304_000)
-    visit.page.locator(".textpoint", has_text="exposed").wait_for()
-    assert numbers.all_text_contents() == [], "there is room in it"
+    assert visit.count(".textpoint:has-text('exposed')") == 1
+    assert visit.texts(".annotation-text") == [], "there is room in it"
     assert visit.complaints == []
 
 
@@ -107,4 +102,4 @@ def test_of_thin_ones_close_together_the_sum(visit: Visit, tmp_path: Path) -> No
         character_ns=1000,
     )
     visit.open_timeline(page_of(tmp_path, trace))
-    assert visit.page.locator(".annotation-text").all_text_contents() == ["6.0 µs"]
+    assert visit.texts(".annotation-text") == ["6.0 µs"]

@@ -37,27 +37,27 @@ def page(visit: Visit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit
     options = LoadOptions(with_launches=True, to_draw=True)
     runs = load_runs([write_capture(tmp_path / "run.sqlite", capture)], options)
     write_report(report_runs(runs), tmp_path / "pages")
-    visit.page.goto((tmp_path / "pages" / "run-kernels.html").as_uri())
+    visit.go((tmp_path / "pages" / "run-kernels.html").as_uri())
     return visit
 
 
 def column(visit: Visit, heading: str) -> list[str]:
     """The cells of a column of the first table that are seen, from top to bottom."""
-    return visit.page.evaluate(
-        """(heading) => {
+    return visit.ask(
+        """((heading) => {
           const table = document.querySelector("table.sortable");
           const at = [...table.tHead.rows[0].cells].findIndex((cell) => cell.textContent.trim() === heading);
           return [...table.tBodies[0].rows].filter((row) => !row.hidden).map((row) => row.cells[at].textContent.trim());
-        }""",
+        })(argument)""",
         heading,
     )
 
 
 def press(visit: Visit, heading: str) -> str:
     """Click a heading; what the table then says of its order."""
-    button = visit.page.locator("table.sortable").first.get_by_role("button", name=heading, exact=True)
-    button.click()
-    return str(button.locator("..").get_attribute("aria-sort"))
+    cell = f"table.sortable >> nth=0 >> th:has(button:text-is('{heading}'))"
+    visit.click(f"{cell} >> button")
+    return str(visit.attribute(cell, "aria-sort"))
 
 
 def test_a_heading_sorts_by_number_and_back(page: Visit) -> None:
@@ -79,25 +79,24 @@ def test_words_sort_by_their_letters(page: Visit) -> None:
     assert press(page, "kernel") == "ascending"
     assert column(page, "kernel") == [*[f"kernel_{number}" for number in range(KERNELS)], "ncclDevKernel_AllReduce"]
     assert press(page, "count") == "descending"
-    assert page.page.locator('table.sortable >> nth=0 >> th[aria-sort="ascending"]').count() == 0
+    assert page.count('table.sortable >> nth=0 >> th[aria-sort="ascending"]') == 0
 
 
 def test_a_filter_leaves_the_rows_with_its_text(page: Visit) -> None:
-    page.page.get_by_role("searchbox").first.fill("NCCL")
+    page.fill("input[type=search] >> nth=0", "NCCL")
     assert column(page, "kernel") == ["ncclDevKernel_AllReduce"]
     assert f"1 of {KERNELS + 1} rows" in page.text()
-    page.page.get_by_role("searchbox").first.fill("")
+    page.fill("input[type=search] >> nth=0", "")
     assert len(column(page, "kernel")) == KERNELS + 1
 
 
 def test_a_heading_says_what_it_means_to_the_mouse_and_to_the_keyboard(page: Visit) -> None:
-    meaning = page.page.get_by_role("tooltip")
-    assert not meaning.is_visible()
-    button = page.page.get_by_role("button", name="slowdown", exact=True)
-    for show, leave in ((button.hover, lambda: page.page.mouse.move(0, 0)), (button.focus, lambda: button.blur())):
-        show()
-        assert "median duration beside communication over that alone" in meaning.inner_text()
-        assert button.get_attribute("aria-describedby") == "meaning"
+    button = "th button:text-is('slowdown')"
+    assert not page.is_seen("#meaning")
+    for show, leave in ((page.hover, lambda: page.hover((0, 0))), (page.focus, lambda: page.blur(button))):
+        show(button)
+        assert "median duration beside communication over that alone" in page.seen_text("#meaning")
+        assert page.attribute(button, "aria-describedby") == "meaning"
         leave()
-        assert not meaning.is_visible()
+        assert not page.is_seen("#meaning")
     assert page.complaints == []

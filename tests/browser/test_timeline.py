@@ -93,8 +93,8 @@ def opened(chromium: Any, busy_source: Source, tmp_path_factory: pytest.TempPath
 @pytest.fixture
 def busy(opened: Visit) -> Iterator[Visit]:
     """The same, seen as a whole, without a search."""
-    opened.page.locator("#search").fill("")
-    opened.page.locator("#search").blur()
+    opened.fill("#search", "")
+    opened.blur("#search")
     opened.ask("page.showAll()")
     yield opened
     assert opened.complaints == []
@@ -128,7 +128,7 @@ class TestDrawing:
         page = write_alone(model, tmp_path)
         visit.open_timeline(page)
         assert visit.ask("page.boxes") == model.boxes
-        assert visit.page.title().startswith("overlap hides 100 %, <img src=x")
+        assert visit.title.startswith("overlap hides 100 %, <img src=x")
         assert "device: cpu" in visit.text()
         assert visit.complaints == []
         assert visit.requests == [page.as_uri()]
@@ -153,7 +153,7 @@ class TestDrawing:
         ((boxes, cells),) = busy.ask(individual)
         assert (boxes >= 40, cells) == (True, 0)
         busy.show(1_001_000, 1_005_000)
-        assert "gemm" in busy.page.locator("#timeline text").all_text_contents()
+        assert "gemm" in busy.texts("#timeline text")
 
     def test_more_than_may_be_drawn_is_merged_more_coarsely(
         self, visit: Visit, tmp_path: Path, busy_source: Source
@@ -174,23 +174,19 @@ class TestDrawing:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(), "naive").load_sources()), tmp_path))
         labels = "page.element.data.at(-1).text.filter((text) => text.startsWith('compute only')).length"
         assert visit.ask(labels) > 0
-        visit.page.locator(".legendtoggle").nth(
-            visit.ask("""page.data.categories.filter((each) => each.in_legend)
+        entry = visit.ask("""page.data.categories.filter((each) => each.in_legend)
             .findIndex(({ name }) => name === "compute_only")""")
-        ).click()
-        # Plotly waits for a second click before it acts on the first.
-        visit.ask("new Promise((done) => page.onDraw(() => page.hidden.size && done()))")
-        visit.ask("page.schedule()")
+        visit.click(f".legendtoggle >> nth={entry}")
         assert visit.ask(labels) == 0
         assert visit.complaints == []
 
     def test_the_length_of_thin_exposed_time_lies_on_no_label(self, visit: Visit, tmp_path: Path) -> None:
         trace = draw_trace(streams={7: f"{'a' * 40}..{'b' * 10}{'.' * 8}{'c' * 40}", 9: f"{'.' * 40}NN{'.' * 58}"})
         visit.open_timeline(write(build_timeline([source_of("run", trace)]), tmp_path))
-        texts = visit.page.locator("#timeline .annotation-text, #timeline .textpoint text").evaluate_all(
-            """(all) => all.map((each) => {
-                 const { left, right, top, bottom } = each.getBoundingClientRect();
-                 return [each.textContent, left, right, top, bottom]; })"""
+        texts = visit.each(
+            "#timeline .annotation-text, #timeline .textpoint text",
+            """(each) => { const { left, right, top, bottom } = each.getBoundingClientRect();
+                 return [each.textContent, left, right, top, bottom]; }""",
         )
         assert {"2 ns", "compute only40 ns"} <= {text for text, *_ in texts}
         crossing = [
@@ -206,7 +202,7 @@ class TestDrawing:
     ) -> None:
         monkeypatch.setattr("ddp_prof.present.html.timeline_page.BOXES_READ_AT_ONCE", 10)
         visit.open_timeline(write(build_timeline([busy_source]), tmp_path))
-        assert visit.page.evaluate("performance.getEntriesByName('first view').length") == 0
+        assert visit.ask("performance.getEntriesByName('first view').length") == 0
         assert visit.ask("page.drawn.length") > 0
         assert visit.complaints == []
 
@@ -241,11 +237,8 @@ class TestSums:
             assert [rank["sums"] for rank in visit.ask("page.sums(...argument)", [start, end])] == expected
         for start, end in (map(int, window) for window in windows[:5]):  # to draw one takes long
             visit.show(start, end)
-            visit.ask("page.schedule()")
             seen = visit.ask("page.window")
-            told = visit.page.locator("#sums tbody td[title]:not(:last-child)").evaluate_all(
-                "(cells) => cells.map(({ title }) => title)"
-            )
+            told = visit.each("#sums tbody td[title]:not(:last-child)", "({ title }) => title")
             parts = np.array([int(title.replace(",", "").removesuffix(" ns")) for title in told])
             assert set(parts.reshape(len(rank_events), -1).sum(axis=1)) == {seen[1] - seen[0]}, (start, end)
         # All of the capture is what the table says of the ranks.
@@ -260,30 +253,28 @@ class TestSums:
         unknown = draw_trace(ranges={"step 1": "####", "something": ".##."})
         visit.open_timeline(write(build_timeline([*sources, source_of("unknown", unknown)]), tmp_path))
         visit.ask("page.showAll()")
-        head = visit.page.locator("#sums thead th").all_text_contents()
+        head = visit.texts("#sums thead th")
         assert head[-3:] == ["not captured", "overlapped share", "blocking"]
-        rows = visit.page.locator("#sums tbody tr")
-        cells = [rows.nth(at).locator("td").all_text_contents()[-3:-1] for at in range(3)]
+        cells = visit.each("#sums tbody tr", "({ cells }) => [...cells].slice(-3, -1).map((cell) => cell.textContent)")
         assert cells == [["20 ns 50 %", "100 %"], ["0.0 ms 0 %", "100 %"], ["n/a", "n/a"]]
 
     def test_a_window_in_the_margin_sums_to_nothing(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
         visit.ask("(page.data.margin = 10, page.show(-390, -290))")
-        visit.ask("page.schedule()")
-        assert visit.page.locator("#in-view").text_content() == "in view: 0.0 ms"
-        assert set(visit.page.locator("#sums tbody td").all_text_contents()) <= {"0.0 ms n/a", "n/a"}
+        assert visit.text("#in-view") == "in view: 0.0 ms"
+        assert set(visit.texts("#sums tbody td")) <= {"0.0 ms n/a", "n/a"}
 
     def test_the_rank_of_a_panel_is_named_once(self, visit: Visit, tmp_path: Path) -> None:
         sources = [source._replace(title="job, rank 0") for source in run_of(cpu_run()).load_sources()]
         other = run_of(cpu_run(), "other").load_sources()
         visit.open_timeline(write(build_timeline([*sources, *other]), tmp_path))
-        assert visit.page.locator("#sums tbody th").all_text_contents() == ["job, rank 0", "other, rank 0"]
+        assert visit.texts("#sums tbody th") == ["job, rank 0", "other, rank 0"]
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
-        assert "naive 0 %, overlap 100 % overlapped" in visit.page.locator("#in-view").text_content()
-        assert visit.page.locator("#sums tbody td:nth-last-child(2)").all_text_contents() == ["0 %", "100 %"]
+        assert "naive 0 %, overlap 100 % overlapped" in visit.text("#in-view")
+        assert visit.texts("#sums tbody td:nth-last-child(2)") == ["0 %", "100 %"]
 
 
 class TestWhole:
@@ -306,27 +297,24 @@ class TestWhole:
 
     def test_all_steps_are_the_measured_ones_and_the_rest_is_held(self, page: Visit) -> None:
         assert page.ask("page.window") == pytest.approx([0, 12], abs=1)
-        assert page.page.url.endswith("timeline.html#step=all")
-        page.page.keyboard.press("0")
-        page.ask("page.schedule()")
+        assert page.url.endswith("timeline.html#step=all")
+        page.press("0")
         assert page.ask("page.window") == [-4, 15]
-        page.page.wait_for_url("**/timeline.html#from=-4&to=15")
+        assert page.is_at("*/timeline.html#from=-4&to=15")
         (rank,) = page.ask("page.sums()")
         assert (rank["sums"][theme.COMPUTE_ONLY], rank["sums"][theme.EXPOSED_MEMORY], rank["rest"]) == (7, 3, 0)
         assert sum(rank["sums"].values()) == 19
-        page.page.select_option("#steps", "")
-        page.ask("page.schedule()")
+        page.select("#steps", "")
         assert page.ask("page.window") == pytest.approx([0, 12], abs=1), "all steps"
 
     def test_steps_that_come_again_are_told_apart(self, page: Visit) -> None:
-        options = page.page.locator("#steps option").all_text_contents()
+        options = page.texts("#steps option")
         assert options == ["all steps", "step 0 (1 of 2)", "step 1", "step 0 (2 of 2)"]
-        page.page.keyboard.press("n")
-        page.page.keyboard.press("n")
-        page.page.keyboard.press("n")
-        page.ask("page.schedule()")
-        assert page.page.locator(".xtitle").text_content() == "time since the start of step 0 (2 of 2)"
-        assert page.page.locator("#steps").input_value() == "2"
+        page.press("n")
+        page.press("n")
+        page.press("n")
+        assert page.text(".xtitle") == "time since the start of step 0 (2 of 2)"
+        assert page.value("#steps") == "2"
 
     @pytest.mark.parametrize("name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "nsys2025_3_single_gpu_t4.sqlite"])
     def test_a_search_finds_what_the_capture_holds(
@@ -339,44 +327,43 @@ class TestWhole:
             word = trace.names[name_id].lower()
             fits = np.array([word in text.lower() for text in trace.names])
             held = sum(int(fits[table.name_id].sum()) for table in (trace.activities, trace.spans))
-            visit.page.locator("#search").fill(word)
+            visit.fill("#search", word)
             assert visit.ask("page.search.count") == held > 0, word
 
 
 class TestMoving:
     def window(self, visit: Visit) -> tuple[float, float]:
-        visit.ask("page.schedule()")
         start, end = visit.ask("[page.view.from, page.view.to]")
         return start, end
 
     def test_keys(self, busy: Visit) -> None:
         whole = self.window(busy)
         span = whole[1] - whole[0]
-        busy.page.keyboard.press("+")
+        busy.press("+")
         start, end = self.window(busy)
         assert (start, end) == pytest.approx((whole[0] + span / 4, whole[1] - span / 4))
-        busy.page.keyboard.press("ArrowRight")
+        busy.press("ArrowRight")
         assert self.window(busy) == pytest.approx((start + span / 8, end + span / 8))
-        busy.page.keyboard.press("a")
+        busy.press("a")
         assert self.window(busy) == pytest.approx((start, end))
-        busy.page.keyboard.press("-")
+        busy.press("-")
         assert self.window(busy) == pytest.approx(whole)
-        busy.page.keyboard.press("w")
-        busy.page.keyboard.press("0")
+        busy.press("w")
+        busy.press("0")
         assert self.window(busy) == pytest.approx(whole)
 
     def test_steps(self, busy: Visit) -> None:
         self.window(busy)
-        busy.page.keyboard.press("n")
-        busy.page.keyboard.press("n")
+        busy.press("n")
+        busy.press("n")
         self.window(busy)
-        assert busy.page.locator("#steps").input_value() == "1"
-        assert "start of step 1" in busy.page.locator(".xtitle").text_content()
-        busy.page.keyboard.press("p")
-        busy.page.keyboard.press("p")
+        assert busy.value("#steps") == "1"
+        assert "start of step 1" in busy.text(".xtitle")
+        busy.press("p")
+        busy.press("p")
         self.window(busy)
-        assert busy.page.locator("#steps").input_value() == "0"
-        busy.page.select_option("#steps", "9")
+        assert busy.value("#steps") == "0"
+        busy.select("#steps", "9")
         assert self.window(busy)[0] < 0 < self.window(busy)[1]
 
     def test_a_step_of_two_runs_starts_at_the_same_place(self, visit: Visit, tmp_path: Path) -> None:
@@ -397,14 +384,11 @@ class TestMoving:
         whole = self.window(busy)
         left, top = busy.lanes()
         x, y = left + 500, top + 60
-        busy.page.mouse.move(x, y)
-        busy.page.mouse.wheel(0, -250)
-        busy.page.wait_for_timeout(100)
+        busy.hover((x, y))
+        busy.wheel(-250)
         start, end = self.window(busy)
         assert end - start == pytest.approx((whole[1] - whole[0]) / np.e)
-        busy.page.mouse.down()
-        busy.page.mouse.move(x - 100, y)
-        busy.page.mouse.up()
+        busy.drag((x, y), (x - 100, y))
         moved = self.window(busy)
         assert moved[0] - start == pytest.approx(100 * (end - start) / busy.ask("page.width"))
 
@@ -419,40 +403,38 @@ class TestMoving:
 
 class TestSearch:
     def test_matches_are_counted_marked_and_visited(self, busy: Visit) -> None:
-        busy.page.keyboard.press("/")
-        busy.page.keyboard.type("NCCL")
-        assert busy.page.locator("#found").text_content() == "3,000 found"
-        busy.ask("page.schedule()")
+        busy.press("/")
+        busy.type("NCCL")
+        assert busy.text("#found") == "3,000 found"
         marked = "page.element.data.find(({ fillcolor }) => fillcolor === page.data.notice).x.length"
         assert busy.ask(marked) > 1000
         starts = []
         for at in range(1, 4):
-            busy.page.keyboard.press("Enter")
-            assert busy.page.locator("#found").text_content() == f"{at} of 3,000"
+            busy.press("Enter")
+            assert busy.text("#found") == f"{at} of 3,000"
             starts.append(busy.ask("page.search.current.track.start[page.search.current.at]"))
         assert starts == sorted(set(starts))
-        busy.page.keyboard.press("Shift+Enter")
-        assert busy.page.locator("#found").text_content() == "2 of 3,000"
-        busy.ask("page.schedule()")
+        busy.press("Shift+Enter")
+        assert busy.text("#found") == "2 of 3,000"
         view = busy.ask("[page.view.from, page.view.to]")
         assert view[0] < starts[1] < view[1]
 
     def test_it_goes_on_from_the_last_to_the_first(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
-        visit.page.locator("#search").fill("bucket 0")
+        visit.fill("#search", "bucket 0")
         positions = []
         for _ in range(3):
-            visit.page.locator("#found-after").click()
-            positions.append(visit.page.locator("#found").text_content())
+            visit.click("#found-after")
+            positions.append(visit.text("#found"))
         assert positions == ["1 of 2", "2 of 2", "1 of 2"]
-        visit.page.locator("#found-before").click()
-        assert visit.page.locator("#found").text_content() == "2 of 2"
+        visit.click("#found-before")
+        assert visit.text("#found") == "2 of 2"
 
     def test_what_is_not_there(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
-        visit.page.locator("#search").fill("no such thing")
-        visit.page.locator("#found-after").click()
-        assert visit.page.locator("#found").text_content() == "0 found"
+        visit.fill("#search", "no such thing")
+        visit.click("#found-after")
+        assert visit.text("#found") == "0 found"
         assert visit.complaints == []
 
 
@@ -466,31 +448,30 @@ class TestHostileNames:
         left, top = visit.lanes()
         told = ""
         for x, y in boxes:
-            visit.page.mouse.move(left + x, top + y)
-            told += visit.page.locator("#tooltip").text_content() + "\n"
+            visit.hover((left + x, top + y))
+            told += visit.text("#tooltip") + "\n"
         assert "<script>document.title='owned'</script>" in told
         assert "<b>bold</b> \"quoted\" 'too' & more" in told
         assert "x" * 100 in told
         assert "x" * 200 not in told
         assert "\N{FIRE} \N{HEBREW LETTER ALEF} cod.exe" in told
-        assert "owned" not in visit.page.title()
+        assert "owned" not in visit.title
         assert visit.count("img") == 0
         assert visit.complaints == []
 
     def test_what_is_searched_is_text(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write(build_timeline([gpu_run()]), tmp_path))
-        visit.page.locator("#search").fill("<script>document")
-        assert visit.page.locator("#found").text_content() == "1 found"
-        visit.page.keyboard.press("Enter")
-        visit.ask("page.schedule()")
-        assert "<script>document" in "".join(visit.page.locator("#timeline text").all_text_contents())
+        visit.fill("#search", "<script>document")
+        assert visit.text("#found") == "1 found"
+        visit.press("Enter")
+        assert "<script>document" in "".join(visit.texts("#timeline text"))
         assert visit.complaints == []
 
     def test_no_script_but_ours_could_run(self, visit: Visit, tmp_path: Path) -> None:
         visit.open_timeline(write_alone(build_timeline([gpu_run()]), tmp_path))
-        visit.page.evaluate(
-            "const script = document.createElement('script'); script.textContent = 'document.title = \"owned\"';"
-            "document.body.append(script)"
+        visit.ask(
+            """document.body.append(Object.assign(document.createElement("script"),
+                { textContent: "document.title = 'owned'" }))"""
         )
-        assert visit.page.title() != "owned"
+        assert visit.title != "owned"
         assert any("Content Security Policy" in complaint for complaint in visit.complaints)

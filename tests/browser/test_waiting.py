@@ -27,27 +27,25 @@ def page(tmp_path: Path) -> Path:
 
 def arrows(visit: Visit) -> list[list[float]]:
     """From when to when each arrow leads, in us."""
-    visit.ask("page.schedule()")
     x = visit.ask("page.element.data.find(({ marker }) => marker)?.x ?? []")
     return [[round(time * 1000, 3) for time in x[at : at + 2]] for at in range(0, len(x), 3)]
 
 
 def selected(visit: Visit) -> tuple[str, float, float]:
     """The category of what is selected, and from when to when it lasts, in us."""
-    visit.ask("page.schedule()")
     name = visit.ask("page.categories.find(({ code }) => code === page.selected.track.category).name")
     start, end = visit.ask("page.selection")
     return name, start / US, end / US
 
 
 def table(visit: Visit) -> dict[str, str]:
-    head = visit.page.locator("#sums thead th").all_text_contents()
-    return dict(zip(head, visit.page.locator("#sums tbody tr").locator("th, td").all_text_contents(), strict=True))
+    head = visit.texts("#sums thead th")
+    return dict(zip(head, visit.texts("#sums tbody tr > *"), strict=True))
 
 
 def test_a_collective_tells_who_waited_for_it(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
+    visit.click(device_label(visit, "communication", 10 * US))
     known = details(visit)
     assert known["blocking"] == "10.0 µs (10,000 ns)"
     assert known["slack"] == "none: it ended 10.0 µs (10,000 ns) too late"
@@ -59,7 +57,7 @@ def test_a_collective_tells_who_waited_for_it(visit: Visit, page: Path) -> None:
 
 def test_one_that_ended_in_time_tells_its_slack(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*device_label(visit, "communication", STEP_NS + 7 * US))
+    visit.click(device_label(visit, "communication", STEP_NS + 7 * US))
     known = details(visit)
     assert (known["blocking"], known["slack"]) == ("0.0 ms (0 ns)", "6.0 µs (6,000 ns)")
     assert known["held back by"] == "the operation before it on its stream"
@@ -68,30 +66,30 @@ def test_one_that_ended_in_time_tells_its_slack(visit: Visit, page: Path) -> Non
 
 def test_what_needs_a_collective_names_it(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.mouse.click(*device_label(visit, "copies", 26 * US))
+    visit.click(device_label(visit, "copies", 26 * US))
     assert details(visit)["needs"] == NCCL
     assert arrows(visit) == [[25, 25.001]]
 
 
 def test_keys_lead_from_one_wait_to_the_next(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    visit.page.keyboard.press("b")
+    visit.press("b")
     assert selected(visit) == ("blocking", 15, 25)
     assert details(visit)["waits for"] == NCCL
     assert arrows(visit) == [[25, 25.001]]
-    visit.page.keyboard.press("b")
+    visit.press("b")
     assert selected(visit) == ("blocking", 95, 105)
-    visit.page.keyboard.press("b")
+    visit.press("b")
     assert selected(visit) == ("blocking", 95, 105), "there is no further one"
-    visit.page.keyboard.press("Shift+B")
+    visit.press("Shift+B")
     assert selected(visit) == ("blocking", 15, 25)
     for start in (15, 95):
-        visit.page.keyboard.press("e")
+        visit.press("e")
         assert selected(visit) == ("exposed", start, start + 10)
-    visit.page.keyboard.press("Shift+E")
+    visit.press("Shift+E")
     assert selected(visit) == ("exposed", 15, 25)
-    visit.page.keyboard.press("?")
-    assert "waits for communication" in visit.page.locator("#keys").inner_text()
+    visit.press("?")
+    assert "waits for communication" in visit.seen_text("#keys")
     assert visit.complaints == []
 
 
@@ -108,24 +106,23 @@ def test_what_is_not_known_is_no_zero(visit: Visit, tmp_path: Path) -> None:
     capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 40 * US + 650, 20, 7, event=77))
     visit.open_timeline(page_of(tmp_path, capture))
     assert table(visit)["blocking"] == "n/a"
-    visit.page.mouse.click(*device_label(visit, "communication", 50 * US))
+    visit.click(device_label(visit, "communication", 50 * US))
     assert details(visit)["blocking"].startswith(
         "not known: the trace does not tell what 1 of 5 stream waits waited for"
     )
     visit.show(0, 30 * US)
     assert table(visit)["blocking"] == "10.0 µs 33 %"
-    visit.page.keyboard.press("b")
-    visit.page.keyboard.press("b")
+    visit.press("b")
+    visit.press("b")
     assert selected(visit) == ("blocking", 15, 25), "what is not known is no wait"
 
 
 def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, bucket_steps(20, has_event_records=False), "2024.6"))
     assert visit.ask("page.rows.filter(({ kind }) => kind === 'waiting').length") == 0
-    cell = visit.page.locator("#sums tbody td").last
-    assert cell.text_content() == "n/a"
-    assert "--cuda-event-trace" in str(cell.get_attribute("title"))
-    visit.page.mouse.click(*device_label(visit, "communication", 10 * US))
+    assert visit.text("#sums tbody td >> nth=-1") == "n/a"
+    assert "--cuda-event-trace" in str(visit.attribute("#sums tbody td >> nth=-1", "title"))
+    visit.click(device_label(visit, "communication", 10 * US))
     assert details(visit)["blocking"].startswith("not known: event records were not recorded")
 
 
@@ -133,9 +130,8 @@ def test_without_communication_blocking_is_not_known(visit: Visit, tmp_path: Pat
     """The table said 0, and the JSON null."""
     capture = Capture(kernels=[Kernel("gemm", 1_000, 9_000, launch=500, thread=1)])
     visit.open_timeline(page_of(tmp_path, capture))
-    cell = visit.page.locator("#sums tbody td").last
-    assert cell.text_content() == "n/a"
-    assert cell.get_attribute("title") == "nothing in this trace is known to communicate"
+    assert visit.text("#sums tbody td >> nth=-1") == "n/a"
+    assert visit.attribute("#sums tbody td >> nth=-1", "title") == "nothing in this trace is known to communicate"
 
 
 def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces: Path) -> None:
@@ -147,8 +143,7 @@ def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces:
         const row = page.shownRows.findLast(({ kind }) => kind === "communication"), [track] = row.tracks;
         page.bringIntoView({ row, track, at: track.length - 1 });
         return [track.start.at(-1), track.end.at(-1)]; })()""")
-    visit.ask("page.schedule()")
-    visit.page.mouse.click(*device_label(visit, "communication", (start + end) / 2))
+    visit.click(device_label(visit, "communication", (start + end) / 2))
     known = details(visit)
     assert known["blocking"] == "0.0 ms (0 ns)"
     assert known["slack"].endswith(f"({last.slack_ns:,} ns)")

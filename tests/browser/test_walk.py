@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import Visit, new_visit
-from tests.browser.test_inspecting import boxes_of, device_label, window
+from tests.browser.test_inspecting import device_label, window
 from tests.nsys_factory import NCCL, US, bucket_steps, write_capture
 
 
@@ -18,8 +18,8 @@ def seen(visit: Visit) -> dict[str, Any]:
     return {
         "window": [round(ns) for ns in window(visit)],
         "selection": visit.ask("page.selection"),
-        "details": visit.page.locator("#details").inner_text(),
-        "filter": visit.page.locator("#lanes-chip").text_content(),
+        "details": visit.seen_text("#details"),
+        "filter": visit.text("#lanes-chip"),
         "lanes": visit.ask("page.rows.filter(({ seen }) => seen).map(({ lane }) => lane)"),
     }
 
@@ -28,55 +28,47 @@ def test_from_the_index_to_the_worst_stretch_its_kernel_launch_and_consumer_and_
     visit: Visit, chromium: Any, tmp_path: Path, report_of: Callable[..., Path]
 ) -> None:
     pages = report_of(write_capture(tmp_path / "x.sqlite", bucket_steps(4, 20, 4), "2023.4"))
-    visit.page.goto((pages / "index.html").as_uri())
-    visit.page.get_by_role("link", name="show me the worst stretch").click()
-    visit.wait_for_timeline()
-    title, key = visit.page.locator("#details h2"), visit.page.keyboard.press
-    assert title.text_content() == "waiting for communication"
+    visit.go((pages / "index.html").as_uri())
+    visit.click("role=link[name='show me the worst stretch']")
+    title = "#details h2"
+    assert visit.text(title) == "waiting for communication"
     assert visit.ask("page.selection") == [pytest.approx(15 * US), pytest.approx(25 * US)], "of the second step"
 
     def follow(fact: str) -> str:
-        visit.page.locator(f"#details dt:text-is('{fact}') + dd button").click()
-        return str(title.text_content())
+        visit.click(f"#details dt:text-is('{fact}') + dd button")
+        return visit.text(title)
 
     assert follow("waits for") == NCCL
     assert follow("launched") == "cudaLaunchKernel"
     assert follow("launched") == NCCL
     assert follow("needed by") == "memcpy"
     start = window(visit)
-    key("f")
+    visit.press("f")
     assert window(visit) != start
-    key("Backspace")
+    visit.press("Backspace")
     assert window(visit) == start
 
-    (band,) = boxes_of(visit, "#whole .band")
-    visit.page.mouse.click(band["left"] + 4, band["top"] + 4)
+    (band,) = visit.boxes("#whole .band")
+    visit.click((band["left"] + 4, band["top"] + 4))
     assert window(visit) != start
-    key("Backspace")
+    visit.press("Backspace")
     assert window(visit) == start, "a click on the band is a jump, too"
 
-    key("e")
-    key("l")
-    visit.page.keyboard.type("stream 7")
-    key("Enter")
+    visit.press("e")
+    visit.press("l")
+    visit.type("stream 7")
+    visit.press("Enter")
     addresses = {}
     for at in ("box", "range"):
         if at == "range":
             left, right = (device_label(visit, "compute", ns)[0] for ns in (16 * US, 24 * US))
             y = device_label(visit, "compute", 0)[1]
-            visit.page.keyboard.down("Shift")
-            visit.page.mouse.move(left, y)
-            visit.page.mouse.down()
-            visit.page.mouse.move(right, y, steps=2)
-            visit.page.mouse.up()
-            visit.page.keyboard.up("Shift")
-        visit.page.wait_for_url(f"**lanes=stream+7*{at}=*")
-        addresses[visit.page.url] = seen(visit)
+            visit.drag((left, y), (right, y), with_shift=True)
+        assert visit.is_at(f"*lanes=stream+7*{at}=*")
+        addresses[visit.url] = seen(visit)
     assert visit.complaints == []
     with new_visit(chromium) as other:
         for address, here in addresses.items():
-            other.page.goto("about:blank")
-            other.page.goto(address)
-            other.wait_for_timeline()
+            other.open_anew(address)
             assert seen(other) == here
         assert other.complaints == []

@@ -9,7 +9,6 @@ import pytest
 
 from ddp_prof.present import theme
 from tests.browser.conftest import Visit
-from tests.browser.test_inspecting import boxes_of
 from tests.browser.test_opening import page_of, steps_of, window
 from tests.drawing import draw_trace
 
@@ -30,8 +29,7 @@ def page(tmp_path: Path) -> Path:
 
 def seen_on_band(visit: Visit, band: int = 0) -> list[float]:
     """From when to when the window lies on a band, in us of its panel."""
-    visit.ask("page.schedule()")
-    outer, inner = boxes_of(visit, "#whole .band")[band], boxes_of(visit, "#whole i")[band]
+    outer, inner = visit.boxes("#whole .band")[band], visit.boxes("#whole i")[band]
     start, end = visit.ask("[page.data.start, page.data.end]")
     us = (end - start) / US / outer["width"]
     return [(inner[side] - outer["left"]) * us + start / US for side in ("left", "right")]
@@ -39,7 +37,8 @@ def seen_on_band(visit: Visit, band: int = 0) -> list[float]:
 
 def colors_at(visit: Visit, *us: float) -> Any:
     """The colours of the band at some times, in the middle of its height."""
-    return visit.page.locator("#whole canvas").first.evaluate(
+    (colors, *_) = visit.each(
+        "#whole canvas",
         """(canvas, [times, start, end]) => { const { width, height } = canvas;
         const { data } = canvas.getContext("2d").getImageData(0, height >> 1, width, 1);
         const at = (us) => 4 * Math.floor((us * 1000 - start) / (end - start) * width);
@@ -47,6 +46,7 @@ def colors_at(visit: Visit, *us: float) -> Any:
           part.toString(16).padStart(2, "0")).join("")); }""",
         [us, *visit.ask("[page.data.start, page.data.end]")],
     )
+    return colors
 
 
 @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
@@ -56,10 +56,8 @@ def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(
     palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
     visit.open_timeline(page, "")
     for width in (1400, 900):
-        visit.page.set_viewport_size({"width": width, "height": 800})
-        visit.page.wait_for_function("(width) => window.ddpProf.arrangedFor <= width", arg=width)
-        visit.ask("page.schedule()")
-        (band,) = boxes_of(visit, "#whole .band")
+        visit.resize(width, 800)
+        (band,) = visit.boxes("#whole .band")
         left, top = visit.lanes()
         assert (band["left"], band["width"]) == (
             pytest.approx(left, abs=1),
@@ -73,19 +71,16 @@ def test_it_has_the_colours_of_the_strip_and_lies_above_the_lanes(
 def test_the_window_lies_on_it_and_is_moved_by_click_and_drag(visit: Visit, page: Path) -> None:
     visit.open_timeline(page, "#step=2")
     assert seen_on_band(visit) == pytest.approx([19.8, 30.2], abs=0.1)
-    (band,) = boxes_of(visit, "#whole .band")
+    (band,) = visit.boxes("#whole .band")
     x, y = band["left"], (band["top"] + band["bottom"]) / 2
     us = band["width"] / 40
-    visit.page.mouse.click(x + 11 * us, y)
+    visit.click((x + 11 * us, y))
     assert seen_on_band(visit) == pytest.approx([5.8, 16.2], abs=0.1)
-    visit.page.mouse.move(x + 9 * us, y)
-    visit.page.mouse.down()
-    visit.page.mouse.move(x + 4 * us, y, steps=3)
-    visit.page.mouse.up()
+    visit.drag((x + 9 * us, y), (x + 4 * us, y))
     assert seen_on_band(visit) == pytest.approx([0.8, 11.2], abs=0.1), "by where it was taken hold of"
-    visit.page.mouse.move(x + 25 * us, y)
+    visit.hover((x + 25 * us, y))
     assert seen_on_band(visit) == pytest.approx([0.8, 11.2], abs=0.1), "no longer held"
-    visit.page.mouse.click(x + 40 * us - 1, y)
+    visit.click((x + 40 * us - 1, y))
     start, end = window(visit)
     assert end - start == pytest.approx(10.4, abs=0.1), "as long as before"
     assert visit.complaints == []
@@ -95,28 +90,26 @@ def test_each_panel_has_its_own(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, steps_of(4, 8, 5), steps_of(10, 2, 2)), "#step=1")
     assert seen_on_band(visit, 0) == pytest.approx([3.84, 12.16], abs=0.1)
     assert seen_on_band(visit, 1) == pytest.approx([9.84, 17], abs=0.2)
-    second = boxes_of(visit, "#whole .band")[1]
-    visit.page.mouse.click(second["left"] + second["width"] * 5 / 17, second["top"] + 5)
+    second = visit.boxes("#whole .band")[1]
+    visit.click((second["left"] + second["width"] * 5 / 17, second["top"] + 5))
     assert seen_on_band(visit, 1) == pytest.approx([0.84, 9.16], abs=0.1)
 
 
 def test_the_legend_stays_whatever_is_seen(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
-    legend = visit.page.locator(".legendtext").all_text_contents()
+    legend = visit.texts(".legendtext")
     assert {"overlapped communication", "exposed communication", "compute only"} <= set(legend)
     top = visit.lanes()[1]
     visit.show(1 * US, 3 * US)
-    visit.ask("page.schedule()")
-    assert visit.page.locator(".legendtext").all_text_contents() == legend
+    assert visit.texts(".legendtext") == legend
     visit.ask("page.filter('stream')")
-    visit.ask("page.schedule()")
-    assert visit.page.locator(".legendtext").all_text_contents() == legend
+    assert visit.texts(".legendtext") == legend
     assert visit.lanes()[1] == top
 
 
 def test_it_fits_a_phone(visit: Visit, page: Path) -> None:
-    visit.page.set_viewport_size({"width": 390, "height": 844})
+    visit.resize(390, 844)
     visit.open_timeline(page, "")
-    assert visit.page.evaluate("document.documentElement.scrollWidth") == 390
-    (band,) = boxes_of(visit, "#whole .band")
+    assert visit.ask("document.documentElement.scrollWidth") == 390
+    (band,) = visit.boxes("#whole .band")
     assert (band["left"], band["right"]) == (pytest.approx(10, abs=1), pytest.approx(380, abs=1))
