@@ -2,7 +2,7 @@
 # Makes .venv and installs this package into it, editable, with the versions of constraints.txt.
 #
 #   scripts/env.sh [read|train|dev]...    read: the reading side and its pictures; train: also torch and nvtx (default);
-#                                         dev: test tools
+#                                         dev: test tools, with node; TypeScript goes to node_modules
 #
 # Uses uv, if installed, which chooses torch's build for the machine's GPU (or for none). Returns at once if nothing has
 # changed. As root on Debian it also installs Python's venv module and Chromium, which draws pictures, if missing.
@@ -60,7 +60,7 @@ read_extras() {
 }
 
 # What .venv is made from; the stamp holds this and the extras.
-inputs() { echo "$root $(cat "$root/pyproject.toml" "$root/constraints.txt" | cksum)"; }
+inputs() { echo "$root $(cat "$root/pyproject.toml" "$root/constraints.txt" "$root/package-lock.json" | cksum)"; }
 
 # Succeeds if the environment has all requested extras; else adds the installed extras to the requested ones.
 up_to_date() {
@@ -182,6 +182,13 @@ install_package() {
     fail "the installation failed ($(reason)): see all of it with VERBOSE=1 scripts/env.sh"
 }
 
+# TypeScript checks the types of the JavaScript of pages: of the version in package-lock.json, by the npm of the extra dev.
+install_typescript() {
+  [ -x "$venv/bin/npm" ] || return 0
+  (cd "$root" && PATH="$venv/bin:$PATH" quietly npm ci --ignore-scripts --no-audit --no-fund) ||
+    say "npm cannot fetch TypeScript ($(reason)): the types of JavaScript cannot be checked"
+}
+
 # Chromium draws the pictures. Without it everything else works.
 install_chromium() {
   local browser
@@ -208,6 +215,7 @@ main() {
   make_venv
   (log=/dev/null && install_chromium) & # apt works beside pip
   if [ -n "${WHEELS:-}" ]; then install_offline; else install_package; fi
+  install_typescript
   wait
   printf '%s\n%s\n' "$(inputs)" "${extras[*]}" >"$stamp"
   unfinished=""

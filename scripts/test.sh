@@ -18,6 +18,18 @@ side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 # Without bytecode files, each program that a test starts would compile the package again.
 unset PYTHONDONTWRITEBYTECODE
 
+# types_of_javascript: checks the JSDoc types of the pages' scripts, by the TypeScript that scripts/env.sh has fetched.
+types_of_javascript() {
+  if [ -e node_modules/typescript/bin/tsc ]; then
+    "$bin/node" node_modules/typescript/bin/tsc --project .
+  elif [ "${DDP_PROF_GATE:-}" = whole ]; then
+    echo "test: there is no TypeScript to check the types of JavaScript: see what scripts/env.sh says" >&2
+    return 1
+  else
+    echo "tsc: not run, because npm could not fetch TypeScript"
+  fi
+}
+
 # check PROCESSES ARGUMENTS...: runs the linters, then pytest and mypy at the same time (mypy without a cache takes 20 s).
 # The output of mypy comes last. It knows the types of torch, and of the numpy for Python 3.11 and later.
 check() {
@@ -25,6 +37,7 @@ check() {
   "$bin/ruff" check ddp_prof tests scripts
   "$bin/ruff" format --check ddp_prof tests scripts
   "$bin/lint-imports" --no-cache --no-logo
+  types_of_javascript
   types="$(mktemp)"
   if "$bin/python" -c 'import sys; from importlib.util import find_spec as find
 sys.exit(sys.version_info < (3, 11) or not find("torch"))'; then

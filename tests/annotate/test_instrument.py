@@ -6,7 +6,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ddp_prof.annotate.hooks import sends_through_its_state
 from ddp_prof.range_names import parse_range
 from tests.ddp.gloo_ranks import run_ranks
 from tests.kineto_events import ranges_in
+from tests.waiting import wait_until
 
 WIDTH = 16
 LAYER_BYTES = (WIDTH * WIDTH + WIDTH) * 4
@@ -95,14 +95,14 @@ def messages(state: Any, hook: Any) -> tuple[list[int], list[int]]:
         ddp.register_comm_hook(state, hook)
         train(ddp, torch.optim.SGD(ddp.parameters(), lr=0.1))
         marks.remove()
-        for _ in range(1000):  # gloo's threads close the last ranges
+
+        def marked() -> list[int]:
             launched = sorted(recorder.ranges, key=lambda each: each.start_ns)
             ranges = [parse_range(each.text) for each in launched]
-            marked = [each.number("bytes") or 0 for each in ranges if each.name == "all_reduce"]
-            if len(marked) >= len(sent):
-                break
-            time.sleep(0.01)
-    return marked, sent
+            return [each.number("bytes") or 0 for each in ranges if each.name == "all_reduce"]
+
+        wait_until(lambda: len(marked()) >= len(sent))  # gloo's threads close the last ranges
+    return marked(), sent
 
 
 def groups() -> list[bool]:

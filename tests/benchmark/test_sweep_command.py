@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 from ddp_prof.benchmark import sweep
 from ddp_prof.benchmark.store import FAILED, OK, OUT_OF_MEMORY, Results, StoredRun, load_results
 from ddp_prof.benchmark.sweep import read_figures
-from tests.train.test_launch import is_running
+from tests.waiting import is_running, wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 
@@ -88,10 +87,7 @@ def ranks_of(process: int) -> list[int]:
 
 def wait_for_end(processes: list[int]) -> None:
     """A rank that was just being started notices by itself, a moment later."""
-    deadline = time.monotonic() + 30
-    while any(map(is_running, processes)):
-        assert time.monotonic() < deadline, "ranks outlive the sweep"
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_running, processes)))
 
 
 @pytest.fixture(scope="module")
@@ -110,10 +106,8 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert process.stderr is not None
         *_, third = (process.stderr.readline() for _ in range(3))
         assert third.startswith("[3/4] naive, tiny, 2 ranks, 1 x 16 tokens each, repeat 1: step "), third
-        deadline = time.monotonic() + 120
-        while len(ranks := ranks_of(process.pid)) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(ranks_of(process.pid)) == 2)
+        ranks = ranks_of(process.pid)
         process.send_signal(signal.SIGKILL)
         process.wait()
     finally:
@@ -246,12 +240,10 @@ def test_a_stopped_sweep_leaves_nothing_running(tmp_path: Path, stop: signal.Sig
     command = [sys.executable, "-c", STARTING, *argv]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 120
-        while len(ranks := ranks_of(process.pid)) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(ranks_of(process.pid)) == 2)
+        ranks = ranks_of(process.pid)
         process.send_signal(stop)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate()
     finally:
         process.kill()
         process.wait()

@@ -7,8 +7,6 @@ import json
 import os
 import shlex
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -78,14 +76,6 @@ def written_by_torch(path: Path, rank: int, collectives: int = 0) -> None:
     ]
     trace = {"distributedInfo": {"backend": "gloo", "rank": rank, "world_size": 2}, "traceEvents": rows}
     path.write_bytes(gzip.compress(json.dumps(trace).encode()))
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    """Until it is so, which a test of a signal cannot do without."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def is_sleeping(seconds: int) -> bool:

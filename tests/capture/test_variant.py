@@ -14,7 +14,8 @@ import pytest
 
 from ddp_prof.capture import processes
 from ddp_prof.capture.variant import NSYS_STARTS
-from tests.capture.conftest import NSYS, Machine, exported, is_sleeping, wait_until, written_by_torch
+from tests.capture.conftest import NSYS, Machine, exported, is_sleeping, written_by_torch
+from tests.waiting import wait_until
 
 THREE = ["overlap.nsys-rep", "overlap.run.json", "overlap.sqlite"]
 
@@ -331,7 +332,7 @@ def test_captures_wait_for_each_other(machine: Machine) -> None:
     assert second.stderr is not None
     assert second.stderr.readline() == f"profile_variant: waiting for another capture into {machine.folder}/traces\n"
     (machine.folder / "go").touch()
-    assert [process.communicate(timeout=30)[0][:15] for process in (first, second)] == [
+    assert [process.communicate()[0][:15] for process in (first, second)] == [
         "overlap: captur",
         "overlap: up to ",
     ]
@@ -349,7 +350,7 @@ def test_signals_end_all_of_it_and_nothing_is_left(machine: Machine, isolate: st
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
         os.killpg(process.pid, number)
         time.sleep(0.1)
-    assert process.communicate(timeout=30) == ("", "")
+    assert process.communicate() == ("", "")
     assert process.returncode == 143
     assert not is_sleeping(marker)
     assert not scratch.exists()
@@ -370,7 +371,7 @@ def test_the_next_capture_removes_what_a_killed_one_left(machine: Machine, isola
     wait_until((scratch / processes.OUTSIDE).exists)
     wait_until(lambda: config in (scratch / processes.OUTSIDE).read_text())  # it is noted within half a second
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate()
     assert {path.name for path in (machine.folder / "traces").iterdir()} == {".overlap.partial"}
     (machine.folder / "workload").unlink()
     machine.done("flat")

@@ -220,7 +220,7 @@ finally:
 def interrupted(at: int, trace: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
     script = INTERRUPTED.replace("{signal}", number.name)
     command = [sys.executable, "-c", script, str(at), "overlap", "--steps", str(trace)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")

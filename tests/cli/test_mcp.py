@@ -248,7 +248,7 @@ def test_it_ends_when_it_is_told_to(number: signal.Signals | None) -> None:
         else:
             server.stdin.close()
         try:
-            assert server.wait(20) == (128 + number if number else 0)
+            assert server.wait() == (128 + number if number else 0)
         finally:
             server.kill()
         assert server.stderr

@@ -9,7 +9,6 @@ import io
 import os
 import tempfile
 import traceback
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,21 +22,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from multiprocessing.connection import Connection
 
-TIMEOUT_S = 240
 # The first is imported with each function of a test file, the second takes half a second in each rank that compares us
 # with torch's.
 FORKING.set_forkserver_preload([*PRELOADED, "pytest", "torch.distributed.optim"])
 
 
-def run_ranks(function: Callable[[int], Any], world: int = 2, timeout_s: float = TIMEOUT_S) -> list[Any]:
+def run_ranks(function: Callable[[int], Any], world: int = 2, timeout_s: float | None = None) -> list[Any]:
     """Results of ``function(rank)`` by rank in a process group; as :func:`fork_ranks`."""
-    return fork_ranks(partial(_in_group, function, timeout_s), world, timeout_s)
+    return fork_ranks(partial(_in_group, function), world, timeout_s)
 
 
-def fork_ranks(function: Callable[[int, int, str], Any], world: int, timeout_s: float = TIMEOUT_S) -> list[Any]:
+def fork_ranks(function: Callable[[int, int, str], Any], world: int, timeout_s: float | None = None) -> list[Any]:
     """Results of ``function(rank, world, shared folder)`` by rank; ``None`` for one that died.
 
-    A raised exception is raised here.
+    A raised exception is raised here. Only what may hang, as loops of others may, is given a time to answer.
     """
     with tempfile.TemporaryDirectory() as directory:
         ends, processes = [], []
@@ -60,7 +58,7 @@ def fork_ranks(function: Callable[[int, int, str], Any], world: int, timeout_s: 
     return [None if result is None else result[0] for result in results]
 
 
-def _receive(end: Connection, timeout_s: float) -> Any:
+def _receive(end: Connection, timeout_s: float | None) -> Any:
     assert end.poll(timeout_s), f"no rank answered within {timeout_s} s"
     try:
         return torch.load(io.BytesIO(end.recv_bytes()), weights_only=False)
@@ -68,9 +66,9 @@ def _receive(end: Connection, timeout_s: float) -> Any:
         return None
 
 
-def _in_group(function: Callable[[int], Any], timeout_s: float, rank: int, world: int, directory: str) -> Any:
+def _in_group(function: Callable[[int], Any], rank: int, world: int, directory: str) -> Any:
     store = dist.FileStore(str(Path(directory) / "store"), world)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     return function(rank)
 
 

@@ -16,6 +16,7 @@ from ddp_prof.ddp import BucketedDDP, FlatDDP, NaiveDDP, OverlapDDP, ShardedDDP,
 from ddp_prof.ddp.collective import launch_all_reduce
 from ddp_prof.errors import CommunicationError
 from ddp_prof.range_names import Range, parse_range
+from tests.waiting import wait_until
 
 WIDTH = 64
 LAYERS = 8
@@ -103,9 +104,7 @@ def completion(rank: int) -> dict[str, int]:
     recorder = Recorder()
     with annotate.only_sink(recorder):
         flight = launch_all_reduce(torch.ones(10), None, bucket=0, params=1)
-        deadline = time.monotonic() + 60
-        while not recorder.ranges and time.monotonic() < deadline:
-            time.sleep(0.01)
+        wait_until(lambda: recorder.ranges)
         wait_ns = time.perf_counter_ns()
         flight.wait()
     return {"end_ns": recorder.ranges[0].end_ns, "wait_ns": wait_ns, "ranges": len(recorder.ranges)}

@@ -9,7 +9,7 @@ import tempfile
 from contextlib import closing
 from pathlib import Path
 from threading import Timer
-from time import monotonic, sleep
+from time import sleep
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,9 +24,10 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.sqlite_columns import gather_batches, open_sqlite
 from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import Capture, Range, write_capture
+from tests.waiting import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
 VALUES = st.none() | st.sampled_from((7, -(2**63), 2**63 - 1)) | st.integers(-3, 3)
 
@@ -71,13 +72,6 @@ def open_files(name: str) -> list[Path]:
     return [path for path in Path("/proc/self/fd").iterdir() if path.exists() and name in str(path.readlink())]
 
 
-def wait_for(is_so: Callable[[], bool]) -> None:
-    until = monotonic() + 10
-    while not is_so() and monotonic() < until:
-        sleep(0.01)
-    assert is_so()
-
-
 def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_column(tmp_path / "file.sqlite", [1])
     with open_sqlite(tmp_path / "file.sqlite") as database:
@@ -85,7 +79,7 @@ def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
         with pytest.raises(TraceError, match=r"file\.sqlite: reading it takes more than 0 s") as failed:
             database.run_with_deadline(lambda: database.rows(ENDLESS))
         assert failed.value.path.name == "file.sqlite"
-        wait_for(lambda: not open_files("file.sqlite"))
+        wait_until(lambda: not open_files("file.sqlite"))
         with pytest.raises(TraceError, match="reading it was stopped"):
             database.run_with_deadline(lambda: database.rows("SELECT 1"))
 
@@ -101,10 +95,10 @@ def test_a_busy_machine_does_not_make_a_file_endless(tmp_path: Path, monkeypatch
 def test_an_interrupt_comes_through_a_query(tmp_path: Path) -> None:
     write_column(tmp_path / "file.sqlite", [1])
     with open_sqlite(tmp_path / "file.sqlite") as database:
-        Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        interrupt = Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT))
         with pytest.raises(KeyboardInterrupt):
-            database.run_with_deadline(lambda: database.rows(ENDLESS))
-        wait_for(lambda: not open_files("file.sqlite"))
+            database.run_with_deadline(lambda: interrupt.start() or database.rows(ENDLESS))
+        wait_until(lambda: not open_files("file.sqlite"))
 
 
 def test_a_query_gives_no_more_than_the_file_has_room_for(tmp_path: Path) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -107,10 +107,19 @@ def test_a_scheduler_without_workers_is_told_and_waited_for(
 
     kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
     with LocalCluster(n_workers=0, host="127.0.0.1", **kind) as found:
-        later = threading.Timer(1.5, found.scale, [1])
-        later.start()
-        (run,) = load_runs(reports, workers=Workers(scheduler=found.scheduler_address), measures=["overlap"])
-        later.join()
+
+        class Worker(logging.Handler):
+            """Comes when it is missed, and not after a time in which the program may not even have asked."""
+
+            def emit(self, record: logging.LogRecord) -> None:
+                found.scale(1)
+
+        missed = Worker()
+        logging.getLogger("ddp_prof").addHandler(missed)
+        try:
+            (run,) = load_runs(reports, workers=Workers(scheduler=found.scheduler_address), measures=["overlap"])
+        finally:
+            logging.getLogger("ddp_prof").removeHandler(missed)
     (told,) = [record.getMessage() for record in caplog.records if record.name == "ddp_prof"]
     assert told.startswith("note: no worker is connected to the Dask scheduler at tcp://127.0.0.1:")
     assert len(run.overlap().ranks) == RANKS

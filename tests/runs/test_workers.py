@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
 from tests.command_line import run
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
+from tests.waiting import is_running, wait_until
 
 RANKS = 5
 
@@ -190,11 +190,7 @@ def test_workers_end_with_their_parent(reports: list[Path], tmp_path: Path, how:
         workers = [int(pid) for pid in parent.stdout.readline().split()]
         parent.send_signal(how)
     assert len(workers) == 2
-    for _ in range(100):
-        if not any(Path(f"/proc/{pid}").exists() for pid in workers):
-            return
-        time.sleep(0.1)
-    pytest.fail(f"still running: {workers}")
+    wait_until(lambda: not any(map(is_running, workers)))
 
 
 def test_an_interrupted_command_shows_what_it_has_and_says_so(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -53,23 +51,15 @@ class Checkout:
             cwd=self.root.parent,
             capture_output=True,
             text=True,
-            timeout=120,
             check=False,
         )
-
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Until it is so, which a test of a signal cannot do without."""
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
     root = tmp_path / "check out"  # a blank in the path, as some have
     root.mkdir()
-    for name in ("scripts", "profile_all.sh", "pyproject.toml", "constraints.txt"):
+    for name in ("scripts", "profile_all.sh", "pyproject.toml", "constraints.txt", "package-lock.json"):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, root / name)
         else:

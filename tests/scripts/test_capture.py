@@ -23,7 +23,6 @@ def capture(traces: Path, *arguments: str, **more: str) -> subprocess.CompletedP
         env={**os.environ, **SETTINGS, "TRACES_DIR": str(traces), **more},
         capture_output=True,
         text=True,
-        timeout=120,
         check=False,
     )
 

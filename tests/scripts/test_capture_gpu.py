@@ -342,7 +342,6 @@ def _with_limits(machine: Checkout, limits: dict[str, int], **settings: str) -> 
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
     )
 
 

@@ -79,6 +79,6 @@ def test_without_a_gpu_it_says_so() -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
     command = [sys.executable, str(SCRIPT), "--device", "cuda", "--variants", "naive"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "torch finds no GPU here" in done.stderr

@@ -78,7 +78,7 @@ def test_extras_only_ever_grow(env: Checkout) -> None:
     assert env.calls == ["venv", _pip(env, "[pictures]"), _pip(env, "[pictures,train,dev]")]
 
 
-@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt"])
+@pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "package-lock.json"])
 def test_a_changed_requirement_is_installed(env: Checkout, name: str) -> None:
     env.run(SCRIPT, "train", "dev")
     with (env.root / name).open("a") as file:

@@ -11,9 +11,9 @@ import time
 import pytest
 
 from ddp_prof.variants import VARIANT_NAMES
-from tests.capture.conftest import Machine, is_sleeping, machine, wait_until  # noqa: F401  # a fixture
+from tests.capture.conftest import Machine, is_sleeping, machine  # noqa: F401  # a fixture
 from tests.scripts.conftest import ROOT, Checkout
-from tests.train.test_launch import is_running
+from tests.waiting import is_running, wait_until
 
 NAMES = ["naive", "flat", "overlap", "bucketed_1mb", "bucketed_10mb", "bucketed_100mb", "torch", "sharded", "fsdp"]
 DDP_PROF = """
@@ -47,7 +47,7 @@ def start(machine: Machine, **settings: str) -> subprocess.Popen[str]:  # noqa: 
 def run(machine: Machine, **settings: str) -> tuple[int, list[str], list[str]]:  # noqa: F811
     """The exit code, and the lines on stdout and stderr."""
     process = start(machine, **settings)
-    said, complaint = process.communicate(timeout=120)
+    said, complaint = process.communicate()
     return process.returncode, said.splitlines(), complaint.splitlines()
 
 
@@ -131,7 +131,7 @@ def test_a_signal_ends_the_capture_in_one_line(machine: Machine, number: signal.
     for each in (number, signal.SIGTERM, signal.SIGINT):
         os.killpg(process.pid, each)
         time.sleep(0.1)
-    _, complaint = process.communicate(timeout=30)
+    _, complaint = process.communicate()
     assert process.returncode == code
     assert complaint == "\nprofile_all: stopped; what was captured before is kept, and the next run goes on\n"
     assert not is_running(workload)
@@ -145,7 +145,7 @@ def test_killed_it_takes_the_capture_with_it(machine: Machine) -> None:  # noqa:
     process = start(machine, ISOLATE="1")
     wait_until(lambda: is_sleeping(marker))
     process.kill()
-    process.communicate(timeout=30)
+    process.communicate()
     wait_until(lambda: not is_sleeping(marker))
 
 

@@ -59,7 +59,6 @@ def test_a_slurm_job_profiles_each_task_behind_the_launcher(machine: Checkout) -
         env=machine.full_environment(**job),
         capture_output=True,
         text=True,
-        timeout=60,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")

@@ -7,12 +7,11 @@ import shlex
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
 
 from tests.scripts.conftest import ROOT, Checkout
-from tests.train.test_launch import is_running
+from tests.waiting import is_running, wait_until
 
 SCRIPT = "scripts/run_comparison.sh"
 # The script itself is run by a real Python, which takes this one for its own.
@@ -79,13 +78,10 @@ def test_a_signal_reaches_the_sweep(machine: Checkout, number: signal.Signals, c
     process = subprocess.Popen(["bash", str(machine.root / SCRIPT)], env=machine.full_environment(SLOW="1"))
     pid_file = machine.calls_file.with_name("calls.pid")
     try:
-        deadline = time.monotonic() + 20
-        while not (pid_file.exists() and pid_file.read_text().strip()):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: pid_file.exists() and pid_file.read_text().strip())
         sweep = int(pid_file.read_text())
         process.send_signal(number)
-        assert process.wait(20) == code
+        assert process.wait() == code
     finally:
         process.kill()
         process.wait()

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.train.launch import launch, most_ranks, stop_on_signals
+from tests.waiting import is_running, wait_until
 
 PRELUDE = """
 import os, sys, time
@@ -34,14 +34,6 @@ def ranks(code: str, *, forked: bool = False) -> list[str]:
 def forked(request: pytest.FixtureRequest) -> bool:
     """Whether ranks are forked from a server."""
     return bool(request.param)
-
-
-def is_running(process: int) -> bool:
-    try:
-        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
-        return False
-    return state != "Z"  # of a child of this test nobody may have taken note yet
 
 
 def test_no_more_ranks_than_the_memory_holds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +124,7 @@ if rank == 1:
         time.sleep(0.02)
     sys.exit(1)
 open('{tmp_path}/pid', 'w').write(str(os.getpid()))
-time.sleep(60)
+time.sleep(600)
 open('{tmp_path}/ended by itself', 'w')
 """
     with pytest.raises(WorkloadError, match="rank 1 ended with exit code 1"):
@@ -186,18 +178,12 @@ except Stopped as stopped:
 """
     process = subprocess.Popen([sys.executable, "-c", launcher])
     try:
-        deadline = time.monotonic() + 120
-        while len(list(tmp_path.glob("pid*"))) < 2:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: len(list(tmp_path.glob("pid*"))) == 2)
         process.send_signal(stop)
-        code_ = process.wait(120)
+        code_ = process.wait()
     finally:
         process.kill()
         process.wait()
     assert code_ == (-9 if stop == signal.SIGKILL else 128 + stop)
     pids = [int(path.read_text()) for path in tmp_path.glob("pid*")]
-    deadline = time.monotonic() + 60
-    while any(is_running(pid) for pid in pids) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(is_running(pid) for pid in pids)
+    wait_until(lambda: not any(map(is_running, pids)))

@@ -25,6 +25,7 @@ from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart, pack_array
 from ddp_prof.present.charts.static_images import write_pictures
+from ddp_prof.present.html.scripts import page_script
 from ddp_prof.present.text import plain_name
 
 LONGEST_TITLE = 79
@@ -58,7 +59,7 @@ def write_page(
     navigation: Sequence[Mapping[str, str]] = (),
     figures: Mapping[str, Chart] | None = None,
     css: str = "",
-    script: str = "",
+    scripts: Sequence[str] = (),
     shared_plotly: bool = False,
     late_plotly: bool = False,
 ) -> None:
@@ -73,24 +74,24 @@ def write_page(
             empty), and ``page`` (``timeline``, ``why`` or ``kernels`` of the same run, else empty).
         figures: Figures for the template, by name, in the light theme.
         css: Added to the style of all pages.
-        script: Runs after the script of all pages, and may use its functions.
+        scripts: Modules of the page beside the one that draws figures; see :mod:`~ddp_prof.present.html.scripts`.
         shared_plotly: Whether plotly.js is a file beside the page.
-        late_plotly: Whether ``script`` starts plotly.js, whose text or file name the element ``plotly`` holds.
+        late_plotly: Whether a script starts plotly.js, whose text or file name the element ``plotly`` holds.
     """
     from plotly.offline import get_plotlyjs
 
     plotly = "" if shared_plotly else _without_loader(get_plotlyjs())
-    scripts = [part for part in (asset("draw.js"), script) if part]
+    script = page_script("html/assets/draw.js", *scripts)
     stream = _environment().get_template(template).stream(
         values,
         title=plain_name(title, LONGEST_TITLE),
         navigation=navigation,
-        policy=_policy([*scripts, plotly], shared_plotly=shared_plotly),
+        policy=_policy([script, plotly], shared_plotly=shared_plotly),
         css=trusted_markup(_base_css() + css),
         plotly=trusted_markup(plotly),
         plotly_file=PLOTLY_FILE,
         late_plotly=late_plotly,
-        scripts=[trusted_markup(part) for part in scripts],
+        script=trusted_markup(script),
         recoloring=json_in_page(theme.recoloring()),
         figures={name: _figure_html(figure) for name, figure in (figures or {}).items()},
     )  # fmt: skip

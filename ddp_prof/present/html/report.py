@@ -117,7 +117,7 @@ def write_index(
         title="Communication behind compute",
         figures=figures,
         css=asset("index.css") + asset("tables.css"),
-        script=asset("tables.js"),
+        scripts=["html/assets/tables.js"],
         shared_plotly=True,
     )
 
@@ -355,7 +355,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
         navigation=_navigation(place, WHY),
         figures=figures,
         css=asset("tables.css") + asset("why.css"),
-        script=asset("tables.js") + asset("why.js"),
+        scripts=["html/assets/tables.js", "html/assets/why.js"],
         shared_plotly=True,
     )
 
@@ -398,7 +398,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
         title=heading,
         navigation=_navigation(place, KERNELS),
         css=asset("tables.css"),
-        script=asset("tables.js") + asset("kernels.js"),
+        scripts=["html/assets/tables.js", "html/assets/kernels.js"],
         shared_plotly=True,
     )
 

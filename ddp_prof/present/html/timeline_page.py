@@ -24,13 +24,6 @@ from ddp_prof.trace import distinct, select
 BOXES_READ_AT_ONCE = 100_000
 """A page with more boxes first draws the window on which it opens, unless that window has more, too."""
 
-_SCRIPTS = {
-    "base": ("dom", "format"),
-    "data": ("columns", "tracks", "rows", "merge", "search"),
-    "lanes": ("arrange", "labels", "launches", "needs"),
-    "view": ("paint", "sketch", "inspect", "details", "timeline", "whole", "pointer", "controls", "address", "start"),
-}
-
 
 def write_timeline_page(
     model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
@@ -55,7 +48,6 @@ def write_timeline_page(
         "payloads": {name: trusted_markup(payload.result()) for name, payload in payloads.items()},
         "opening": trusted_markup(opening.payload() if opening else ""),
     }
-    scripts = [asset(f"{folder}/{name}.js", "timeline") for folder, names in _SCRIPTS.items() for name in names]
     write_page(
         path,
         "timeline.html",
@@ -63,8 +55,7 @@ def write_timeline_page(
         title=figure.headline(model),
         navigation=navigation,
         css=asset("view/timeline.css", "timeline") + asset("lanes/lanes.css", "timeline") + _colors(),
-        # One function, so that no name is global.
-        script="\n".join(["(() => {", '"use strict";', *scripts, "})();"]),
+        scripts=["timeline/assets/view/start.js"],
         shared_plotly=shared_plotly,
         late_plotly=True,
     )

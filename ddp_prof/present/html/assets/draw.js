@@ -1,9 +1,7 @@
-"use strict";
-const read = (id) => JSON.parse(document.getElementById(id).textContent);
-const dark = matchMedia("(prefers-color-scheme: dark)");
-const darkOf = read("recoloring");
-const recolor = (part) => JSON.parse(
-  JSON.stringify(part).replace(/#[0-9a-f]{6}/g, (color) => (dark.matches && darkOf[color]) || color));
+// Draws the figures of a page.
+
+import { dark, read, recolor } from "./look.js";
+
 const config = { displaylogo: false, scrollZoom: true, responsive: true,
   modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"] };
 const COLORED = ["marker", "line", "error_x", "error_y", "textfont", "colorscale"];
@@ -20,7 +18,10 @@ function copyWords(from, to) {
     to.append(part);
   }
 }
-/** Writes a chart's title above the chart, where it can wrap, unless it repeats the page's heading. */
+/**
+ * Writes a chart's title above the chart, where it can wrap, unless it repeats the page's heading.
+ * @param {HTMLElement} element @param {any} figure its layout
+ */
 function writeTitle(element, { title = {}, margin, height, ...layout }) {
   const place = element.closest(".chart").querySelector(".title"), heading = document.querySelector("h1").textContent;
   const lines = Object.entries({ claim: title.text, where: title.subtitle?.text });
@@ -35,8 +36,8 @@ function writeTitle(element, { title = {}, margin, height, ...layout }) {
   const t = isNarrow ? above : Math.min(above, LEGEND_PX);
   return { ...layout, margin: { ...margin, t }, height: height - margin.t + t };
 }
-function draw() {
-  for (const element of document.querySelectorAll(".figure")) {
+export function draw() {
+  for (const element of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(".figure"))) {
     const { data, layout } = read((element.dataset.shows ?? element.id) + "-data");
     Plotly.react(element, data.map(repaint), writeTitle(element, recolor(layout)), config);
   }

@@ -1,10 +1,16 @@
-"use strict";
 // Shows the step that is selected, or in the address (#step=3); a click on a collective opens the timeline.
-(() => {
-  const menu = document.getElementById("steps"), pair = document.getElementById("pair");
-  if (!pair) return;
-  const figure = document.getElementById("collectives"), table = pair.querySelector("table"), cells = read("cells");
+
+import { draw } from "./draw.js";
+import { read } from "./look.js";
+const pair = document.getElementById("pair");
+if (pair) showSteps(pair);
+
+/** @param {HTMLElement} pair the chart and the table */
+function showSteps(pair) {
+  const menu = /** @type {?HTMLSelectElement} */ (document.getElementById("steps"));
+  const figure = /** @type {Figure} */ (document.getElementById("collectives")), table = pair.querySelector("table"), cells = read("cells");
   const lengths = menu ? read("lengths") : {};
+  /** @type {Array<[Element, string]>} */
   const links = [...document.querySelectorAll('a[data-page="timeline"]')].map((link) => [link, link.getAttribute("href")]);
   const step = () => menu?.value ?? pair.dataset.step;
   const addressOf = (rank, collective) =>
@@ -45,7 +51,8 @@
     history.replaceState(null, "", `#step=${menu.value}`);
     show();
   });
-  table.tBodies[0].addEventListener("click", ({ target }) => {
+  table.tBodies[0].addEventListener("click", (event) => {
+    const target = /** @type {Element} */ (event.target);
     if (!target.closest("a") && getSelection().isCollapsed) target.closest("tr").querySelector("a").click();
   });
   figure.on("plotly_click", ({ points: [{ y }] }) => {
@@ -54,4 +61,4 @@
   });
   addEventListener("hashchange", follow);
   follow();
-})();
+}

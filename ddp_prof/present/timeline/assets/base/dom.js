@@ -1,9 +1,13 @@
 // Finds and makes elements of the page.
 
-const byId = (id) => document.getElementById(id);
+/** @param {string} id @returns {any} */
+export const byId = (id) => document.getElementById(id);
 
-/** @param {string} name @param {...(Node | string)} children @returns {HTMLElement} */
-function element(name, ...children) {
+/**
+ * @template {keyof HTMLElementTagNameMap} T
+ * @param {T} name @param {...(Node | string)} children @returns {HTMLElementTagNameMap[T]}
+ */
+export function element(name, ...children) {
   const made = document.createElement(name);
   made.append(...children);
   return made;

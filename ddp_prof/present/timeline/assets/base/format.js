@@ -1,12 +1,13 @@
 // Formats times, shares, bytes and names of ranks, and the ticks of the axis in a unit that fits the window.
 
+/** @type {Array<[number, string]>} */
 const UNITS = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]];
 
 /**
  * @param {number} from @param {number} to ns @param {number} most ticks that there is room for
  * @returns {{tickvals: number[], ticktext: string[]}} places in ms, the unit of the figure
  */
-function ticksOf(from, to, most) {
+export function ticksOf(from, to, most) {
   const step = niceStep((to - from) / Math.max(2, most));
   const [size, unit] = UNITS.find(([size]) => to - from >= 2 * size) ?? UNITS.at(-1);
   const decimals = Math.max(0, Math.ceil(Math.log10(size / step) - 1e-9));
@@ -26,7 +27,7 @@ function niceStep(least) {
 }
 
 /** A time with about three digits, as milliseconds in present/text.py, but also in s and ns. */
-function milliseconds(ns) {
+export function milliseconds(ns) {
   const size = Math.abs(ns);
   if (size >= 1e10) return `${(ns / 1e9).toFixed(2)} s`;
   if (size >= 1e7 || ns === 0) return `${(ns / 1e6).toFixed(1)} ms`;
@@ -35,13 +36,13 @@ function milliseconds(ns) {
 }
 
 /** A rank, with its panel if there are several; the title of a panel may end with its rank. */
-function rankName({ panels }, { panel, title }) {
+export function rankName({ panels }, { panel, title }) {
   const run = panels[panel].title;
   return panels.length < 2 ? title : run.endsWith(`, ${title}`) ? run : `${run}, ${title}`;
 }
 
 /** A share, as percent in present/text.py. */
-function percent(ratio) {
+export function percent(ratio) {
   if (Number.isNaN(ratio)) return "n/a";
   const value = ratio * 100;
   const isWhole = value === 0 || value === 100 || (value >= 1 && value <= 99);
@@ -49,10 +50,10 @@ function percent(ratio) {
 }
 
 /** A number with three digits. */
-function digits(value) {
+export function digits(value) {
   return Number(value.toPrecision(3)).toString();
 }
 
-function sizeOf(bytes) {
+export function sizeOf(bytes) {
   return bytes >= 2 ** 20 / 100 ? `${digits(bytes / 2 ** 20)} MiB` : `${bytes.toLocaleString("en")} bytes`;
 }

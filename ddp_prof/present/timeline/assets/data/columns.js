@@ -5,20 +5,20 @@
  * @property {Float64Array} start of each box, in ns of its panel's time
  * @property {Float64Array} end
  * @property {Uint8Array} category
- * @property {Int32Array} title
- * @property {Int32Array} step
- * @property {Float64Array} bytes
+ * @property {Int32Array | Float64Array} title
+ * @property {Int32Array | Float64Array} step
+ * @property {Int32Array | Float64Array} bytes
  */
 
 /** @param {string} base64 @returns {Promise<Uint8Array>} */
-async function inflate(base64) {
+export async function inflate(base64) {
   const packed = Uint8Array.fromBase64 ? Uint8Array.fromBase64(base64) : bytesOf(atob(base64));
   const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("deflate"));
   return new Uint8Array(await new Response(stream).arrayBuffer());
 }
 
-/** @param {string} binary @returns {Uint8Array} */
-function bytesOf(binary) {
+/** @param {string} binary @returns {Uint8Array<ArrayBuffer>} */
+export function bytesOf(binary) {
   const bytes = new Uint8Array(binary.length);
   for (let at = 0; at < binary.length; at++) bytes[at] = binary.charCodeAt(at);
   return bytes;
@@ -27,13 +27,13 @@ function bytesOf(binary) {
 /**
  * Decodes tables.
  * @param {Uint8Array} bytes table after table, in each column after column, in each plane after plane
- * @param {Array<[number, Object<string, Array<[number, number]>>]>} tables number of rows, and for each block of each
- * column the number of planes and of rows
- * @returns {Object<string, Int32Array | Float64Array>[]} columns; Int32Array if four bytes are enough
+ * @param {Table[]} tables
+ * @returns {Numbers[]} columns; Int32Array if four bytes are enough
  */
-function unpack(bytes, tables) {
+export function unpack(bytes, tables) {
   let offset = 0;
   return tables.map(([rows, blocksOf]) => {
+    /** @type {Numbers} */
     const columns = {};
     for (const [name, blocks] of Object.entries(blocksOf)) {
       columns[name] = numbers(bytes.subarray(offset), blocks, rows);
@@ -43,8 +43,8 @@ function unpack(bytes, tables) {
   });
 }
 
-/** Turns gaps and durations into times. @returns {Columns} */
-function boxesOf({ gap, duration, step, category, title, bytes }) {
+/** Turns gaps and durations into times. @param {Numbers} packed @returns {Columns} */
+export function boxesOf({ gap, duration, step, category, title, bytes }) {
   const start = new Float64Array(gap.length), end = new Float64Array(gap.length);
   for (let at = 0, time = 0; at < gap.length; at++) {
     start[at] = time + gap[at];
@@ -58,7 +58,7 @@ function boxesOf({ gap, duration, step, category, title, bytes }) {
  * @param {Columns} columns @param {Array<[number, number]>} rows that hold positions, each from and to
  * @param {Array<[number, number]>} others rows that hold times @param {Float64Array} extra further times, sorted
  */
-function toTimes({ start, end }, rows, others, extra) {
+export function toTimes({ start, end }, rows, others, extra) {
   const known = others.map(([from, to]) => {
     const times = new Float64Array(2 * (to - from));
     for (let at = from; at < to; at++) {
@@ -87,8 +87,8 @@ function together(one, other) {
   return times.subarray(0, count);
 }
 
-/** Turns differences into the numbers themselves, in place. */
-function summed(column) {
+/** Turns differences into the numbers themselves, in place. @template {Int32Array | Float64Array} T @param {T} column @returns {T} */
+export function summed(column) {
   for (let at = 1; at < column.length; at++) column[at] += column[at - 1];
   return column;
 }

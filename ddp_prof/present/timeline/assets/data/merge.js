@@ -1,5 +1,7 @@
 // Selects what to draw of a row in a window: long boxes one by one, short boxes merged by pixel column.
 
+/** @import { Track } from "./tracks.js" */
+
 /**
  * @typedef {Object} Box a box of at least a pixel
  * @property {Track} track
@@ -23,7 +25,7 @@
  * @param {number} columns its width in pixels
  * @returns {{boxes: Box[], cells: Cell[]}}
  */
-function merge(tracks, from, to, columns) {
+export function merge(tracks, from, to, columns) {
   const pixel = (to - from) / columns;
   const boxes = longBoxes(tracks, from, to, pixel);
   const gaps = new Gaps(tracks, from, pixel);

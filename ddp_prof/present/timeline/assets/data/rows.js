@@ -1,13 +1,34 @@
 // The rows of the page, and the window of time that is shown.
 
+/** @import { Columns } from "./columns.js" */
+/** @import { Track } from "./tracks.js" */
+import { firstAbove, tracksOf } from "./tracks.js";
+import { placeOf } from "../lanes/arrange.js";
+
 /** A level of a lane; its boxes do not overlap. */
-class Row {
-  /** @param {Object} lane @param {{lane: number, level: number, count: number}} row @param {number} panel */
+export class Row {
+  /** @param {Lane} lane @param {RowCount} row @param {number} panel */
   constructor(lane, { lane: place, level, count }, panel) {
-    const { title, kind, rank, folded, from_launch } = lane;
-    /** folded: whether its lane is folded at first; from_launch: whether boxes last from launch to completion. */
-    Object.assign(this, { lane: title, kind, rank, folded, from_launch });
-    Object.assign(this, { place, level, count, panel, seen: false, top: 0, bottom: 0 });
+    this.lane = lane.title;
+    this.kind = lane.kind;
+    this.rank = lane.rank;
+    /** Whether its lane is folded at first. */
+    this.folded = lane.folded;
+    /** Whether boxes last from launch to completion. */
+    this.from_launch = lane.from_launch;
+    this.place = place;
+    this.level = level;
+    this.count = count;
+    this.panel = panel;
+    this.seen = false;
+    this.top = 0;
+    this.bottom = 0;
+    this.first = 0;
+    this.stop = 0;
+    /** @type {?Columns} */
+    this.columns = null;
+    /** @type {?Track[]} */
+    this.made = null;
   }
 
   /**
@@ -25,7 +46,7 @@ class Row {
     return this.made;
   }
 
-  /** @param {Object[]} lanes as they are arranged */
+  /** @param {Lane[]} lanes as they are arranged */
   arrange(lanes) {
     const lane = lanes[this.place];
     this.seen = lane.seen;
@@ -33,8 +54,8 @@ class Row {
   }
 }
 
-/** Finds a box by its position in the columns. @param {Row[]} rows @param {number} source @returns {{row, track, at}} */
-function locate(rows, source) {
+/** Finds a box by its position in the columns. @param {Row[]} rows @param {number} source @returns {{row: Row, track: Track, at: number}} */
+export function locate(rows, source) {
   const row = rows.find(({ first, count }) => first <= source && source < first + count);
   for (const track of row.tracks) {
     const at = firstAbove(track.source, source) - 1;
@@ -44,7 +65,8 @@ function locate(rows, source) {
 }
 
 /** A window of the axis; each panel may be shifted on the axis. */
-class View {
+export class View {
+  /** @param {number} from @param {number} to ns on the axis @param {number[]} offsets */
   constructor(from, to, offsets) {
     this.from = from;
     this.to = to;
@@ -56,7 +78,7 @@ class View {
     return this.to - this.from;
   }
 
-  /** The window in a row's own time. */
+  /** The window in a row's own time. @param {{panel: number}} row @returns {[number, number]} */
   on(row) {
     const offset = this.offsets[row.panel];
     return [this.from + offset, this.to + offset];

@@ -1,7 +1,12 @@
 // Finds boxes by their titles.
 
-class Search {
-  /** @param {Timeline} timeline */
+/** @import { BoxPlace, Model } from "../view/model.js" */
+/** @import { Row } from "./rows.js" */
+/** @import { Track } from "./tracks.js" */
+import { lowest } from "./tracks.js";
+
+export class Search {
+  /** @param {Model} timeline */
   constructor(timeline) {
     this.timeline = timeline;
     this.clear();
@@ -14,7 +19,7 @@ class Search {
     this.count = 0;
     /** Number of goals: the boxes that "next" visits, which are those of devices, or all if there are none. */
     this.goals = 0;
-    /** @type {?{row: Row, track: Track, at: number}} the goal visited last */
+    /** The goal visited last. @type {?BoxPlace} */
     this.current = null;
   }
 
@@ -41,13 +46,15 @@ class Search {
     this.goals ||= this.count;
   }
 
-  /** The first goal with a property in or after the window, else the first one before it. @returns {?{row, track, at}} */
+  /** The first goal with a property in or after the window, else the first one before it. @returns {?BoxPlace} */
   first(holds) {
-    let best = null, bestKey = null;
+    /** @type {?BoxPlace} */
+    let best = null, /** @type {?Key} */ bestKey = null;
     for (const { row, index, track, found } of this.#rows()) {
       const [from] = this.timeline.view.on(row), fits = (at) => holds({ row, track, at });
       const at = found.find((at) => track.start[at] >= from && fits(at)) ?? found.find(fits);
       if (at === undefined) continue;
+      /** @type {Key} */
       const key = [track.start[at] < from ? Infinity : track.start[at] - from, index];
       if (!best || before(key, bestKey)) [best, bestKey] = [{ row, track, at }, key];
     }
@@ -60,6 +67,7 @@ class Search {
    */
   go(direction) {
     if (!this.count) return;
+    /** @type {Key} */
     const from = this.current ? keyOf(this.timeline, this.current) : [this.timeline.view.from, -1], tracks = this.#rows();
     this.current = nearest(this.timeline, tracks, from, direction) ?? nearest(this.timeline, tracks, [-direction * Infinity, 0], direction);
     this.timeline.moveTo(this.current);
@@ -80,7 +88,9 @@ class Search {
 
   /** @returns {Array<[number, number]>} intervals to mark in a window, at most one per pixel */
   marks(track, from, to, pixel) {
-    const found = this.found.get(track), marks = [];
+    const found = this.found.get(track);
+    /** @type {Array<[number, number]>} */
+    const marks = [];
     if (!found) return marks;
     let each = lowest(found.length, (at) => track.end[found[at]] > from);
     while (each < found.length && track.start[found[each]] < to) {
@@ -93,7 +103,7 @@ class Search {
 }
 
 /** The name of a kernel: its title without the bucket. */
-function nameOf([title, , bucket]) {
+export function nameOf([title, , bucket]) {
   return title.replace(`collective of bucket ${bucket}: `, "");
 }
 
@@ -108,12 +118,18 @@ function indicesWhere(length, holds) {
   return Int32Array.from(found);
 }
 
-/** The key that orders boxes: time on the axis, then row. */
-function keyOf({ view, rows }, { row, track, at }) {
+/** A track, the index of its row, and which of its boxes, all by default. @typedef {{row: Row, index: number, track: Track, found?: Int32Array}} Candidates */
+/** A time on the axis, and a row. @typedef {[number, number]} Key */
+
+/** The key that orders boxes. @param {Model} timeline @param {BoxPlace} box @returns {Key} */
+export function keyOf({ view, rows }, { row, track, at }) {
   return [track.start[at] - view.offsets[row.panel], rows.indexOf(row)];
 }
 
-/** How many boxes of a track, of those found in it or of all, come up to a key. */
+/**
+ * How many boxes of a track, of those found in it or of all, come up to a key.
+ * @param {Model} timeline @param {Candidates} candidates @param {Key} key
+ */
 function countUpTo({ view }, { row, index, track, found }, [time, rank]) {
   const own = time + view.offsets[row.panel];
   return lowest(found?.length ?? track.length, (each) => {
@@ -122,8 +138,11 @@ function countUpTo({ view }, { row, index, track, found }, [time, rank]) {
   });
 }
 
-/** The box of some tracks that is next to a key, as above; null if there is none. */
-function nearest(timeline, tracks, from, direction) {
+/**
+ * The box of some tracks that is next to a key, as above; null if there is none.
+ * @param {Model} timeline @param {Candidates[]} tracks @param {Key} from @param {number} direction @returns {?BoxPlace}
+ */
+export function nearest(timeline, tracks, from, direction) {
   let best = null, bestKey = null;
   for (const entry of tracks) {
     const { row, track, found } = entry, boxAt = (each) => ({ row, track, at: found?.[each] ?? each });
@@ -137,5 +156,7 @@ function nearest(timeline, tracks, from, direction) {
   return best;
 }
 
+/** @param {Key} one @param {Key} other */
 const same = ([time, row], [otherTime, otherRow]) => time === otherTime && row === otherRow;
+/** @param {Key} one @param {Key} other */
 const before = ([time, row], [otherTime, otherRow]) => time < otherTime || (time === otherTime && row < otherRow);

@@ -1,10 +1,12 @@
 // Index over boxes: the cost of a query grows with its answer, not with the number of boxes.
 
+/** @import { Columns } from "./columns.js" */
+
 /** Boxes in a block, and blocks in a block of blocks; the longest duration of each is known. */
 const FAN = 32;
 
 /** The boxes of one category in one row, sorted and disjoint. */
-class Track {
+export class Track {
   /** @param {number} category @param {Columns} columns @param {Int32Array} source row of each box in the columns */
   constructor(category, columns, source) {
     this.category = category;
@@ -76,7 +78,7 @@ class Track {
 }
 
 /** The lowest number below `stop` for which a condition holds that also holds for all higher ones; else `stop`. */
-function lowest(stop, holds, low = 0) {
+export function lowest(stop, holds, low = 0) {
   let high = stop;
   while (low < high) {
     const middle = (low + high) >>> 1;
@@ -87,7 +89,7 @@ function lowest(stop, holds, low = 0) {
 }
 
 /** @param {Float64Array|Int32Array} sorted @param {number} value @returns {number} first position of a larger value */
-function firstAbove(sorted, value) {
+export function firstAbove(sorted, value) {
   let low = 0, high = sorted.length;
   while (low < high) {
     const middle = (low + high) >>> 1;
@@ -111,7 +113,7 @@ function highest(valueAt, length) {
  * The boxes of a row as tracks, in the order of categories.
  * @param {Columns} columns @param {number} from @param {number} to @returns {Track[]}
  */
-function tracksOf(columns, from, to) {
+export function tracksOf(columns, from, to) {
   const counts = new Uint32Array(256);
   for (let at = from; at < to; at++) counts[columns.category[at]]++;
   const sources = Array.from(counts, (count) => new Int32Array(count));

@@ -1,24 +1,35 @@
 // Places the lanes: which are folded or left out, and the top and height of the others, in pixels.
 
+import { FONT_PX, widthOf } from "../base/letters.js";
+
 /**
  * @typedef {Object} Group lanes that are folded together: all lanes of calls, all lanes of ranges, or a single lane
  * @property {string} key the same on all ranks
  * @property {string} title
- * @property {Object[]} lanes
+ * @property {Lane[]} lanes
  * @property {boolean} folded
  * @property {number} top
  * @property {number} bottom
  */
 
-const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 }, OTHER_LEVEL = 17;
+/**
+ * @typedef {Object} Space
+ * @property {boolean} narrow whether titles are above the lanes
+ * @property {number} room for all lanes, in pixels
+ * @property {number[]} headers heights of the panels' headers, in pixels
+ */
+
+/** @type {Record<string, number>} */
+const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 };
+const OTHER_LEVEL = 17;
 const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
-const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
-const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
-const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, beside an entry's text, free in any case
-const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
+export const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
+export const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
+export const LEGEND_LINE = 19, LEGEND_ITEM = 42, LEGEND_FREE = 22; // pixels of a line, beside an entry's text, free in any case
+export const TOGETHER = { calls: "CUDA calls", ranges: "ranges" };
 
 /** The reader's choices: which lanes are folded, and a filter on the titles of lanes. */
-class Folding {
+export class Folding {
   constructor() {
     /** @type {Map<string, boolean>} only lanes that the reader folded or unfolded */
     this.chosen = new Map();
@@ -57,14 +68,19 @@ function titleOf({ key, lanes }) {
 }
 
 /** Sets for each lane whether it is seen, its top, and the height of a level. */
-class Arrangement {
+export class Arrangement {
   /**
-   * @param {Object} data of the page @param {Folding} folding
-   * @param {{narrow: boolean, room: number, headers: number[]}} space narrow: whether titles are above the lanes; room
-   * for all lanes, and the heights of the panels' headers, in pixels
+   * @param {PageData} data @param {Folding} folding @param {Space} space
    */
   constructor(data, folding, { narrow, room, headers }) {
-    Object.assign(this, { data, narrow, headers });
+    this.data = data;
+    this.narrow = narrow;
+    this.headers = headers;
+    this.height = 0;
+    /** @type {number[]} */
+    this.panelTops = [];
+    /** @type {Array<{top: number, bottom: number}>} */
+    this.rankPlaces = [];
     this.groups = data.ranks.map((_, rank) => groupsOf(data.lanes, rank, folding));
     this.#place(1);
     const flexible = this.#seen().reduce((sum, lane) => sum + lane.levels * lane.level, 0);
@@ -128,13 +144,13 @@ function levelHeight({ kind, levels }) {
 }
 
 /** The place of a level of a lane, with a gap to the next level. @returns {{top: number, bottom: number}} */
-function placeOf({ top, level, levels }, at) {
+export function placeOf({ top, level, levels }, at) {
   const start = top + at * level;
   return { top: start, bottom: start + level - (levels === 1 ? 0 : Math.min(1, level / 10)) };
 }
 
 /** The pixels that a legend needs above its free room; in several lines all entries are as wide as the widest. */
-function legendRoom(categories, width, narrow) {
+export function legendRoom(categories, width, narrow) {
   const scale = narrow ? NARROW_LEGEND / FONT_PX : 1, { l, r } = narrow ? { l: NARROW_SIDE, r: NARROW_SIDE } : MARGIN;
   const entries = categories.filter(({ in_legend: isIn }) => isIn).map(({ legend }) => widthOf(legend) * scale + LEGEND_ITEM);
   const sum = entries.reduce((all, each) => all + each, 0), room = width - l - r;

@@ -1,9 +1,19 @@
 // Labels beside the lanes, or above them on a narrow page: panels, ranks, and a button per lane.
 
-class Labels {
+/** @import { Timeline } from "../view/timeline.js" */
+import { element } from "../base/dom.js";
+import { percent } from "../base/format.js";
+import { LABEL, PANEL_HEADER } from "./arrange.js";
+
+export class Labels {
   /** @param {Timeline} timeline @param {HTMLElement} box that lies over the figure */
   constructor(timeline, box) {
-    Object.assign(this, { timeline, box });
+    this.timeline = timeline;
+    this.box = box;
+    this.measuredAt = NaN;
+    /** @type {number[]} */
+    this.heights = [];
+    this.shown = null;
   }
 
   /** The heights that the panels' headers need, which depend on the width of the figure. @returns {number[]} */
@@ -12,7 +22,7 @@ class Labels {
     if (clientWidth !== this.measuredAt) {
       this.measuredAt = clientWidth;
       this.box.replaceChildren(...this.timeline.data.panels.map(header));
-      this.heights = [...this.box.children].map(({ offsetHeight }) => Math.max(PANEL_HEADER, offsetHeight + 8));
+      this.heights = [.../** @type {HTMLCollectionOf<HTMLElement>} */ (this.box.children)].map(({ offsetHeight }) => Math.max(PANEL_HEADER, offsetHeight + 8));
     }
     return this.heights;
   }
@@ -24,7 +34,7 @@ class Labels {
     this.box.style.setProperty("--width", `${width}px`);
     if (arrangement === this.shown) return;
     this.shown = arrangement;
-    const focused = document.activeElement?.dataset.key;
+    const focused = /** @type {?HTMLElement} */ (document.activeElement)?.dataset.key;
     this.box.classList.toggle("narrow", arrangement.narrow);
     this.box.replaceChildren(...this.#panels(arrangement), ...this.#ranks(arrangement), ...this.#lanes(arrangement));
     if (focused) [...this.box.querySelectorAll("button")].find(({ dataset }) => dataset.key === focused)?.focus();

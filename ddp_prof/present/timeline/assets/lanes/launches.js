@@ -1,16 +1,26 @@
 // Launch calls, launch shapes, phases and exposed parts of boxes; known when the folded lanes have been read.
 
-class Launches {
+/** @import { BoxPlace, Model } from "../view/model.js" */
+import { digits, milliseconds } from "../base/format.js";
+import { summed } from "../data/columns.js";
+import { locate } from "../data/rows.js";
+import { firstAbove } from "../data/tracks.js";
+
+export class Launches {
   /**
-   * @param {Object<string, Float64Array>} facts for each box shown: call, shape, phase
-   * @param {Object<string, Float64Array>} collectives for each part of a collective: box, part, ns
+   * @param {Numbers} facts for each box shown: call, shape, phase
+   * @param {Numbers} collectives for each part of a collective: box, part, ns
    */
   constructor({ call, shape, phase }, { box, part, ns }) {
     this.call = new Int32Array(call.length).fill(-1);
     for (let at = 0, last = 0; at < call.length; at++) {
       if (call[at]) this.call[at] = last += (call[at] - 1) / 2;
     }
-    Object.assign(this, { shape, phase, box: summed(box), part, ns });
+    this.shape = shape;
+    this.phase = phase;
+    this.box = summed(box);
+    this.part = part;
+    this.ns = ns;
   }
 
   /**
@@ -19,6 +29,7 @@ class Launches {
    * @returns {Array<[number, number]>}
    */
   partsOf(source) {
+    /** @type {Array<[number, number]>} */
     const found = [];
     for (let at = firstAbove(this.box, source - 1); at < this.box.length && this.box[at] === source; at++) found.push([this.part[at], this.ns[at]]);
     return found;
@@ -30,7 +41,7 @@ class Launches {
  * time; for copies, and if peers are not known, over the duration.
  * @returns {?{name: string, rate: string, over: string}} null if the bytes are not known
  */
-function bandwidthOf({ launches, data }, { row, track, at }) {
+export function bandwidthOf({ launches, data }, { row, track, at }) {
   const source = track.source[at], bytes = track.columns.bytes[source], duration = track.end[at] - track.start[at];
   if (bytes < 0 || (row.kind === "communication" && !launches)) return null;
   const parts = row.kind === "communication" ? launches.partsOf(source) : [];
@@ -44,10 +55,10 @@ function bandwidthOf({ launches, data }, { row, track, at }) {
 
 /**
  * The launch of a box that is a call or was launched: the call, the first work that it launched, and their number.
- * @param {Timeline} timeline @param {{row: Row, track: Track, at: number}} box
- * @returns {?{call: Object, launched: Object, count: number}} both as boxes
+ * @param {Model} timeline @param {BoxPlace} box
+ * @returns {?{call: BoxPlace, launched: BoxPlace, count: number}}
  */
-function launchOf(timeline, box) {
+export function launchOf(timeline, box) {
   const { launches } = timeline;
   if (!launches || !box?.row) return null;
   const source = box.track.source[box.at];
@@ -63,7 +74,7 @@ function launchOf(timeline, box) {
 }
 
 /** The arrow of a launch, and the rows of the host in which the call is marked; in ns on the axis and in pixels. */
-function arrowOf(timeline, box) {
+export function arrowOf(timeline, box) {
   const launch = launchOf(timeline, box);
   if (!launch) return null;
   const { call, launched } = launch, { view } = timeline;

@@ -1,9 +1,16 @@
 // Which operations waited for which collectives, and how long.
 
-class Needs {
-  /** @param {Object<string, Float64Array>} columns a row per collective and per waiting box; see encoding.py */
+/** @import { BoxPlace } from "../view/model.js" */
+import { milliseconds } from "../base/format.js";
+import { summed } from "../data/columns.js";
+import { locate } from "../data/rows.js";
+import { firstAbove } from "../data/tracks.js";
+
+export class Needs {
+  /** @param {Numbers} columns a row per collective and per waiting box; see encoding.py */
   constructor({ box, ...columns }) {
-    Object.assign(this, columns, { box: summed(box) });
+    this.columns = columns;
+    this.box = summed(box);
   }
 
   /** The row of a collective or of a waiting box. @returns {?Object} */
@@ -11,14 +18,14 @@ class Needs {
     const row = firstAbove(this.box, source - 1);
     if (this.box[row] !== source) return null;
     const [of, blocking, held, slack, name, stream, after, consumer] =
-      ["of", "blocking", "held", "slack", "name", "stream", "after", "consumer"].map((column) => this[column][row]);
+      ["of", "blocking", "held", "slack", "name", "stream", "after", "consumer"].map((column) => this.columns[column][row]);
     return { of: of - 1, blocking, held: held - 1, slack, name, stream, after, consumer: consumer - 1 };
   }
 
-  /** The collective with an index in a step of a rank. @returns {?{row, track, at}} */
+  /** The collective with an index in a step of a rank. @returns {?BoxPlace} */
   collective(timeline, rank, step, index) {
     for (let at = 0; at < this.box.length; at++) {
-      if (this.index[at] !== index) continue;
+      if (this.columns.index[at] !== index) continue;
       const box = locate(timeline.shownRows, this.box[at]), { row, track } = box;
       if (row.kind !== "communication" || timeline.data.ranks[row.rank].name !== rank) continue;
       if (!timeline.stepKeys.length || track.columns.step[track.source[box.at]] === step) return box;
@@ -29,7 +36,7 @@ class Needs {
   /** The collectives whose consumer a box is. @returns {number[]} */
   neededBy(source) {
     const found = [];
-    for (let row = 0; row < this.box.length; row++) if (this.consumer[row] === source + 1) found.push(this.box[row]);
+    for (let row = 0; row < this.box.length; row++) if (this.columns.consumer[row] === source + 1) found.push(this.box[row]);
     return found;
   }
 }
@@ -37,7 +44,7 @@ class Needs {
 const exactly = (ns) => `${milliseconds(ns)} (${ns.toLocaleString("en")} ns)`;
 
 /** Facts on blocking, slack and the consumer of a collective; for a consumer or a waiting box, on its collectives. */
-function needFacts(timeline, { row, track, at }) {
+export function needFacts(timeline, { row, track, at }) {
   const { needs, data } = timeline, source = track.source[at];
   if (!needs || row.folded) return [];
   const found = needs.at(source), nameOf = (box) => timeline.texts(box.track, box.at)[0];
@@ -65,7 +72,7 @@ const HELD_BACK = {
 };
 
 /** Arrows from collectives to their consumers; a box of either kind is selected. @returns {Array<{x: number[], y: number[]}>} */
-function needArrows(timeline, { row, track, at }) {
+export function needArrows(timeline, { row, track, at }) {
   const { needs, view } = timeline, source = track.source[at];
   if (!needs || row.folded) return [];
   const found = needs.at(source);

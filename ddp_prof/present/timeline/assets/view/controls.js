@@ -1,7 +1,14 @@
 // Keys, and the bar above the figure.
 
+/** @import { Timeline } from "./timeline.js" */
+import { dark } from "../../../html/assets/look.js";
+import { byId, element } from "../base/dom.js";
+import { widthOf } from "../base/letters.js";
+import { Details } from "./details.js";
+import { controlPointer } from "./pointer.js";
+
 /** @param {Timeline} timeline @returns {Details} */
-function control(timeline) {
+export function control(timeline) {
   controlSteps(timeline);
   controlLanes(timeline);
   const details = new Details(timeline, byId("details"));
@@ -102,7 +109,7 @@ function onKey(timeline, details, event) {
 }
 
 /** Fills the menu of steps with the current step only, because thousands of entries take long; keeps its full width. */
-function showStep(timeline) {
+export function showStep(timeline) {
   const menu = byId("steps"), names = timeline.stepKeys.map((key) => timeline.stepName(key));
   byId("step-controls").hidden = !names.length;
   if (timeline.step === null) return;
@@ -124,7 +131,7 @@ function controlSteps(timeline) {
 }
 
 /** Searches words as if the reader had typed them. */
-function searchFor(words) {
+export function searchFor(words) {
   const field = byId("search");
   field.value = words;
   field.dispatchEvent(new Event("input"));

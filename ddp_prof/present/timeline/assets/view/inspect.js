@@ -1,10 +1,17 @@
 // The tooltip beside the pointer, and the sums of the window.
 
+/** @import { Timeline } from "./timeline.js" */
+import { element } from "../base/dom.js";
+import { milliseconds, percent, rankName, sizeOf } from "../base/format.js";
+import { bandwidthOf } from "../lanes/launches.js";
+import { scoped } from "./details.js";
+
 /** Describes the box, or the merged boxes, under the pointer. */
-class Tooltip {
+export class Tooltip {
   /** @param {Timeline} timeline @param {HTMLElement} element */
   constructor(timeline, element) {
-    Object.assign(this, { timeline, element });
+    this.timeline = timeline;
+    this.element = element;
   }
 
   hide() {
@@ -69,9 +76,12 @@ class Tooltip {
 const MAY_BE_LEFT_OUT = ["exposed_memory", "graph", "unnamed"]; // parts that some captures do not have
 
 /** The strip's sums in the window: a sentence, and a table with one row per rank. */
-class Readout {
+export class Readout {
+  /** @param {Timeline} timeline @param {HTMLElement} sentence @param {HTMLTableElement} table */
   constructor(timeline, sentence, table) {
-    Object.assign(this, { timeline, sentence, table });
+    this.timeline = timeline;
+    this.sentence = sentence;
+    this.table = table;
     const held = new Set(timeline.data.categories.map(({ name }) => name));
     this.parts = timeline.data.strip.filter(({ name }) => held.has(name) || !MAY_BE_LEFT_OUT.includes(name));
   }

@@ -1,9 +1,19 @@
 // Draws boxes and cells as Plotly traces. Plotly makes an SVG element for each bar, and for each part of a line between
 // gaps. Thousands of elements are slow, one long path is not; so each category is one filled line without gaps.
 
+/** @import { Box, Cell } from "../data/merge.js" */
+/** @import { Row, View } from "../data/rows.js" */
+/** @import { Timeline } from "./timeline.js" */
+import { recolor } from "../../../html/assets/look.js";
+import { milliseconds } from "../base/format.js";
+import { asText, fitting, FONT_PX, widthOf } from "../base/letters.js";
+import { merge } from "../data/merge.js";
+import { arrowOf } from "../lanes/launches.js";
+import { needArrows } from "../lanes/needs.js";
+
 /** If there were more boxes and cells to draw, pixel columns become wider. */
 const MOST_BOXES = 20000;
-const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8, FONT_PX = 12; // pixels
+const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8; // pixels
 const TICK = 5;
 const MOST_NUMBERS = 8, NUMBER_PX = 56; // beside exposed time that is too thin to hold its length
 const PALE = "38", SHADE = "22"; // opacity
@@ -57,7 +67,7 @@ class Rectangles {
  * Merges the boxes of all rows.
  * @param {Row[]} rows @param {View} view @param {number} columns
  */
-function mergeAll(rows, view, columns) {
+export function mergeAll(rows, view, columns) {
   for (let width = columns; ; width = Math.ceil(width / 2)) {
     const drawn = rows.map((row) => ({ row, ...merge(row.tracks, ...view.on(row), width) }));
     const boxes = drawn.reduce((sum, { boxes, cells }) => sum + boxes.length + cells.length, 0);
@@ -66,10 +76,13 @@ function mergeAll(rows, view, columns) {
 }
 
 /** Turns merged rows, and the selection, into Plotly traces. */
-class Painter {
-  /** @param {Timeline} timeline @param {Object} layout */
+export class Painter {
+  /** @param {Timeline} timeline @param {any} layout */
   constructor(timeline, layout) {
-    Object.assign(this, { timeline, view: timeline.view, pixel: timeline.pixel, colors: layout });
+    this.timeline = timeline;
+    this.view = timeline.view;
+    this.pixel = timeline.pixel;
+    this.colors = layout;
     const rectangles = () => new Rectangles((this.view.from - 20 * this.pixel) / 1e6);
     const byCategory = () => new Map(timeline.categories.map(({ code }) => [code, rectangles()]));
     this.solid = byCategory();
@@ -235,6 +248,7 @@ class Painter {
 
 const INERT = { type: "scatter", hoverinfo: "skip", showlegend: false };
 
+/** @param {Rectangles} rectangles @param {string} color @param {Partial<Category>} category */
 function filled(rectangles, color, { legend, color: group } = {}, showlegend = false) {
   const line = rectangles.closed();
   if (showlegend && !line.x.length) Object.assign(line, { x: [null], y: [null] }); // keeps its entry in the legend
@@ -260,27 +274,4 @@ function written({ x, y, text, color }, family) {
 function inkOn(color) {
   const [red, green, blue] = [1, 3, 5].map((at) => parseInt(color.slice(at, at + 2), 16));
   return red * 0.299 + green * 0.587 + blue * 0.114 > 130 ? "#1c2128" : "#ffffff";
-}
-
-const measuring = document.createElement("canvas").getContext("2d");
-const widths = new Map();
-
-function widthOf(text) {
-  measuring.font = `${FONT_PX}px sans-serif`;
-  if (!widths.has(text)) widths.set(text, measuring.measureText(text).width);
-  return widths.get(text);
-}
-
-/** The text that fits: the title, its label, or the beginning of a title without a label. */
-function fitting(texts, room) {
-  const [title, label] = texts;
-  if (widthOf(title) <= room) return title;
-  if (label) return widthOf(label) <= room ? label : "";
-  const letters = Math.floor((title.length * room) / widthOf(title)) - 1;
-  return letters >= 6 ? title.slice(0, letters) + "…" : "";
-}
-
-/** Escapes a name for Plotly, which reads a subset of HTML. */
-function asText(plain) {
-  return plain.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 }

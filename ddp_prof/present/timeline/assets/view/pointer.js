@@ -1,8 +1,13 @@
 // The pointer over the figure: wheel, drag, click, tooltip.
 
+/** @import { Details } from "./details.js" */
+/** @import { Timeline } from "./timeline.js" */
+import { byId } from "../base/dom.js";
+import { Tooltip } from "./inspect.js";
+
 const CLICK = 4; // pixels that a pointer may move during a click
 
-function controlPointer(timeline, details) {
+export function controlPointer(timeline, details) {
   const tooltip = new Tooltip(timeline, byId("tooltip")), figure = timeline.element;
   timeline.onDraw(() => tooltip.hide());
   figure.addEventListener("wheel", (event) => onWheel(timeline, tooltip, event), { passive: false });
@@ -35,8 +40,12 @@ function onWheel(timeline, tooltip, event) {
 
 /** A pressed pointer: a drag moves the window, a drag with shift measures a range, a click selects. */
 class Drag {
+  /** @param {Timeline} timeline @param {Details} details */
   constructor(timeline, details) {
-    Object.assign(this, { timeline, details, from: null });
+    this.timeline = timeline;
+    this.details = details;
+    /** @type {?{x: number, y: number, last: number, moved: number, measures: boolean}} */
+    this.from = null;
   }
 
   start(event) {

@@ -1,10 +1,14 @@
 // Draws the figure without Plotly, from the same traces and layout, at the same places, until Plotly has been read.
 
+import { element } from "../base/dom.js";
+import { asText, FONT_PX, widthIn } from "../base/letters.js";
+import { LEGEND_LINE } from "../lanes/arrange.js";
+
 const LEGEND_SWATCH = 30, LEGEND_TEXT = 40, LEGEND_EDGE = 5, LEGEND_GAP = 5; // pixels, as Plotly lays legends out
 const BASELINE = 0.25, LEGEND_BASELINE = 0.39, LINE_HEIGHT = 1.3; // of the size of letters
 
 /** @param {HTMLElement} figure @param {Object[]} traces @param {Object} layout both as for Plotly */
-function sketch(figure, traces, layout) {
+export function sketch(figure, traces, layout) {
   const { width, height, margin: { l, r, t, b }, xaxis, font } = layout;
   const [from, to] = xaxis.range, wide = width - l - r, high = height - t - b;
   const x = (ms) => ((ms - from) / (to - from)) * wide, y = (top) => (top / layout.yaxis.range[0]) * high;
@@ -27,14 +31,9 @@ function sketch(figure, traces, layout) {
 }
 
 /** Removes the sketch when Plotly has drawn the figure. */
-function removeSketch(figure) {
+export function removeSketch(figure) {
   figure.querySelector(".sketch")?.remove();
   figure.style.height = "";
-}
-
-function lengthOf(text, size, family) {
-  measuring.font = `${size}px ${family}`;
-  return measuring.measureText(text).width;
 }
 
 function letters(text, x, y, size, color, anchor = "middle") {
@@ -56,14 +55,14 @@ function sketchedText({ x: xs, y: ys, text, textfont: { size, color } }, x, y) {
 }
 
 function sketchedNumber({ text, font: { size, color }, bgcolor, xshift }, family, x, y) {
-  const width = lengthOf(text, size, family), left = Math.round(x + xshift), top = Math.round(y - 8);
+  const width = widthIn(text, size, family), left = Math.round(x + xshift), top = Math.round(y - 8);
   return `<rect x="${left}" y="${top}" width="${width + 4}" height="16" fill="${bgcolor}"/>`
     + letters(text, left + 2, top + 12, size, color, "start");
 }
 
 /** The legend in one line if there is room, else in columns as wide as the widest entry. */
 function sketchedLegend(traces, { width, margin: { l, r, t }, legend: { font: { size } }, font }) {
-  const widths = traces.map(({ name }) => LEGEND_TEXT + lengthOf(name, size, font.family) + LEGEND_GAP), widest = Math.max(...widths);
+  const widths = traces.map(({ name }) => LEGEND_TEXT + widthIn(name, size, font.family) + LEGEND_GAP), widest = Math.max(...widths);
   const room = width - l - r, isLine = widths.reduce((sum, each) => sum + each, 0) <= room;
   const columns = isLine ? traces.length : Math.max(1, Math.floor(room / widest)), lines = Math.ceil(traces.length / columns);
   let left = 0;

@@ -1,6 +1,17 @@
 // Draws the page: first the window on which it opens, then all of it. The first drawing needs neither Plotly nor all
 // columns; these come last in the page, because each takes long to read.
 
+import { read } from "../../../html/assets/look.js";
+import { byId, element } from "../base/dom.js";
+import { boxesOf, inflate, unpack } from "../data/columns.js";
+import { Launches } from "../lanes/launches.js";
+import { Needs } from "../lanes/needs.js";
+import { Address } from "./address.js";
+import { control, showStep } from "./controls.js";
+import { Readout } from "./inspect.js";
+import { Timeline } from "./timeline.js";
+import { WholeRun } from "./whole.js";
+
 const timeline = new Timeline(byId("timeline"), byId("labels"), read("timeline-data"));
 const whole = new WholeRun(timeline, byId("whole"));
 const readout = new Readout(timeline, byId("in-view"), byId("sums"));

@@ -1,67 +1,38 @@
-// The timeline of a page: its data, the window of time that it shows, and the drawing.
+// Draws the model of a page, and again after each change.
 
-const SHORTEST_SPAN = 100; // ns; for less, the axis would need more digits
+import { recolor } from "../../../html/assets/look.js";
+import { ticksOf } from "../base/format.js";
+import { GAP, legendRoom, MARGIN, NARROW, NARROW_LEGEND, NARROW_SIDE } from "../lanes/arrange.js";
+import { Labels } from "../lanes/labels.js";
+import { Model } from "./model.js";
+import { mergeAll, Painter } from "./paint.js";
+import { removeSketch, sketch } from "./sketch.js";
+
 const PIXELS_A_TICK = 120;
-const STEP_MARGIN = 0.02;
 const BELOW = 125, BELOW_RANK = 27; // pixels below the figure for the table of sums, and for each of its rows
 const CONFIG = { displaylogo: false, displayModeBar: false, showTips: false };
 
-class Timeline {
-  /** @param {HTMLElement} element @param {HTMLElement} labels @param {Object} data see timeline_page.py */
+export class Timeline extends Model {
+  /** @param {Figure} element @param {HTMLElement} labels @param {PageData} data see timeline_page.py */
   constructor(element, labels, data) {
+    super(data);
     this.element = element;
-    this.data = data;
     this.listeners = [];
     this.painters = [];
-    this.isComplete = false;
-    this.folding = new Folding();
-    const rowOf = (row) => new Row(data.lanes[row.lane], row, data.ranks[data.lanes[row.lane].rank].panel);
-    this.shownRows = data.rows.map(rowOf);
-    /** Rows of lanes that are folded at first. */
-    this.foldedRows = data.foldedRows.map(rowOf);
-    /** @type {Row[]} */
-    this.rows = [...this.shownRows, ...this.foldedRows];
     /** The boxes and cells of the last drawing, by row. */
     this.drawn = [];
-    this.search = new Search(this);
-    /** Keys of the steps of all panels. */
-    this.stepKeys = [...new Set(data.panels.flatMap(({ steps }) => steps.map(([key]) => key)))].sort((one, other) => one - other);
-    /** The selection: a box, or a range of the axis. @type {?Object} */
-    this.selected = null;
-    /** The window before each jump. */
-    this.past = [];
-    this.#reset();
+    this.boxes = 0;
+    this.legendRoom = 0;
+    /** Resolves when all of the page has been read and drawn. @type {Promise<void>} */
+    this.ready = null;
+    /** @type {?number} */
+    this.arrangedFor = null;
+    /** @type {?Promise<void>} */
+    this.pending = null;
+    this.kernelsPage = document.querySelector('a[data-page="kernels"]')?.getAttribute("href") ?? null;
     this.labels = new Labels(this, labels);
     this.arrange();
   }
-
-  /**
-   * @param {Columns} columns of the boxes that are shown @param {Object} extra times, see encoding.py
-   * @param {?Array<[number, number, number]>} parts lane, level and count of each row, if the columns hold only the
-   * window on which the page opens; null if they hold all boxes
-   */
-  fill(columns, { rank: ranks, time }, parts = null) {
-    this.columns = columns;
-    this.isComplete = !parts;
-    const countOf = ({ place, level, count }) => (parts ? parts.find(([lane, at]) => lane === place && at === level)?.[2] ?? 0 : count);
-    this.shownRows.reduce((first, row) => row.fill(columns, first, countOf(row)), 0);
-    const times = summed(new Float64Array(time));
-    const spans = (rows) => rows.map(({ first, stop }) => [first, stop]);
-    this.data.ranks.forEach((_, rank) => {
-      const rows = this.shownRows.filter((row) => row.rank === rank), isStrip = ({ kind }) => kind === "strip";
-      const others = rows.filter((row) => !isStrip(row));
-      toTimes(columns, spans(rows.filter(isStrip)), spans(others), times.filter((_, at) => ranks[at] === rank));
-    });
-  }
-
-  /** @param {Columns} columns of the boxes in folded lanes @param {Launches} launches of the other boxes
-   * @param {Needs} needs */
-  fillFolded(columns, launches, needs) {
-    Object.assign(this, { launches, needs });
-    this.foldedRows.reduce((first, row) => row.fill(columns, first), 0);
-  }
-
-  // The arrangement of the lanes.
 
   arrange() {
     const { element, data } = this, { clientWidth } = element, narrow = clientWidth < NARROW;
@@ -69,252 +40,7 @@ class Timeline {
     this.arrangedFor = clientWidth;
     const above = element.getBoundingClientRect().top + scrollY + MARGIN.t + this.legendRoom + MARGIN.b;
     const room = innerHeight - above - BELOW - BELOW_RANK * data.ranks.length;
-    this.arrangement = new Arrangement(data, this.folding, { narrow, room, headers: this.labels.headerHeights() });
-    this.rows.forEach((row) => row.arrange(data.lanes));
-  }
-
-  /** Folds or unfolds lanes on all ranks. @param {string} key of a group */
-  fold(key, folded) {
-    this.folding.set(key, folded);
-    this.arrange();
-    return this.schedule();
-  }
-
-  /** @param {"calls" | "ranges"} key */
-  toggle(key) {
-    const group = this.arrangement.groups.flat().find((each) => each.key === key);
-    return group && this.fold(key, !group.folded);
-  }
-
-  /** Shows only lanes whose titles contain the words. */
-  filter(words) {
-    this.folding.filter = words;
-    this.search.find(this.search.words);
-    this.arrange();
-    return this.schedule();
-  }
-
-  /** Unfolds the lane of a row. */
-  reveal(row) {
-    if (!row.seen) this.fold(row.kind in TOGETHER ? row.kind : row.lane, false);
-  }
-
-  // The window.
-
-  #reset() {
-    this.step = null;
-    this.view = new View(0, 1, this.data.panels.map(() => 0));
-    this.view = this.view.moved(...this.home);
-    this.base = this.view;
-  }
-
-  /** From the first to the last moment of any panel. */
-  get whole() {
-    const { start, end } = this.data, { offsets } = this.view;
-    return [start - Math.max(...offsets), end - Math.min(...offsets)];
-  }
-
-  /** The same with a margin; each window lies within these limits. */
-  get limits() {
-    return this.#withMargin(...this.whole);
-  }
-
-  /** All measured steps. */
-  get home() {
-    return this.#withMargin(...this.data.home);
-  }
-
-  #withMargin(from, to) {
-    const slack = (to - from) * this.data.margin;
-    return [from - slack, to + slack];
-  }
-
-  /** Shows a window of the axis, in ns. @returns {Promise<void>} when it is drawn */
-  show(from, to) {
-    const [low, high] = this.limits;
-    const span = Math.min(Math.max(to - from, SHORTEST_SPAN), high - low);
-    const start = Math.min(Math.max((from + to - span) / 2, low), high - span);
-    this.view = this.view.moved(start, start + span);
-    return this.schedule();
-  }
-
-  /** Shows the window on which the page opens: the typical step, or all of a capture without steps. */
-  open() {
-    return this.data.typical === null ? this.showSteps() : this.showStep(this.data.typical);
-  }
-
-  /** Whether the window is the typical step, on which the page opens. */
-  get isOpening() {
-    return this.step !== null && this.step === this.data.typical && this.isBase;
-  }
-
-  /** Whether the boxes in the window were read. */
-  get canDraw() {
-    return this.isComplete || Boolean(this.columns && this.isOpening);
-  }
-
-  /** Whether the window has not moved since a step, or all steps, were shown. */
-  get isBase() {
-    return this.view.from === this.base.from && this.view.to === this.base.to;
-  }
-
-  /** Shows the whole capture. */
-  showAll() {
-    this.#reset();
-    return this.show(...this.limits);
-  }
-
-  /** Shows all measured steps. */
-  showSteps() {
-    this.#reset();
-    return this.schedule();
-  }
-
-  /** Shows a step in all panels; time 0 is its start in each panel. */
-  showStep(key) {
-    const marks = this.data.panels.map(({ steps }) => steps.find(([each]) => each === key));
-    const shown = marks.filter(Boolean);
-    this.step = key;
-    this.view = new View(0, 1, marks.map((mark) => (mark ?? shown[0])[1]));
-    const longest = Math.max(...shown.map(([, from, to]) => to - from));
-    const drawn = this.show(-longest * STEP_MARGIN, longest * (1 + STEP_MARGIN));
-    this.base = this.view;
-    return drawn;
-  }
-
-  /** Shows the next step or the one before; if no step is shown yet, the one in the middle of the window. */
-  showNeighbour(by) {
-    const keys = this.stepKeys;
-    if (!keys.length) return;
-    const at = this.step === null ? keys.indexOf(this.#stepInView()) : keys.indexOf(this.step) + by;
-    this.showStep(keys[Math.min(Math.max(at, 0), keys.length - 1)]);
-  }
-
-  /** The step in the middle of the window, or the first step if the window holds nearly all of them. */
-  #stepInView() {
-    const { from, span, offsets } = this.view, [first, last] = this.data.home;
-    const { steps } = this.data.panels.find(({ steps }) => steps.length);
-    const middle = (span > (last - first) * 0.9 ? from : from + span / 2) + offsets[0];
-    return (steps.find(([, , end]) => end > middle) ?? steps[0])[0];
-  }
-
-  /** @param {number} factor of the span @param {number} at the place that does not move, from 0 (left) to 1 (right) */
-  zoom(factor, at = 0.5) {
-    const { from, span } = this.view;
-    const [low, high] = this.limits;
-    const next = Math.min(Math.max(span * factor, SHORTEST_SPAN), high - low);
-    const start = from + at * (span - next);
-    return this.show(start, start + next);
-  }
-
-  /** @param {number} share of the window */
-  pan(share) {
-    const { from, to, span } = this.view;
-    const [low, high] = this.limits;
-    const by = Math.min(Math.max(share * span, low - from), high - to);
-    return this.show(from + by, to + by);
-  }
-
-  // Drawing.
-
-  /** @param {?Object} what a box, a range of the axis, or null */
-  select(what) {
-    this.selected = what;
-    return this.schedule();
-  }
-
-  /** The interval of the selection on the axis. @returns {?number[]} */
-  get selection() {
-    if (!this.selected) return null;
-    const { row, track, at, from, to } = this.selected;
-    if (!row) return [from, to];
-    const offset = this.view.offsets[row.panel];
-    return [track.start[at] - offset, track.end[at] - offset];
-  }
-
-  /** Zooms to the selection. */
-  showSelection() {
-    if (!this.selection) return null;
-    this.remember();
-    const [from, to] = this.selection, slack = Math.max((to - from) / 8, SHORTEST_SPAN / 4);
-    return this.show(from - slack, to + slack);
-  }
-
-  /** Moves a box to the middle, zooms if it is too short or too long for the window, and unfolds its lane. */
-  bringIntoView({ row, track, at }) {
-    this.remember();
-    this.reveal(row);
-    const offset = this.view.offsets[row.panel], duration = track.end[at] - track.start[at];
-    const middle = (track.start[at] + track.end[at]) / 2 - offset;
-    const isSeen = duration >= 4 * this.pixel && duration < this.view.span;
-    const span = isSeen ? this.view.span : Math.max(duration * 12, 1000);
-    return this.show(middle - span / 2, middle + span / 2);
-  }
-
-  /** Moves the window to a box that is not wholly in it, without zooming, and unfolds its lane. */
-  moveTo({ row, track, at }) {
-    this.remember();
-    this.reveal(row);
-    const { from, to, span, offsets } = this.view;
-    const start = track.start[at] - offsets[row.panel], end = track.end[at] - offsets[row.panel];
-    if (from <= start && end <= to) return this.schedule();
-    return this.show((start + end - span) / 2, (start + end + span) / 2);
-  }
-
-  /** Keeps the window before a jump, for `back`. */
-  remember() {
-    const { step, view, base } = this;
-    if (this.past.at(-1)?.view !== view) this.past.push({ step, view, base });
-  }
-
-  /** Shows the window before the last jump. */
-  back() {
-    while (this.past.at(-1)?.view === this.view) this.past.pop();
-    Object.assign(this, this.past.pop());
-    return this.schedule();
-  }
-
-  /** The next box of a category in time (row by row if several start together); null after the last one. */
-  nextOf(name, direction) {
-    const code = this.data.categories.find((each) => each.name === name)?.code, { selected, view: { from, to } } = this;
-    const here = selected?.track?.category === code ? keyOf(this, selected) : [direction > 0 ? from : to, -direction * Infinity];
-    const isOfKind = ({ category }) => category === code;
-    const tracks = this.rows.flatMap((row, index) => (row.seen ? row.tracks.filter(isOfKind).map((track) => ({ row, index, track })) : []));
-    return nearest(this, tracks, here, direction);
-  }
-
-  /** The longest box of a category in a measured step, else the longest anywhere, or null. */
-  longestOf(name) {
-    const code = this.data.categories.find((each) => each.name === name)?.code, measured = new Set(this.stepKeys);
-    let longest = 0, isMeasured = false, box = null;
-    for (const row of this.rows) {
-      for (const track of row.tracks.filter(({ category }) => category === code)) {
-        for (let at = 0; at < track.length; at++) {
-          const length = track.end[at] - track.start[at], isOfStep = measured.has(track.columns.step[track.source[at]]);
-          if (isOfStep === isMeasured ? length <= longest : isMeasured) continue;
-          [longest, isMeasured] = [length, isOfStep];
-          box = { row, track, at };
-        }
-      }
-    }
-    return box;
-  }
-
-  /** The box at a place of the lanes, if it is not merged with others. @returns {?{row, track, at}} */
-  boxAt(x, y) {
-    const row = this.rowAt(y);
-    if (!row) return null;
-    const time = this.view.on(row)[0] + x * this.pixel;
-    for (const track of row.tracks) {
-      const at = track.endingAfter(time);
-      const here = at < track.length && track.start[at] <= time;
-      if (here && track.end[at] - track.start[at] >= this.columnWidth) return { row, track, at };
-    }
-    return null;
-  }
-
-  rowAt(y) {
-    return this.rows.find(({ seen, top, bottom }) => seen && top <= y && y < bottom);
+    super.arrange({ narrow, room, headers: this.labels.headerHeights() });
   }
 
   onDraw(listener) {
@@ -344,16 +70,6 @@ class Timeline {
   get width() {
     const { l, r } = this.margin;
     return Math.max(1, Math.round(this.element._fullLayout?._size.w ?? this.element.clientWidth - l - r));
-  }
-
-  /** Where the lanes end, in pixels from their top. */
-  get bottom() {
-    return this.arrangement.height;
-  }
-
-  /** The time in a pixel. */
-  get pixel() {
-    return this.view.span / this.width;
   }
 
   async draw() {
@@ -420,64 +136,10 @@ class Timeline {
     return new Set(this.data.categories.filter(({ legend }) => names.has(legend)).map(({ code }) => code));
   }
 
-  // Data.
-
-  /** The name of a step in a panel, by default the first one that has it. */
-  stepName(key, panel = this.data.panels.find(({ stepNames }) => key in stepNames)) {
-    return panel.stepNames[key];
-  }
-
-  /** The length of a step as text, or an empty text if it is not known. */
-  lengthOf(key, panels = this.data.panels) {
-    return [...new Set(panels.map(({ stepLengths }) => stepLengths[key]).filter(Boolean))].join(", ");
-  }
-
-  /** The title of a box, its label, its bucket. */
-  texts({ columns, source }, at) {
-    return this.data.titles[columns.title[source[at]]];
-  }
-
   /** The place of a pointer in the lanes. */
   place({ clientX, clientY }) {
     const { left, top } = this.element.getBoundingClientRect(), { _size: size } = this.element._fullLayout;
     const x = clientX - left - size.l, y = clientY - top - size.t;
     return { x, y, inside: x >= 0 && x < size.w && y >= 0 && y < size.h };
-  }
-
-  /** The part of the window within the capture, in whole ns on the axis. */
-  get window() {
-    const [low, high] = this.whole, { from, to } = this.view;
-    const start = Math.min(Math.max(low, Math.floor(from)), high);
-    return [start, Math.max(start, Math.min(high, Math.ceil(to)))];
-  }
-
-  /**
-   * For each rank, the time that each part of the strip covers in a window of the axis, in whole ns. `rest` is the time
-   * outside of its panel's capture; parts and rest sum to the window; both are null if nothing is known of the rank.
-   * `blocking` is how long something stood still for communication, null if that is not known.
-   * @param {number} from a whole number of ns @param {number} to
-   */
-  sums(from = this.window[0], to = this.window[1]) {
-    const names = new Map(this.data.strip.map(({ code, name }) => [code, name]));
-    const ranks = this.data.ranks.map((rank) => ({ ...rank, sums: null, rest: null, blocking: null }));
-    for (const { rank, kind, panel, tracks } of this.shownRows) {
-      if (kind !== "strip") continue;
-      const offset = this.view.offsets[panel], found = ranks[rank];
-      found.sums = Object.fromEntries(this.data.strip.map(({ name }) => [name, 0]));
-      for (const track of tracks) found.sums[names.get(track.category)] = track.covered(from + offset, to + offset);
-      found.blocking = this.#blocking(rank, from + offset, to + offset);
-      found.rest = to - from - Object.values(found.sums).reduce((sum, part) => sum + part, 0);
-    }
-    return ranks;
-  }
-
-  #blocking(rank, from, to) {
-    const tracks = this.shownRows.filter((row) => row.kind === "waiting" && row.rank === rank).flatMap(({ tracks }) => tracks);
-    const covered = (wanted) => tracks.reduce((sum, track) => sum + (this.#nameOf(track) === wanted ? track.covered(from, to) : 0), 0);
-    return this.data.ranks[rank].knowsBlocking && !covered("maybe_blocking") ? covered("blocking") : null;
-  }
-
-  #nameOf({ category }) {
-    return this.data.categories.find(({ code }) => code === category).name;
   }
 }

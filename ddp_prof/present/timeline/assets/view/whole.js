@@ -1,9 +1,15 @@
 // The whole run above the lanes: a band for each panel, with the window marked on it.
 
-class WholeRun {
+/** @import { Timeline } from "./timeline.js" */
+import { dark, recolor } from "../../../html/assets/look.js";
+import { element } from "../base/dom.js";
+
+export class WholeRun {
   /** @param {Timeline} timeline @param {HTMLElement} box that holds the bands */
   constructor(timeline, box) {
-    Object.assign(this, { timeline, box, drawn: "" });
+    this.timeline = timeline;
+    this.box = box;
+    this.drawn = "";
     const { data, shownRows } = timeline;
     this.span = [data.start, Math.max(data.end, data.start + 1)];
     this.bands = data.panels.map(({ title }, panel) => {

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import random
-from importlib.resources import files
 from typing import Any
 
 import pytest
 
+from tests.javascript import Node
+
 MERGE = """
-(cases) => cases.map(({ start, end, category, from, to, columns }) => {
+argument.map(({ start, end, category, from, to, columns }) => {
   const tracks = tracksOf({ start, end, category }, 0, start.length);
   const { boxes, cells } = merge(tracks, from, to, columns);
   return {
@@ -19,17 +20,6 @@ MERGE = """
   };
 })
 """
-
-
-@pytest.fixture(scope="module")
-def script(chromium: Any) -> Any:
-    page = chromium.new_page()
-    for name in ("tracks.js", "merge.js"):
-        page.add_script_tag(
-            content=(files("ddp_prof.present.timeline") / "assets" / "data" / name).read_text(encoding="utf-8")
-        )
-    yield page
-    page.close()
 
 
 def draw_row(chance: random.Random) -> dict[str, Any]:
@@ -45,9 +35,9 @@ def draw_row(chance: random.Random) -> dict[str, Any]:
             "to": begin + chance.randint(1, time + 20), "columns": chance.randint(1, 40)}  # fmt: skip
 
 
-def test_nothing_is_lost_and_nothing_stretched(script: Any) -> None:
+def test_nothing_is_lost_and_nothing_stretched(node: Node) -> None:
     cases = [draw_row(random.Random(seed)) for seed in range(400)]
-    for case, drawn in zip(cases, script.evaluate(MERGE, cases), strict=True):
+    for case, drawn in zip(cases, node.ask(MERGE, cases), strict=True):
         low, high, pixel = case["from"], case["to"], (case["to"] - case["from"]) / case["columns"]
         rows = list(zip(case["start"], case["end"], case["category"], strict=True))
         seen = [(start, end) for start, end, _ in rows if start < high and (end > low or start >= low)]
@@ -64,9 +54,9 @@ def test_nothing_is_lost_and_nothing_stretched(script: Any) -> None:
             assert dict(drawn["covered"])[kind] == covered
 
 
-def test_cells_are_within_their_column_and_stacked_within_the_row(script: Any) -> None:
+def test_cells_are_within_their_column_and_stacked_within_the_row(node: Node) -> None:
     cases = [draw_row(random.Random(seed)) for seed in range(400, 500)]
-    for case, drawn in zip(cases, script.evaluate(MERGE, cases), strict=True):
+    for case, drawn in zip(cases, node.ask(MERGE, cases), strict=True):
         pixel = (case["to"] - case["from"]) / case["columns"]
         last, top = None, 0.0
         for cell in drawn["cells"]:

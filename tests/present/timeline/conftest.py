@@ -1,0 +1,1 @@
+from tests.javascript import node  # noqa: F401  # a fixture

@@ -1,0 +1,20 @@
+"""Waiting in tests: for an event, never for a time. How long a test may take is said once, by pytest-timeout."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+
+def wait_until(is_so: Callable[[], object]) -> None:
+    while not is_so():
+        time.sleep(0.02)
+
+
+def is_running(process: int) -> bool:
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
+        return False
+    return state != "Z"  # of a child of this test nobody may have taken note yet
