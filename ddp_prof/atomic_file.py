@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import shutil
+import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import blake2s
 from pathlib import Path
 
 from ddp_prof.errors import TraceError
@@ -54,30 +58,107 @@ def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
 def atomic_write(path: Path) -> Iterator[Path]:
     """Return a context with a new file to write, which replaces ``path`` at the end and is removed if writing fails.
 
-    Missing folders of ``path`` are created. A device or a pipe is written directly. Each process writes a file of its
-    own, so if two processes write the same path, the last one wins.
+    Missing folders of ``path`` are created. A device, a pipe and ``/dev/stdout`` are written directly. Each process
+    writes a file of its own, so if two processes write the same path, the last one wins. Unfinished files of processes
+    that have died are removed.
 
     Raises:
         OSError: Writing failed, for example because the disk is full; the error names ``path``.
-        TraceError: ``path`` is protected, or a capture or a database is there.
+        TraceError: ``path`` is protected, a capture or a database is there, or it is a link into a missing folder.
     """
     refuse_protected(path)
-    real = Path(os.path.realpath(path))
-    if real.exists() and not real.is_file():
-        yield real
+    if is_stream(path):
+        with _naming(path):
+            yield path
         return
-    partial = real.with_name(f".{real.name}.{os.getpid()}.partial")
+    real = Path(os.path.realpath(path))
+    if path.is_symlink():
+        with suppress(FileNotFoundError):
+            path.stat()  # refuses links that lead to each other
+        if not real.parent.is_dir():
+            reason = f"a link to {real}, whose folder does not exist"
+            raise TraceError(path, reason, "make that folder, or remove the link")
+    partial = partial_path(real)
     try:
-        real.parent.mkdir(parents=True, exist_ok=True)
-        yield partial
-        partial.replace(real)
-    except OSError as error:
-        if error.errno is None or error.filename not in {None, str(partial)}:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        with _naming(path, partial):
+            real.parent.mkdir(parents=True, exist_ok=True)
+            yield partial
+            partial.replace(real)
     finally:
         with suppress(OSError):
             partial.unlink()
+
+
+@contextmanager
+def _naming(path: Path, partial: Path | None = None) -> Iterator[None]:
+    """Let errors of the system name ``path`` if they name no file, or the unfinished one."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename not in {None, str(path), str(partial)}:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
+def is_stream(path: Path) -> bool:
+    """Whether it is something to write directly: a device, a pipe, or a file that the shell has opened.
+
+    A path such as ``/dev/stdout`` or ``/dev/fd/63`` leads to a link of ``/proc`` whose target is not the name of a
+    file: ``pipe:[4711]``, or a file to which the shell appends and which must not be replaced.
+    """
+    if path.exists() and not path.is_file():
+        return not path.is_dir()
+    place = path
+    for _ in range(_MOST_LINKS):
+        if re.fullmatch(r"/proc/[^/]+(/task/[^/]+)?/fd|/dev/fd", os.path.realpath(place.parent)):
+            return True
+        if not place.is_symlink():
+            return False
+        place = place.parent / place.readlink()
+    return False
+
+
+_MOST_LINKS = 40
+"""Links that the system follows before it gives up."""
+_LONGEST_NAME = 255
+"""Bytes of a file's name on all usual file systems."""
+
+
+def partial_path(real: Path) -> Path:
+    """Return the path at which this process writes a file until it is complete; remove those of dead processes.
+
+    The name holds the process and its host, since hosts may share the folder.
+    """
+    digest = blake2s(os.fsencode(real.name), digest_size=8).hexdigest()
+    ending = f".{os.getpid()}@{socket.gethostname()}.partial"
+    fits = len(os.fsencode(f".{real.name}{ending}")) <= _LONGEST_NAME
+    own = f".{real.name if fits else digest}{ending}"
+    written = re.compile(rf"\.(?:{re.escape(real.name)}|{digest})\.(\d{{1,9}})(?:@(.*))?\.partial", re.DOTALL)
+    with suppress(OSError):
+        for entry in list(os.scandir(real.parent)):
+            found = written.fullmatch(entry.name)
+            is_here = found and found[2] in (None, socket.gethostname())
+            if found and is_here and entry.name != own and not _is_alive(int(found[1])):
+                _remove(Path(entry.path))
+    return real.with_name(own)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # it belongs to somebody else
+        return True
+    return True
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink()
 
 
 def is_file(path: Path) -> bool:
