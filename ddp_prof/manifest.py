@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ddp_prof.atomic_file import atomic_write, is_file
+from ddp_prof.bounded_file import read_at_most
 from ddp_prof.errors import TraceError
 from ddp_prof.variants import VARIANTS, variant_extras, variant_label, variant_order
 
@@ -27,6 +28,7 @@ _MOST = 2**53
 MOST_RANKS = 1 << 20
 """More than any job has: larger numbers are no ranks and no world sizes."""
 _LONGEST = 1000
+_MOST_BYTES = 1 << 24
 
 Item = TypeVar("Item")
 
@@ -233,7 +235,8 @@ def load_manifest(path: Path) -> Manifest | None:
     import msgspec
 
     try:
-        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
+        data = read_at_most(path, _MOST_BYTES, "a run.json of ddp_prof", "delete it or capture the run again")
+        manifest = msgspec.json.decode(data, type=Manifest)
         problem = _problem(manifest)
     except RecursionError:
         problem = "nested too deep"

@@ -16,7 +16,17 @@ PACKAGE = ROOT / "ddp_prof"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
 FOLDERS = sorted({path.parent for path in SOURCES})
 
-GROUND = {"errors", "range_names", "variants", "run_config", "manifest", "table", "trace", "atomic_file"}
+GROUND = {
+    "errors",
+    "range_names",
+    "variants",
+    "run_config",
+    "manifest",
+    "table",
+    "trace",
+    "atomic_file",
+    "bounded_file",
+}
 SOLE_USERS = {
     "torch": {"annotate", "ddp", "train"},
     "nvtx": {"annotate"},

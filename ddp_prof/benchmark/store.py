@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
 from msgspec import Meta, ValidationError, convert
 
 from ddp_prof.atomic_file import is_file
+from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import TraceError
 from ddp_prof.manifest import HostTimes, MessageTimes
 
@@ -194,7 +195,7 @@ def load_results(path: Path) -> Results:
         connection.set_progress_handler(lambda: monotonic() > until, OPERATIONS_PER_CHECK)
         connection.row_factory = sqlite3.Row
         log = path.with_name(path.name + "-wal")
-        room = path.stat().st_size + (log.stat().st_size if is_file(log) else 0)
+        room = held_bytes(path) + (held_bytes(log) if is_file(log) else 0)
         return Results(*(_load(connection, name, row, room) for name, (row, *_) in TABLES.items()))
 
 

@@ -8,17 +8,21 @@ import zlib
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
+from ddp_prof.bounded_file import free_memory, held_bytes
 from ddp_prof.errors import TraceError
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # gzip makes traces 10 to 25 times smaller
 _FEW_BYTES, _BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a hundred bytes, at least 40
+_LEAST_BYTES_TO_DOUBT, _LEAST_MEMORY_PER_BYTE = 1 << 28, 2  # measured: 3.6 bytes of memory per byte of JSON
 _SAFE_US = 2.0**43  # below, a float64 of microseconds still distinguishes nanoseconds
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_SURROGATES = re.compile(rb"(\\\\)|(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][89a-fA-F]..")
+"""A backslash that is meant, a pair of surrogates, and a surrogate alone, which stands for no character."""
 _NO_NUMBER = re.compile(rb":\s*(?:-?(?:inf|nan)(?:inity)?|n/a)(?=\s*[,}\]])", re.IGNORECASE)
 _NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")((?:[^"]|"(?!ph": "))*?)(?=", "pid": )')
 _QUOTE = re.compile(rb'(?<!\\)"')
@@ -121,10 +125,11 @@ def _escape_invalid_json(data: bytes) -> bytes:
     """Replace text that some releases of torch write although JSON does not allow it.
 
     This is ``inf``, ``nan`` and ``N/A``, and names with control characters, single backslashes, quotes or bytes that
-    are no UTF-8.
+    are no UTF-8, or halves of a character in UTF-16.
     """
     text = data.translate(_NO_CONTROLS).decode(errors="replace").encode()
     text = _BACKSLASH.sub(lambda found: found[0] if found[1] else rb"\\", text)
+    text = _SURROGATES.sub(lambda found: found[0] if found[1] or found[2] else rb"\ufffd", text)
     text = _NAME.sub(lambda found: found[1] + _QUOTE.sub(rb'\\"', found[2]), text)
     return _NO_NUMBER.sub(b":null", text)
 
@@ -137,19 +142,39 @@ def _decode_events(path: Path, data: bytes) -> Document:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Return the document's bytes, unpacked; refuse a file that lies about its size, or needs more memory than is free.
+
+    Reading would not end with an error: the system kills a program that takes too much memory.
+    """
+    size, held, free = path.stat().st_size, held_bytes(path), free_memory()
+    if size > _LEAST_BYTES_TO_DOUBT and 2 * held < size:
+        reason = f"it holds {held:,} bytes, and {size - held:,} zeros that were never written"
+        raise TraceError(path, f"damaged or cut off ({reason})", "copy or record it again")
+    most_in_memory = size + 1 if free is None else max(free // _LEAST_MEMORY_PER_BYTE, _LEAST_BYTES_TO_DOUBT)
     with path.open("rb") as file:
-        if file.read(2) != b"\x1f\x8b":
-            return path.read_bytes()
-    most = max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * path.stat().st_size)
+        is_packed = file.read(2) == b"\x1f\x8b"
+    if not is_packed:
+        return path.read_bytes() if size <= most_in_memory else _refuse_large(path, f"its {size / 1e9:,.1f} GB")
+    most = max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * held)
+    if free is not None:
+        most = min(most, most_in_memory)
     try:
         with gzip.open(path) as unzipped:
             data = unzipped.read(most + 1)
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise TraceError(path, f"damaged or cut off ({error})", "copy or record it again") from error
+    if len(data) > most == most_in_memory:
+        _refuse_large(path, f"more than {most / 1e9:,.1f} GB unpacked")
     if len(data) > most:
         reason = f"it unpacks to more than {most >> 20:,} MiB, which no trace of its size does"
         raise TraceError(path, reason, "unpack it with gunzip, if you trust it, and give the .json")
     return data
+
+
+def _refuse_large(path: Path, what: str) -> NoReturn:
+    free = (free_memory() or 0) / 1e9
+    reason = f"there is not enough memory: {what} take several times as much, and {free:,.1f} GB are free"
+    raise TraceError(path, reason, "take a larger machine, or record fewer steps")
 
 
 def _decode(path: Path, data: bytes, *, exact: bool) -> Document:

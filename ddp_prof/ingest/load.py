@@ -8,11 +8,10 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from pkgutil import resolve_name
-from shlex import quote
 from time import perf_counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddp_prof.errors import TraceError, printable
+from ddp_prof.errors import TraceError, printable, shell_quote
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.manifest import in_variant_order, load_manifest, manifest_path
 
@@ -67,6 +66,36 @@ def _is_kineto_in_another_encoding(head: bytes) -> bool:
     for mark in (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff"):
         letters = letters.removeprefix(mark)
     return letters != text and not letters.startswith(_GZIP) and _is_kineto(letters)
+
+
+_PACKINGS = {
+    b"\x28\xb5\x2f\xfd": ("zstd", "zstd -d"),
+    b"\xfd7zXZ\0": ("xz", "unxz -k"),
+    b"BZh": ("bzip2", "bunzip2 -k"),
+    b"\x04\x22\x4d\x18": ("lz4", "lz4 -d"),
+    b"PK\x03\x04": ("zip", "unzip"),
+    b"7z\xbc\xaf\x27\x1c": ("7-Zip", "7z x"),
+}
+"""How files of other packings than gzip begin, and what unpacks them."""
+_PACKED_SUFFIXES = (".zst", ".xz", ".bz2", ".lz4", ".zip", ".7z", ".tar", ".tgz", ".sqlite.gz", ".nsys-rep.gz")
+
+
+def _packed_by(head: bytes) -> tuple[str, str] | None:
+    """Return what a file is that must be unpacked first, and the command for that; ``None`` for any other."""
+    for mark, (name, command) in _PACKINGS.items():
+        if head.startswith(mark):
+            return f"packed by {name}, which is not read", command
+    if head[257:262] == b"ustar":
+        return "an archive of tar", "tar -xf"
+    if head.startswith(_GZIP):
+        inner = _unzip_head(head)
+        if inner[257:262] == b"ustar":
+            return "a packed archive of tar", "tar -xzf"
+        if inner.startswith(_GZIP):
+            return "packed twice by gzip", "gunzip -k"
+        if any(reader.recognises(inner) for reader in READERS):
+            return "packed by gzip, which is read of traces of torch.profiler only", "gunzip -k"
+    return None
 
 
 READERS = (
@@ -124,6 +153,9 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
     if _is_kineto_in_another_encoding(head):
         reason = "a PyTorch profiler trace in UTF-16, or behind a byte order mark"
         raise TraceError(path, reason, "save it in UTF-8 without a mark, as torch.profiler writes it")
+    if packed := _packed_by(head):
+        reason, unpack = packed
+        raise TraceError(path, reason, f"unpack it first: {unpack} {shell_quote(path)}")
     raise TraceError(
         path,
         "neither a report of Nsight Systems, nor its SQLite export, nor a PyTorch profiler trace",
@@ -147,6 +179,8 @@ def find_traces(path: Path) -> list[Path]:
         hint = f"it should hold files named *{suffixes}"
         if within := _files_of_traces(path.glob("*/*")):
             hint = f"give those in it, such as {within[0].parent}"
+        elif packed := sorted(file.name for file in path.iterdir() if file.name.endswith(_PACKED_SUFFIXES)):
+            hint = f"unpack the files in it first, such as {packed[0]}"
         raise TraceError(path, "a folder without traces", hint)
     return in_variant_order(traces, lambda trace: load_manifest(manifest_path(trace)))
 
@@ -169,7 +203,7 @@ def refuse_to_export(path: Path) -> None:
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
     if raw.recognises(_head(path)) and not is_exported(path):
         reason = "a raw report without its export, which would have to be written beside it"
-        raise TraceError(path, reason, f"export it first: ddp-prof info {quote(str(path))}")
+        raise TraceError(path, reason, f"export it first: ddp-prof info {shell_quote(path)}")
 
 
 def files_of(trace: Path) -> Iterator[Path]:

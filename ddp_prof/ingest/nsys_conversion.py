@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import struct
 import tempfile
 from collections.abc import Sequence
@@ -22,11 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from ddp_prof.atomic_file import partial_path
+from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
 from ddp_prof.ingest.nsys_program import find_nsys
-from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space
+from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space, sqlite_uri
 from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
@@ -66,13 +69,17 @@ def _export(report: Path, target: Path) -> None:
         raise TraceError(
             report, "a raw report, and there is no nsys here to export it", "install nsys or set NSYS=PATH"
         )
-    require_disk_space(report, target.parent, EXPORT_TO_REPORT * report.stat().st_size)
-    with tempfile.TemporaryDirectory(prefix=".ddp_prof.", dir=target.parent) as folder:
-        unfinished = Path(folder) / target.name
+    require_disk_space(report, target.parent, EXPORT_TO_REPORT * held_bytes(report))
+    folder = partial_path(target)
+    folder.mkdir()
+    try:
+        unfinished = folder / "export.sqlite"
         lines = [line.strip() for line in nsys.export(report, unfinished).splitlines() if line.strip()]
         if unfinished.is_file():
             unfinished.replace(target)
             return
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
     reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
     with report.open("rb") as file:
         version = _VERSION.search(file.read(4_000_000))
@@ -104,7 +111,7 @@ def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
     tables = [file for file in sorted(path.iterdir()) if file.suffix in _READERS and _READ.match(file.name)]
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         require_disk_space(
-            path, Path(folder), FOLDER_TO_EXPORT * sum(file.stat().st_size for file in tables if file.is_file())
+            path, Path(folder), FOLDER_TO_EXPORT * sum(held_bytes(file) for file in tables if file.is_file())
         )
         export = Path(folder) / "export.sqlite"
         _write_database(tables, export)
@@ -122,7 +129,7 @@ def _write_database(tables: Sequence[Path], export: Path) -> None:
     if len({file.stem for file in tables}) < len(tables):
         twice = next(file for file in tables if file.with_suffix(".arrow") in tables and file.suffix == ".parquet")
         raise TraceError(twice, "the table is there as Parquet and as Arrow", "delete the one or the other")
-    with closing(dbapi.connect(str(export))) as connection, closing(connection.cursor()) as cursor:
+    with closing(dbapi.connect(sqlite_uri(export))) as connection, closing(connection.cursor()) as cursor:
         for file in tables:
             if file.exists() and not file.is_file():  # opening a pipe would wait for its writer
                 raise TraceError(file, "not a regular file", _HINT)
@@ -153,7 +160,7 @@ def _read_arrow(file: Path) -> Any:
     """Read the columns of supported types, batch by batch; refuse buffers that reach beyond the file."""
     import pyarrow
 
-    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * held_bytes(file))
     if (total := _unpacked_bytes(file)) > most:
         raise TraceError(file, f"it unpacks to {total:,} bytes, which no capture has", _HINT)
     batches, rows = [], 0
@@ -220,7 +227,7 @@ _BYTES = {"string": "binary", "large_string": "large_binary"}
 
 
 def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
-    size = file.stat().st_size
+    size = held_bytes(file)
     if rows > size or rows * columns > MOST_VALUES_PER_BYTE * size:
         raise TraceError(file, f"{rows:,} rows in {size:,} bytes, which no capture has", _HINT)
 
@@ -228,7 +235,7 @@ def _refuse_too_many(file: Path, rows: int, columns: int) -> None:
 def _refuse_long_text(file: Path, column: Any) -> None:
     from pyarrow._compute import call_function
 
-    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * file.stat().st_size)
+    most = max(LEAST_TEXT_BYTES, MOST_TEXT_PER_BYTE * held_bytes(file))
     total = 0
     for chunk in column.chunks:
         length = np.append(integer_array(call_function("binary_length", [chunk.dictionary])), 0)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ddp_prof.bounded_file import held_bytes
+
 PLACES = (
     "/opt/nvidia/nsight-systems*/*/bin/nsys",
     "/opt/nvidia/nsight-systems*/*/target-linux-*/nsys",
@@ -43,7 +45,7 @@ class Nsys:
         more = ["--include-json", "true"] if self.supports("export", "--include-json") else []
         # Absolute paths, since a path that begins with a dash would be an option.
         command = [self.path, "export", "--type", "sqlite", "--output", str(target.absolute()), *more]
-        limit_s = EXPORT_LIMIT_S + report.stat().st_size // EXPORT_BYTES_PER_S
+        limit_s = EXPORT_LIMIT_S + held_bytes(report) // EXPORT_BYTES_PER_S
         try:
             code, output = _run([*command, str(report.absolute())], limit_s)
         except subprocess.TimeoutExpired:

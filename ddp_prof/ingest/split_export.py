@@ -42,7 +42,7 @@ from ddp_prof.ingest.nsys_export import (
     RANGE_COLUMNS,
     load_nsys_sqlite,
 )
-from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, quote_name, require_disk_space
+from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, quote_name, require_disk_space, sqlite_uri
 from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN, Ints, Mask, Trace
 
 PART_ROWS = 3_000_000
@@ -249,7 +249,7 @@ class SplitExport:
     @contextmanager
     def _open(self, path: Path) -> Iterator[sqlite3.Connection]:
         """Open the database of a part with the export attached as ``whole``."""
-        with self._file.connect(f"file:{path}") as database:
+        with self._file.connect(sqlite_uri(path)) as database:
             database.execute("PRAGMA journal_mode=OFF")
             database.execute("PRAGMA synchronous=OFF")
             database.execute("ATTACH ? AS whole", (self._file.uri,))

@@ -22,6 +22,7 @@ from urllib.parse import quote
 import numpy as np
 
 from ddp_prof.atomic_file import is_file
+from ddp_prof.bounded_file import copy_data, held_bytes
 from ddp_prof.errors import TraceError
 from ddp_prof.table import UNKNOWN, Ints
 
@@ -36,6 +37,9 @@ _HINT = "export the report again with nsys export"
 _TABLE = re.compile(r"""CREATE TABLE\s*(?:"((?:[^"]|"")*)"|'((?:[^']|'')*)'|`([^`]*)`|\[([^]]*)\]|([^\s("'`[]+))""")
 """How the schema describes a table: SQLite itself writes the first two words."""
 _JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
+_LOG_MAGICS = (bytes.fromhex("377f0682"), bytes.fromhex("377f0683"))
+_LOG_HEADER, _FRAME_HEADER = 32, 24
+_PAGE_SIZES = tuple(1 << power for power in range(9, 17))
 _BATCH_ROWS = 1 << 14
 """Rows per batch: few enough that each batch reuses the memory of the previous one."""
 _LATE_MISMATCH = re.compile(r"Type mismatch in column (\d+): expected INT64")
@@ -52,21 +56,44 @@ def open_sqlite(path: Path) -> Iterator[SqliteFile]:
     """
     real = path.resolve()
     journals = [real.with_name(real.name + suffix) for suffix in ("-wal", "-journal")]
-    journals = [journal for journal in journals if is_file(journal) and journal.stat().st_size]
+    journals = [journal for journal in journals if is_file(journal) and _used_bytes(journal)]
+    more = 0
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") if journals else nullcontext() as folder:
         if folder:
-            require_disk_space(path, Path(folder), sum(file.stat().st_size for file in (real, *journals)))
-            for source in (real, *journals):
-                shutil.copyfile(source, Path(folder) / source.name)
+            used = {real: None, **{journal: _used_bytes(journal) for journal in journals}}
+            more = sum(min(held_bytes(journal), _used_bytes(journal)) for journal in journals)
+            require_disk_space(path, Path(folder), held_bytes(real) + more)
+            for source, most in used.items():
+                copy_data(source, Path(folder) / source.name, most)
             if any(_has_super_journal(Path(folder) / journal.name) for journal in journals):
                 reason = "the journal beside it belongs to a transaction over several databases, which nsys never makes"
                 raise TraceError(path, reason, f"delete {journals[-1].name} if it is not yours, or {_HINT}")
             real = Path(folder) / real.name
-        file = SqliteFile(path, real)
+        file = SqliteFile(path, real, more)
         if folder:
             file.run_with_deadline(file.apply_journal)
         file.run_with_deadline(file.read_schema)
         yield file
+
+
+def _used_bytes(journal: Path) -> int:
+    """Return how many bytes of a journal or log SQLite would use: 0 if it ignores the file.
+
+    A log is a header of 32 bytes and frames of 24 bytes and a page each; a frame counts as long as it repeats the salt
+    of the header and numbers its page. What follows may be of any size, but is of an earlier use of the file, or holes.
+    """
+    with journal.open("rb") as file:
+        if journal.name.endswith("-journal"):
+            return file.seek(0, os.SEEK_END) if file.read(8) == _JOURNAL_MAGIC else 0
+        header = file.read(_LOG_HEADER)
+        page = int.from_bytes(header[8:12], "big")
+        if header[:4] not in _LOG_MAGICS or page not in _PAGE_SIZES:
+            return 0
+        used = _LOG_HEADER
+        while (frame := file.read(_FRAME_HEADER))[8:16] == header[16:24] and any(frame[:4]):
+            used += _FRAME_HEADER + page
+            file.seek(used)
+        return min(used, file.seek(0, os.SEEK_END)) if used > _LOG_HEADER else 0
 
 
 def _has_super_journal(journal: Path) -> bool:
@@ -87,16 +114,17 @@ class SqliteFile:
     """The tables of a SQLite file, which errors name by ``path``; made by :func:`open_sqlite`.
 
     A damaged or hostile file can be small and seem endless: pages may point to one child, rows may share their text, a
-    view may have the name of a table. So views are ignored, no query returns more rows or text than the file has bytes,
-    and :meth:`run_with_deadline` stops reading after a time limit. ``columns`` holds tables with rows only, since some
-    exporters create all tables. ``most_rows`` is the upper bound of a table's rows, from the size of the file.
+    view may have the name of a table, a sparse file may have any size. So views are ignored, no query returns more rows
+    or text than the file holds bytes, and :meth:`run_with_deadline` stops reading after a time limit. ``columns`` holds
+    tables with rows only, since some exporters create all tables. ``most_rows`` is the upper bound of a table's rows,
+    from the bytes that the file holds; ``more_bytes`` are those of a journal that is to be applied.
     """
 
-    def __init__(self, path: Path, real: Path) -> None:
+    def __init__(self, path: Path, real: Path, more_bytes: int = 0) -> None:
         self.path = path
-        self.uri = f"file:{quote(str(real))}?mode=ro&immutable=1"
+        self.uri = sqlite_uri(real, "?mode=ro&immutable=1")
         self.columns: dict[str, tuple[str, ...]] = {}
-        self.bytes = real.stat().st_size
+        self.bytes = held_bytes(real) + more_bytes
         self.most_rows = self.bytes // LEAST_BYTES_PER_ROW
         self._real = real
         self._open: set[sqlite3.Connection] = set()
@@ -113,7 +141,7 @@ class SqliteFile:
 
     def apply_journal(self) -> None:
         """Let SQLite apply the journal or log beside the file; reading reports damage later."""
-        with suppress(sqlite3.Error), self.connect(str(self._real)) as database:
+        with suppress(sqlite3.Error), self.connect(sqlite_uri(self._real)) as database:
             database.execute("PRAGMA journal_mode=DELETE")
 
     def run_with_deadline(self, read: Callable[[], Read]) -> Read:
@@ -328,6 +356,11 @@ def _name_of_table(statement: object) -> str | None:
     quote_sign = found[0].rstrip()[-1]
     name = next(name for name in found.groups() if name is not None)
     return name.replace(2 * quote_sign, quote_sign)
+
+
+def sqlite_uri(path: Path, options: str = "") -> str:
+    """Return the address of a database for SQLite and ADBC; its name may hold any bytes, such as ``?`` or Latin-1."""
+    return f"file:{quote(os.fsencode(path))}{options}"
 
 
 def quote_name(name: str) -> str:

@@ -16,7 +16,8 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from ddp_prof.errors import printable
+from ddp_prof.bounded_file import free_memory
+from ddp_prof.errors import naming_limits, printable
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.range_names import COLLECTIVES, PROCESS, STEP
 
@@ -108,9 +109,10 @@ def measure_report(
         except CannotSplitError as error:
             why = f"{error}, so it cannot be cut into parts"
     options = replace(options, with_launches=options.with_launches or bool(OF_EACH_KERNEL & {*measures}))
-    events = load_events(file, options, why)
-    keep(events)
-    return measure_events(events, options, measures)
+    with naming_limits(file):
+        events = load_events(file, options, why)
+        keep(events)
+        return measure_events(events, options, measures)
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
@@ -189,22 +191,13 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any]:
 
 def _warn_reading_whole(file: Path, rows: int, options: LoadOptions, why: str) -> None:
     """Log that a large export is read as a whole and why, the memory needed, and advice if it is too much."""
-    needed, free = rows * (BYTES_PER_ROW_TO_DRAW if options.with_launches else BYTES_PER_ROW), _free_memory()
+    needed, free = rows * (BYTES_PER_ROW_TO_DRAW if options.with_launches else BYTES_PER_ROW), free_memory()
     note = f"note: {file}: read as a whole, {rows:,} rows in up to {needed / 1e9:.1f} GB of memory: {why}"
     if free is not None and free < needed:
         note += (
             f"; {free / 1e9:.1f} GB are free: leave steps out with scripts/trim_capture.py, or take a larger machine"
         )
     _LOG.warning("%s", printable(note))
-
-
-def _free_memory() -> int | None:
-    """Bytes available without swapping; ``None`` if the system does not report them."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def _structure_filter(options: LoadOptions) -> Callable[[str], bool]:

@@ -17,7 +17,8 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from ddp_prof.errors import DdpProfError, TraceError, printable
+from ddp_prof.bounded_file import held_bytes
+from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 
 _LOG = logging.getLogger("ddp_prof")
@@ -64,7 +65,7 @@ def measure_files(
     workers.progress(0, len(files))
     jobs = workers.jobs
     if jobs is None:  # no more processes than are worth it
-        size = sum(file.stat().st_size for file, _ in files if file.is_file())
+        size = sum(held_bytes(file) for file, _ in files if file.is_file())
         jobs = min(count_cores(), 1 + size // BYTES_PER_WORKER)
     processes = min(jobs, len(files))
     is_here = workers.scheduler is None and processes < 2
@@ -232,9 +233,10 @@ def run_task(task: bytes) -> bytes:
         return pickle_with_names(TraceError(path, reason, "install one version everywhere"))
     work, arguments = unpickle_with_names(call)
     try:
-        return pickle_with_names(work(*arguments))
+        with naming_limits(path):
+            return pickle_with_names(work(*arguments))
     except TraceError as error:
         return pickle_with_names(error)
-    except (DdpProfError, OSError, MemoryError) as error:
+    except (DdpProfError, OSError) as error:
         reason = str(error) or type(error).__name__
         return pickle_with_names(TraceError(path, reason, "read it alone to see more"))

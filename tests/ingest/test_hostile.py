@@ -7,9 +7,11 @@ files that no command has any business with lies there as a canary.
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import hashlib
 import json
+import lzma
 import os
 import re
 import sqlite3
@@ -89,6 +91,7 @@ def kineto(*events: Any, suffix: str = ".json", **top: Any) -> Make:
     return content(gzip.compress(data) if suffix.endswith(".gz") else data, "x" + suffix)
 
 
+PROFILE = json.dumps({"traceEvents": [KERNEL, NCCL]}).encode()
 OPERATOR = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "ts": 1, "dur": 2, "pid": 1, "tid": 1}
 MARK = OPERATOR | {"cat": "user_annotation"}
 GLOO = MARK | {"name": "gloo:all_reduce", "ts": 6, "tid": 2}
@@ -165,6 +168,28 @@ def with_log(folder: Path) -> Path:
             (folder / f"x.sqlite{suffix}").write_bytes((folder / f"source{suffix}").read_bytes())
     source.unlink()
     return folder / "x.sqlite"
+
+
+def changed_log(change: Callable[[bytes], bytes]) -> Make:
+    """An export with a log that its writer has left, changed."""
+
+    def make(folder: Path) -> Path:
+        path = with_log(folder)
+        log = path.with_name("x.sqlite-wal")
+        log.write_bytes(change(log.read_bytes()))
+        return path
+
+    return make
+
+
+def changed_journal(change: Callable[[bytes], bytes]) -> Make:
+    def make(folder: Path) -> Path:
+        path = with_journal(None)(folder)
+        log = path.with_name("x.sqlite-journal")
+        log.write_bytes(change(log.read_bytes()))
+        return path
+
+    return make
 
 
 JOURNAL_MAGIC = bytes.fromhex("d9d505f920a163d7")
@@ -265,7 +290,20 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "JSON as UTF-16, the other way round": (utf16("utf-16-be"), 1, "in UTF-16"),
     "JSON as UTF-16, packed": (utf16("utf-16", gzip.compress), 1, "in UTF-16"),
     "JSON as UTF-32": (utf16("utf-32-le"), 1, "in UTF-16"),
-    "another archive": (content(b"PK\x03\x04" + bytes(99)), 1, "neither a report of Nsight"),
+    "another archive": (content(b"PK\x03\x04" + bytes(99)), 1, "packed by zip, which is not read: unpack it first: "),
+    **{f"a profile packed by {name}": (content(pack(PROFILE), f"x.json{suffix}"), 1, f"packed by {name}, which is not")
+       for name, suffix, pack in (
+           ("zstd", ".zst", lambda data: b"\x28\xb5\x2f\xfd" + data), ("xz", ".xz", lzma.compress),
+           ("bzip2", ".bz2", bz2.compress), ("lz4", ".lz4", lambda data: b"\x04\x22\x4d\x18" + data),
+           ("7-Zip", ".7z", lambda data: b"7z\xbc\xaf\x27\x1c" + data))},
+    "an archive of tar": (content(b"x.json".ljust(257, b"\0") + b"ustar\0" + PROFILE), 1, "an archive of tar"),
+    "a packed archive of tar": (
+        content(gzip.compress(b"x.json".ljust(257, b"\0") + b"ustar\0" + PROFILE)), 1, "a packed archive of tar"),
+    "a packed export": (content(gzip.compress(b"SQLite format 3\0" + bytes(99)), "x.sqlite.gz"), 1, "gunzip -k "),
+    "a packed report": (
+        content(gzip.compress(b"NVIDIA Tegra Profiler Report 2023@4@4@54"), "x.nsys-rep.gz"), 1, "gunzip -k "),
+    "a folder of packed profiles": (
+        lambda folder: content(lzma.compress(PROFILE), "x.json.xz")(folder).parent, 1, "unpack the files in it first"),
     # SQLite, broken
     "only the header": (content(b"SQLite format 3\0"), 1, "not a readable SQLite database"),
     "a header and zeros": (content(b"SQLite format 3\0" + bytes(4080)), 1, "not a readable SQLite database"),
@@ -284,6 +322,28 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
         f"CREATE VIEW {KERNELS} AS WITH RECURSIVE n(start) AS (SELECT 1 UNION ALL SELECT start FROM n) SELECT * FROM n",
     ), 0, ""),
     "a log beside it": (with_log, 0, ""),
+    "a log beside it, cut in its header": (changed_log(lambda log: log[:17]), 0, ""),
+    "a log beside it, cut in a frame's header": (changed_log(lambda log: log[:40]), 0, ""),
+    "a log beside it, cut in a page": (changed_log(lambda log: log[:-2000]), 0, ""),
+    "a log beside it with a page of garbage": (changed_log(lambda log: log[:3000] + b"\xff" * 99 + log[3099:]), 0, ""),
+    "a log beside it with the salt of another": (changed_log(lambda log: log[:16] + b"salty!!!" + log[24:]), 0, ""),
+    "a log beside it of a page size of 3": (changed_log(lambda log: log[:8] + b"\0\0\0\3" + log[12:]), 0, ""),
+    "a log beside it of a page size of 2 GB": (changed_log(lambda log: log[:8] + b"\x80\0\0\0" + log[12:]), 0, ""),
+    "a log beside it, and garbage behind": (changed_log(lambda log: log + b"\xff" * 99_999), 0, ""),
+    "a log beside it, and the same behind": (changed_log(lambda log: log + log), 0, ""),
+    "a log beside it that is text": (changed_log(lambda _: b"killed by signal 9\n" * 999), 0, ""),
+    "an index of a log beside it, of garbage": (
+        lambda folder: content(b"\xff" * 32768, "x.sqlite-shm")(folder) and with_log(folder), 0, ""),
+    "a journal beside it whose head was cleared": (changed_journal(lambda data: bytes(28) + data[28:]), 0, ""),
+    "a journal beside it of three bytes": (changed_journal(lambda data: data[:3]), 0, ""),
+    "a journal beside it, cut in its page": (changed_journal(lambda data: data[:1000]), 0, ""),
+    "a journal beside it for four billion pages": (
+        changed_journal(lambda data: data[:16] + b"\xff\xff\xff\xfe" + data[20:]), 0, ""),
+    "a partial file of a dead writer beside it": (
+        lambda folder: content(b"half", ".x.html.999999.partial")(folder) and export()(folder), 0, ""),
+    **{f"a header that knows of {name}": (
+        export(change=lambda data, pages=pages: data[:28] + pages + data[32:]), 1, "malformed")
+       for name, pages in (("one page", b"\0\0\0\1"), ("four billion pages", b"\xff\xff\xff\xfe"))},
     "a journal beside it": (with_journal(None), 0, ""),
     "a journal that names a file": (with_journal("../canary/precious"), 1, "a transaction over several databases"),
     "a journal that names the input": (with_journal("x.sqlite"), 1, "a transaction over several databases"),
@@ -422,10 +482,16 @@ HOSTILE: dict[str, tuple[Make, int, str]] = {
     "gzip with flipped bytes": (
         content(WHOLE_GZIP[:200] + b"\xff\x00\xff" + WHOLE_GZIP[203:], "x.json.gz"), 1, "x.json.gz"),
     "gzip of nothing": (content(gzip.compress(b""), "x.json.gz"), 1, "neither a report of Nsight"),
-    "gzip of gzip": (content(gzip.compress(WHOLE_GZIP), "x.json.gz"), 1, "neither a report of Nsight"),
+    "gzip of gzip": (content(gzip.compress(WHOLE_GZIP), "x.json.gz"), 1, "packed twice by gzip"),
     "a gzip bomb": (bomb, 1, "unpacks to more than"),
     "rubbish after gzip": (content(WHOLE_GZIP + b"rubbish", "x.json.gz"), 1, "damaged or cut off"),
     "not UTF-8": (content(b'{"traceEvents": [{"ph": "X", "cat": "kernel", "name": "\xff"}]}'), 0, ""),
+    **{f"a name with {what}": (raw_kernel("name", f'"a{text}b"'), 0, "") for what, text in (
+        ("half a letter", r"\ud83d"), ("the other half", r"\ude00"), ("both halves turned round", r"\ude00\ud83d"),
+        ("a letter in two halves", r"\ud83d\ude00"), ("a backslash before what looks like half", r"\\ud83d"),
+        ("half a letter in capitals", r"\uD83D"), ("half a letter, cut", r"\ud8"))},
+    "a range with half a letter": (kineto(MARK | {"name": "step 1\ud83d"}), 0, ""),
+    "a rank with half a letter": (kineto(distributedInfo={"rank": "\ud83d", "backend": "\udfff"}), 0, ""),
     "a byte order mark": (content(b"\xef\xbb\xbf" + b'{"traceEvents": []}'), 1, "behind a byte order mark"),
     "85 million empty objects": (endless.repeated(b"{}", 85_000_000), 1, "more objects than one in 24 bytes"),
     "80 million lists in an event": (
@@ -625,6 +691,101 @@ def test_hostile_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             json.loads(result.stdout)
     assert contents(tmp_path, but="out") == before
     assert not (code and out.exists())
+
+
+TERABYTE = 10**12
+REPORT = b"NVIDIA Tegra Profiler Report 2023@4@4@54-234433681190v0.\n"
+
+
+def grown(make: Make, name: str | None = None) -> Make:
+    """An input one of whose files, by default itself, is a terabyte of holes longer."""
+
+    def make_grown(folder: Path) -> Path:
+        path = make(folder)
+        with (folder / name if name else path).open("ab") as file:
+            file.truncate(file.tell() + TERABYTE)
+        return path
+
+    return make_grown
+
+
+HOLES: dict[str, tuple[Make, int, str]] = {
+    "nothing but holes": (grown(content(b"")), 1, "neither a report of Nsight"),
+    "an export": (grown(export()), 0, ""),
+    "an export whose pages are shared": (grown(endless.shared_pages(KERNELS)), 1, "pages of it are shared"),
+    "an export whose header claims all": (
+        grown(export(change=lambda data: data[:28] + b"\x0e\x8d\x4a\x51" + data[32:])), 0, ""),
+    "a profile": (grown(kineto()), 1, "zeros that were never written"),
+    "a packed profile": (grown(kineto(suffix=".json.gz")), 1, "zeros that were never written"),
+    "a report": (grown(content(REPORT, "x.nsys-rep")), 1, "nsys"),
+    "a log that was never written": (grown(lambda folder: _with_empty(folder, "-wal"), "x.sqlite-wal"), 0, ""),
+    "a log, and what follows": (grown(with_log, "x.sqlite-wal"), 0, ""),
+    "a log of a salt of zeros": (grown(changed_log(lambda log: log[:16] + bytes(8)), "x.sqlite-wal"), 0, ""),
+    "a journal that was never written": (
+        grown(lambda folder: _with_empty(folder, "-journal"), "x.sqlite-journal"), 0, ""),
+    "a journal, and what follows": (grown(with_journal(None), "x.sqlite-journal"), 0, ""),
+    "a manifest": (grown(with_manifest("{}"), "x.run.json"), 1, "a run.json of ddp_prof has at most"),
+}  # fmt: skip
+"""Files with a size that lies: they take no room on the disk, but would fill it, or the memory, if copied or read."""
+
+
+def _with_empty(folder: Path, suffix: str) -> Path:
+    (folder / f"x.sqlite{suffix}").touch()
+    return export()(folder)
+
+
+@pytest.mark.parametrize("name", HOLES)
+def test_a_size_that_lies(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, code, told = HOLES[name]
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (temporary := tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    path = make(folder)
+    before = {file.name: file.stat() for file in folder.iterdir()}
+    with bounded():
+        result = run_on(path, "overlap", tmp_path / "out")
+    assert_said(result, code, told)
+    assert {file.name: (file.stat().st_size, file.stat().st_mtime_ns) for file in folder.iterdir()} == {
+        name: (of.st_size, of.st_mtime_ns) for name, of in before.items()
+    }
+    assert list(temporary.iterdir()) == []
+
+
+def test_in_a_folder_the_others_are_read_and_the_one_is_named(tmp_path: Path) -> None:
+    grown(kineto())(tmp_path).rename(tmp_path / "lies.json")
+    export()(tmp_path)
+    result = run("overlap", tmp_path, "--jobs", "2", "--format", "csv")
+    assert result.exit_code == 0, result.stderr
+    assert "lies.json: damaged or cut off (it holds " in result.stderr
+    assert len(result.stdout.splitlines()) == 2
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_lack_of_memory_names_the_file_and_a_way_out(
+    jobs: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kineto()(tmp_path)
+    monkeypatch.setattr("ddp_prof.ingest.kineto_document.free_memory", lambda: 100)
+    monkeypatch.setattr("ddp_prof.ingest.kineto_document._LEAST_BYTES_TO_DOUBT", 10)
+    result = run("overlap", tmp_path, "--jobs", jobs)
+    assert_said(result, 1, "x.json: there is not enough memory: its 0.0 GB take several times as much, and 0.0 GB are")
+    assert "take a larger machine" in result.stderr
+
+
+@pytest.mark.parametrize(("error", "told"), [(MemoryError(), "there is not enough memory"), (RecursionError(), "deep")])
+def test_a_limit_of_python_names_the_file(
+    error: BaseException, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_arguments: object, **_options: object) -> None:
+        raise error
+
+    path = export()(tmp_path)
+    monkeypatch.setattr("ddp_prof.ingest.load.load_trace", fail)
+    for command in ("overlap", "timeline", "kernels"):
+        result = run(command, path, *(["-o", str(tmp_path / "x.html")] if command == "timeline" else []))
+        assert_said(result, 1, told)
+        assert "x.sqlite: " in result.stderr
 
 
 def test_a_file_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.bounded_file import free_memory
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import nsys_export, split_export
 from ddp_prof.ingest.nsys_export import count_rows
@@ -224,12 +225,12 @@ def test_where_the_memory_would_not_do_a_way_out_is_told(
     free: int, is_too_little: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_capture(tmp_path / "x.sqlite", known_truth(1))
-    with patch.object(nsys_export, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(report, "_free_memory", lambda: free):
+    with patch.object(nsys_export, "MOST_ROWS_AS_A_WHOLE", 32), patch.object(report, "free_memory", lambda: free):
         load_events(path, LoadOptions())
     (told,) = caplog.messages
     assert "33 rows in up to 0.0 GB of memory: this needs all events at once" in told
     assert ("leave steps out" in told) == is_too_little
-    assert report._free_memory() is None or report._free_memory() > 2**20
+    assert (here := free_memory()) is None or here > 2**20
 
 
 @pytest.mark.slow
