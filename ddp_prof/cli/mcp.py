@@ -2,6 +2,9 @@
 
 Each tool is named like a command and answers with the JSON that the command prints, so the figures are the same.
 Traces are only read. Stdout belongs to the protocol: the SDK keeps other output away from it.
+
+A process of its own answers, under a time limit: a regular expression from an assistant may need longer than the
+universe is old, and nothing but the end of its process stops it.
 """
 
 from __future__ import annotations
@@ -10,25 +13,37 @@ import atexit
 import json
 import os
 import re
-import shlex
 import signal
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from threading import Lock
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from ddp_prof import __version__
+from ddp_prof.bounded_file import held_bytes
 from ddp_prof.cli import ACTIONABLE, error_line, tables
 from ddp_prof.cli.tables import QUESTIONS, summary_measures
-from ddp_prof.errors import DdpProfError
+from ddp_prof.errors import DdpProfError, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.runs import find_files, load_runs
 from ddp_prof.runs.report import LoadOptions
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from multiprocessing.process import BaseProcess
+
 ONE_BY_ONE = Lock()
 """The SDK calls tools in threads; two large traces at once may not fit into the memory."""
+
+LEAST_S, BYTES_PER_SECOND = 60, 1_000_000
+"""Time limit for an answer: a constant plus the bytes of its traces at a tenth of the speed of a slow machine."""
 
 INSTRUCTIONS = """\
 Reads traces of data-parallel training (Nsight Systems, torch.profiler): how much communication is exposed, whether \
@@ -80,6 +95,7 @@ def mcp() -> None:
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     """End at once, because the thread that reads stdin would wait for another line; remove temporary files."""
+    ANSWERS.close()
     atexit._run_exitfuncs()
     os._exit(128 + number)
 
@@ -94,17 +110,114 @@ def _make_tool(name: str) -> Callable[..., str]:
         part: str | None = None,
         first: int = 0,
     ) -> str:
+        question = Question(name, tuple(traces), LoadOptions(step_range, backward_range), part, max(0, first))
         try:
             with ONE_BY_ONE:
-                return _shorten_answer(
-                    _answer(name, traces, LoadOptions(step_range, backward_range)), part, max(0, first)
-                )
-        except re.error as error:
-            raise ToolError(f"not a regular expression: {error}") from error
-        except ACTIONABLE as error:
+                return ANSWERS.ask(question)
+        except DdpProfError as error:
             raise ToolError(error_line(error)) from error
 
     return ask
+
+
+class Question(NamedTuple):
+    """What an assistant asks: the command, its traces, and which part of a long list it wants."""
+
+    name: str
+    traces: tuple[str, ...]
+    options: LoadOptions
+    part: str | None = None
+    first: int = 0
+
+
+class Answers:
+    """A process that answers questions one after the other; one that takes too long ends with it.
+
+    The process starts with the first question. Its temporary files lie in a folder of this process, which removes them.
+    """
+
+    def __init__(self) -> None:
+        self._process: BaseProcess | None = None
+        self._connection: Connection[Any, Any] | None = None
+        self._folder: TemporaryDirectory[str] | None = None
+
+    def ask(self, question: Question) -> str:
+        """Return the answer as JSON; raise DdpProfError if there is none, or none in time."""
+        limit_s = LEAST_S + _bytes_of(question.traces) / BYTES_PER_SECOND
+        if self._process is None or not self._process.is_alive():
+            self._start()
+        assert self._connection is not None
+        try:
+            self._connection.send((question, limit_s))
+            if not self._connection.poll(limit_s):
+                self.close()
+                raise DdpProfError(
+                    f"no answer within {limit_s:.0f} s: ask about fewer traces, or with a simpler regular expression"
+                )
+            is_answer, text = self._connection.recv()
+        except (OSError, EOFError) as error:
+            self.close()
+            raise DdpProfError("the process that answers was killed, perhaps for want of memory") from error
+        if not is_answer:
+            raise DdpProfError(text)
+        return str(text)
+
+    def close(self) -> None:
+        """End the process, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.join()
+        if self._connection is not None:
+            self._connection.close()
+        if self._folder is not None:
+            self._folder.cleanup()
+        self._process = self._connection = self._folder = None
+
+    def _start(self) -> None:
+        self.close()
+        context = get_context("spawn")
+        self._folder = TemporaryDirectory(prefix="ddp_prof.")
+        self._connection, theirs = context.Pipe()
+        self._process = context.Process(target=_serve_answers, args=(theirs, self._folder.name), daemon=True)
+        self._process.start()
+        theirs.close()
+
+
+ANSWERS = Answers()
+
+
+def _serve_answers(connection: Connection[Any, Any], folder: str) -> None:
+    """Answer questions until the server ends; stdout and stdin belong to the server's protocol."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    tempfile.tempdir = folder
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGALRM):
+        signal.signal(number, signal.SIG_DFL)
+    with suppress(EOFError):
+        while True:
+            question, limit_s = connection.recv()
+            # Should the server have been killed meanwhile, the system ends this process after the limit.
+            signal.setitimer(signal.ITIMER_REAL, 2 * limit_s)
+            try:
+                answer = _answer(question.name, list(question.traces), question.options)
+                reply = True, _shorten_answer(answer, question.part, question.first)
+            except re.error as error:
+                reply = False, f"not a regular expression: {error}"
+            except ACTIONABLE as error:
+                reply = False, error_line(error)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            connection.send(reply)
+
+
+def _bytes_of(traces: Iterable[str]) -> int:
+    """Return how many bytes the files of these traces and folders hold."""
+    total = 0
+    for trace in map(Path, traces):
+        with suppress(OSError):
+            files = trace.iterdir() if trace.is_dir() else (trace,)
+            total += sum(held_bytes(file) for file in files if file.is_file())
+    return total
 
 
 def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any]:
@@ -119,7 +232,7 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     passed = [f"{option}={value}" for option, value in ranges.items() if value]
     return {
-        "command": shlex.join(["ddp-prof", name, "--format", "json", *passed, *traces]),
+        "command": " ".join(map(shell_quote, ["ddp-prof", name, "--format", "json", *passed, *traces])),
         "documents": [view.document for view in views],
         "notes": list(dict.fromkeys(note for view in views for note in view.notes)),
     }

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from ddp_prof.cli import mcp
+from ddp_prof.errors import DdpProfError
+from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run
 from tests.conftest import IS_WHOLE_GATE, ROOT
 from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import write_capture
+from tests.nsys_factory import Range, write_capture
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -253,3 +259,90 @@ def test_it_ends_when_it_is_told_to(number: signal.Signals | None) -> None:
             server.kill()
         assert server.stderr
         assert b"Traceback" not in server.stderr.read()
+
+
+NESTED = "(a+)+$"
+"""A regular expression that takes 2^61 steps on 61 letters a, and so does not end."""
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Path:
+    capture = known_truth(1)
+    ranges = [*capture.ranges, Range("a" * 61 + "b", 0, 5, 1)]
+    return write_capture(tmp_path / "known.sqlite", replace(capture, ranges=ranges))
+
+
+def test_an_answer_that_takes_too_long_is_given_up(endless: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = mcp.Answers()
+    question = mcp.Question("overlap", (str(endless),), LoadOptions())
+    try:
+        before = answers.ask(question)
+        assert answers._process
+        number, folder = answers._process.pid, Path(answers._folder.name if answers._folder else "")
+        assert folder.is_dir()
+        monkeypatch.setattr(mcp, "LEAST_S", 0.5)
+        with pytest.raises(DdpProfError, match="no answer within 1 s: ask about fewer traces, or with a simpler"):
+            answers.ask(question._replace(options=LoadOptions(step_range=NESTED)))
+        assert not Path(f"/proc/{number}").exists()
+        assert not folder.exists()
+        monkeypatch.undo()
+        assert answers.ask(question) == before
+    finally:
+        answers.close()
+
+
+def test_a_process_that_was_killed_is_told_and_the_next_question_answered(endless: Path) -> None:
+    answers = mcp.Answers()
+    question = mcp.Question("overlap", (str(endless),), LoadOptions())
+    try:
+        before = answers.ask(question)
+        assert answers._process
+        answers._process.kill()
+        answers._process.join()
+        assert answers.ask(question) == before
+    finally:
+        answers.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_that_is_busy_ends_at_once(number: signal.Signals, endless: Path, tmp_path: Path) -> None:
+    """Its answer is under way for ever; the process that looks for it goes with the server."""
+    arguments = {"traces": [str(endless)], "step_range": NESTED}
+    hello = {
+        "protocolVersion": "2025-06-18",
+        "capabilities": {},
+        "clientInfo": {"name": "test", "version": "1"},
+    }
+    messages: list[dict[str, Any]] = [
+        {"id": 1, "method": "initialize", "params": hello},
+        {"method": "notifications/initialized"},
+        {"id": 2, "method": "tools/call", "params": {"name": "overlap", "arguments": arguments}},
+    ]
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [PROGRAM, *SERVER["args"]], stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, env=environment
+    ) as server:
+        assert server.stdin
+        for message in messages:
+            server.stdin.write(json.dumps({"jsonrpc": "2.0", **message}).encode() + b"\n")
+            server.stdin.flush()
+            if message.get("id") == 1:
+                assert server.stdout
+                server.stdout.readline()
+        while not (workers := _children(server.pid)):
+            time.sleep(0.05)
+        server.send_signal(number)
+        assert server.wait() == (128 + number if number == signal.SIGTERM else -number)
+        for worker in workers if number == signal.SIGTERM else []:
+            assert not Path(f"/proc/{worker}").exists()
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+
+
+def _children(process: int) -> list[int]:
+    """The processes that a process has started, without the one that multiprocessing uses to track resources."""
+    listed = Path(f"/proc/{process}/task").glob("*/children")
+    children = [int(child) for file in listed for child in file.read_text().split()]
+    return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
