@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from shlex import quote
 from typing import ClassVar
 
 _LONGEST_REASON = 400
+MORE_MEMORY = "free some, take a larger machine, or leave steps of the capture out"
 
 
 class DdpProfError(Exception):
@@ -28,6 +33,17 @@ class TraceError(DdpProfError):
         reason, hint = (" ".join(text.split()) for text in (self.reason, self.hint))
         shown = reason if len(reason) <= _LONGEST_REASON else reason[: _LONGEST_REASON - 3] + "..."
         return printable(f"{self.path}: {shown}: {hint}")
+
+
+@contextmanager
+def naming_limits(path: Path) -> Iterator[None]:
+    """Turn an error of Python about a lack of memory or of depth into a TraceError that names the trace."""
+    try:
+        yield
+    except MemoryError as error:
+        raise TraceError(path, "there is not enough memory", MORE_MEMORY) from error
+    except RecursionError as error:
+        raise TraceError(path, "something in it is nested too deep", "record it again") from error
 
 
 class InterruptedReadingError(TraceError):
@@ -57,6 +73,15 @@ class OutOfMemoryError(WorkloadError):
     exit_code = 4  # 3 is that of a gate that is not met
 
 
+def shell_quote(name: object) -> str:
+    r"""Quote a name for a shell, on one line: ``'a b'``, or ``$'a\nb'`` where it holds characters that control."""
+    text = str(name)
+    if printable(text) == text:
+        return quote(text)
+    written = (chr(byte) if 32 <= byte < 127 and byte not in b"'\\" else f"\\x{byte:02x}" for byte in os.fsencode(text))
+    return f"$'{''.join(written)}'"
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, or the name of its class if there is none."""
     return next(iter(str(error).splitlines()), type(error).__name__)
@@ -69,8 +94,8 @@ _NOT_PRINTABLE = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\
 def printable(text: str) -> str:
     r"""Return the text on one line, with ``\x1b``, ``\n`` or ``\u202e`` in place of characters that control a terminal.
 
-    All text of a trace that is printed to a terminal or in an error message passes through here. JSON escapes such
-    characters itself, and CSV keeps them, since programs read it.
+    All text of a trace that is printed to a terminal, in an error message or as CSV passes through here. JSON escapes
+    such characters itself.
     """
     return _NOT_PRINTABLE.sub(lambda match: match.group().encode("unicode_escape").decode("ascii"), text)
 

@@ -284,10 +284,14 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
             shown.append(titles)
         problems = drawing.try_finish()
     with atomic_write(folder / REPORT) as partial:
-        partial.write_text(results_markdown(testbeds, () if problems else shown), encoding="utf-8")
+        text = results_markdown(testbeds, () if problems else shown)
+        partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     return problems
 
 
 def write_results_csv(testbeds: Sequence[TestbedResults], path: Path) -> None:
-    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="") as file:
+    with (
+        atomic_write(path) as partial,
+        partial.open("w", encoding="utf-8", newline="") as file,
+    ):
         write_csv(csv_rows(testbeds), file)

@@ -9,15 +9,14 @@ import signal
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import click
 
 from ddp_prof import __version__
-from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say
-from ddp_prof.errors import DdpProfError, printable
+from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say, say_lines
+from ddp_prof.errors import MORE_MEMORY, DdpProfError, printable
 
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
@@ -49,7 +48,7 @@ def error_line(error: BaseException) -> str:
     """Format an error as one line, with the name of the file if the system reports it."""
     words = str(error)
     if isinstance(error, MemoryError):
-        words = "there is not enough memory: free some, take a larger machine, or leave steps of the capture out"
+        words = f"there is not enough memory: {MORE_MEMORY}"
     elif isinstance(error, RecursionError):
         words = "something in the input is nested too deep"
     elif isinstance(error, OSError) and error.strerror:
@@ -67,7 +66,7 @@ def _is_path(argument: str) -> bool:
     if argument.startswith("-"):
         return argument == "-"
     looks_like_path = os.sep in argument or argument.endswith((".nsys-rep", ".qdrep", ".sqlite", ".json", ".gz"))
-    return looks_like_path or Path(argument).exists()
+    return looks_like_path or os.path.lexists(argument)
 
 
 class Commands(click.Group):
@@ -91,11 +90,16 @@ class Commands(click.Group):
         return command
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Show the help if there are no arguments; run ``summary`` if there is a path but no command."""
+        """Show the help if there are no arguments; run ``summary`` if there is a path but no command.
+
+        A first word that is neither is a command that is spelled wrong, and not a trace to be left out.
+        """
         if not args and not ctx.resilient_parsing:
-            say(ctx.get_help())
+            say_lines(ctx.get_help())
             ctx.exit()
-        if not COMMANDS.keys() & set(args) and any(map(_is_path, args)):
+        first = next((arg for arg in args if arg not in {"-q", "--quiet", "-v", "--verbose"}), "-")
+        is_option = first.startswith("-") and first != "-"
+        if not COMMANDS.keys() & set(args) and any(map(_is_path, args)) and (is_option or _is_path(first)):
             args = ["summary", *args]
         return super().parse_args(ctx, args)
 
@@ -171,4 +175,4 @@ def completion(shell: str) -> None:
 
     kind = get_completion_class(shell)
     assert kind is not None
-    say(kind(main, {}, "ddp-prof", "_DDP_PROF_COMPLETE").source())
+    say_lines(kind(main, {}, "ddp-prof", "_DDP_PROF_COMPLETE").source())

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-import shlex
 from pathlib import Path
 
 import click
 
 from ddp_prof.cli.options import Loader
 from ddp_prof.cli.terminal import EXIT_CODE, is_quiet, say
-from ddp_prof.errors import DdpProfError, TraceError, printable
+from ddp_prof.errors import DdpProfError, TraceError, shell_quote
 
+_LONGEST_STEPS = 40
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
 
 
@@ -19,6 +19,8 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
     if value is None:
         return None
     first, colon, end = value.partition(":")
+    if len(value) > _LONGEST_STEPS:
+        raise click.BadParameter("no run has so many steps")
     if not (colon and first.isdecimal() and (not end or (end.isdecimal() and int(end) > int(first)))):
         raise click.BadParameter("give the first step and the one after the last, as in 10:20")
     return value
@@ -62,10 +64,11 @@ def capture(
 
     job, why = plan_job(program, folder.absolute(), profiler, steps, os.environ)
     if shows:
-        say(shlex.join(job.command))
+        say(" ".join(map(shell_quote, job.command)))
         return
     recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
-    say(f"recorded by {recorder} ({why}):\n  {printable(shlex.join(job.command))}", err=True)
+    say(f"recorded by {recorder} ({why}):", err=True)
+    say("  " + " ".join(map(shell_quote, job.command)), err=True)
     code = run_job(job)
     context.meta[EXIT_CODE] = code
     try:
@@ -79,7 +82,7 @@ def capture(
             say(f"warning: {loss}", err=True)
     except DdpProfError as error:
         if code:
-            say(f"nothing to read: {printable(str(error))}", err=True)
+            say(f"nothing to read: {error}", err=True)
             return
         raise
     if job.part:
@@ -89,4 +92,4 @@ def capture(
     try:
         show(TableOptions(quiet=is_quiet()), summary_views(runs))
     except TraceError as error:
-        say(f"no summary: {printable(str(error))}", err=True)
+        say(f"no summary: {error}", err=True)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import Loader, TraceCommand
-from ddp_prof.cli.terminal import EXIT_CODE, progress, say
+from ddp_prof.cli.terminal import EXIT_CODE, progress, say, say_lines
 from ddp_prof.present.table import TableOptions, show
 from ddp_prof.runs.run import are_one_variant, changes_between
 
@@ -149,7 +149,7 @@ def check(
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
     view = check_view(checks, baseline, causes)
     if output.form == "markdown":
-        say(check_summary(view).removesuffix("\n"))
+        say_lines(check_summary(view).removesuffix("\n"))
     else:
         show(output, [view])
     if not all(check.passed for check in checks):

@@ -77,6 +77,15 @@ class _Progress:
 
 
 _MOST_STEPS = 1_000_000
+_MOST_DIGITS = 18
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 2 * _MOST_DIGITS else f"{text[:_MOST_DIGITS]}…"
 
 
 def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: str | None) -> list[int] | None:
@@ -86,8 +95,8 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: st
     numbers: list[int] = []
     for part in value.split(","):
         first, dash, last = part.strip().partition("-")
-        if not (first.isdecimal() and (last.isdecimal() or not dash)):
-            raise click.BadParameter(f"{value!r} is neither a number nor a range such as 3-5")
+        if not (_is_number(first) and (_is_number(last) or not dash)):
+            raise click.BadParameter(f"{_shorten(value)!r} is neither a number nor a range such as 3-5")
         low, high = int(first), int(last or first)
         if not 0 <= high - low < _MOST_STEPS:
             raise click.BadParameter(f"{part!r} is not a range of at most {_MOST_STEPS} steps in rising order")
@@ -102,8 +111,8 @@ def _parse_steps(_context: click.Context, _parameter: click.Parameter, value: st
     type=Output("pipe"),
     help="The page; - for stdout. Default: TRACE's name .html.",
 )
-@click.option("--png", type=Output(), help="Also write a PNG picture; needs Chromium.")
-@click.option("--svg", type=Output(), help="Also write an SVG picture; needs Chromium.")
+@click.option("--png", type=Output(suffix=".png"), help="Also write a PNG picture; needs Chromium.")
+@click.option("--svg", type=Output(suffix=".svg"), help="Also write an SVG picture; needs Chromium.")
 @click.option("--steps", metavar="N[-M]", callback=_parse_steps, help="Steps to show. Default: all that was captured.")
 def timeline(
     traces: tuple[Path, ...],
@@ -139,7 +148,8 @@ def timeline(
     if figure is not None:
         with progress("drawing"):
             write_pictures([(figure, path) for path in pictures])
-        say("\n".join(map(str, pictures)))
+        for path in pictures:
+            say(path)
 
 
 @click.command("export", cls=TraceCommand, example="traces/overlap.sqlite -o overlap.json.gz", prints_tables=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import Loader, TraceCommand
-from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say
-from ddp_prof.errors import TraceError
+from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
+from ddp_prof.errors import TraceError, printable
 from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import DOCTOR, Run, are_one_variant, changes_between, compare_steps
 
@@ -92,7 +92,7 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
     "buckets, or the ten worst collectives.",
 )
 @click.option("--html", "page", type=Output(), help="Also write a page that shows one step.")
-@click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
+@click.option("--png", type=Output(suffix=".png"), help="Also write a picture of it; needs Chromium.")
 @click.option("--step", type=int, help="The step that --html and --png show. Default: a typical one.")
 def collectives(
     traces: tuple[Path, ...],
@@ -185,7 +185,7 @@ def _doctor_views(runs: list[Run]) -> list[TableView]:
 
 @click.command("skew", cls=TraceCommand, example="traces/overlap.sqlite")
 @click.option("--html", "page", type=Output(), help="Also write a page with the picture.")
-@click.option("--png", type=Output(), help="Also write the picture; needs Chromium.")
+@click.option("--png", type=Output(suffix=".png"), help="Also write the picture; needs Chromium.")
 def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
     """Which rank arrives last at the collectives, how often, by how much, and what it costs.
 
@@ -245,7 +245,7 @@ def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: in
 @click.command("compare", cls=TraceCommand, example="--waterfall traces/naive.sqlite traces/overlap.sqlite")
 @click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
 @click.option("--html", "page", type=Output(), help="Also write a page with the waterfall.")
-@click.option("--png", type=Output(), help="Also write a picture of it; needs Chromium.")
+@click.option("--png", type=Output(suffix=".png"), help="Also write a picture of it; needs Chromium.")
 def compare(
     traces: tuple[Path, ...],
     load: Loader,
@@ -299,7 +299,7 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
     from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, changed_text
 
     title = f"from {runs[0].label} to {runs[1].label}, mean step: {changed_text(parts)}"
-    return TableView(title, change_rows(parts), [HOW_TO_READ_CHANGES], {})
+    return TableView(printable(title), change_rows(parts), [HOW_TO_READ_CHANGES], {})
 
 
 QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableView]]]] = {
@@ -350,7 +350,7 @@ def results(database: Path, folder: Path | None, output: TableOptions) -> None:
     if not testbeds:
         raise TraceError(database, "no runs in it yet", "fill it with scripts/run_comparison.sh")
     if output.form == "markdown":
-        say(report.results_markdown(testbeds).removesuffix("\n"))
+        say_lines(report.results_markdown(testbeds).removesuffix("\n"))
     elif output.form == "table":
         show(output, report.results_views(testbeds))
     else:

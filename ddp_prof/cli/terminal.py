@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from ddp_prof.atomic_file import protect_files, refuse_protected
+from ddp_prof.atomic_file import is_stream, protect_files, refuse_protected
 from ddp_prof.errors import TraceError, printable, printable_lines
 from ddp_prof.manifest import SUFFIX
 
@@ -24,16 +24,24 @@ PIPE = Path("-")
 
 
 class Output(click.Path):
-    """The type of all options for output paths. ``kind`` is ``file``, ``folder``, or ``pipe`` (a file or stdout)."""
+    """The type of all options for output paths.
 
-    def __init__(self, kind: str = "file") -> None:
+    Args:
+        kind: ``file``, ``folder``, or ``pipe`` (a file or stdout).
+        suffix: How the name must end, since it decides what is written; empty for any.
+    """
+
+    def __init__(self, kind: str = "file", suffix: str = "") -> None:
+        self.suffix = suffix
         super().__init__(
             dir_okay=kind == "folder", file_okay=kind != "folder", allow_dash=kind == "pipe", path_type=Path
         )
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the path. A manifest's name is refused: readers would take the file for a run's manifest."""
-        path = super().convert(value, param, ctx)
+        path: Path = super().convert(value, param, ctx)  # type: ignore[assignment]
+        if path.suffix.lower() != self.suffix and self.suffix:
+            self.fail(f"{printable(str(path))} does not end in {self.suffix}", param, ctx)
         if str(path).endswith(SUFFIX):
             self.fail(f"{printable(str(path))} is the name of a manifest, which only a capture writes", param, ctx)
         return path
@@ -63,10 +71,15 @@ def default_output(title: str, ending: str) -> Path:
 
 @contextmanager
 def open_output(output: Path) -> Iterator[Path]:
-    """Yield the file to write; at the end print its path, or its content if ``output`` is ``PIPE``."""
+    """Yield the file to write; at the end print its path, or its content if ``output`` is ``PIPE``.
+
+    The path of a device or a pipe, such as ``/dev/stdout``, is not printed: what is written there is all that it gets.
+    """
     if output != PIPE:
+        is_file = not is_stream(output)
         yield output
-        say(output)
+        if is_file:
+            say(output)
         return
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
         file = Path(folder) / "stdout"
@@ -76,8 +89,13 @@ def open_output(output: Path) -> Iterator[Path]:
 
 
 def say(text: object, *, err: bool = False) -> None:
-    """Print text with control characters escaped: names of files, and names in traces, may hold any character."""
-    click.echo(printable_lines(str(text)), err=err)
+    """Print a line with control characters escaped: names of files, and names in traces, may hold any character."""
+    click.echo(printable(str(text)), err=err)
+
+
+def say_lines(text: str) -> None:
+    """Print text of several lines; names in it have passed ``printable`` already, so they have no line breaks."""
+    click.echo(printable_lines(text))
 
 
 DELAY_S = 1.0

@@ -212,7 +212,7 @@ def show(options: TableOptions, views: Sequence[TableView]) -> None:
         documents = [view.document for view in views]
         # Only a person needs line breaks; without them json uses its encoder in C.
         indent = 1 if sys.stdout.isatty() else None
-        text = json.dumps(documents[0] if len(documents) == 1 else documents, indent=indent, allow_nan=False)
+        text = to_json(documents[0] if len(documents) == 1 else documents, indent)
         sys.stdout.write(f"{text}\n")
         return
     if options.form == "csv":
@@ -244,11 +244,47 @@ def _distinct_notes(views: Sequence[TableView]) -> tuple[list[list[str]], list[s
     return own, shared
 
 
+def to_json(document: Any, indent: int | None = None) -> str:
+    r"""Encode a document. A byte of a file's name that is no text becomes ``\\udcff``, as tables show it.
+
+    JSON could hold it as half of a character in UTF-16, which strict readers refuse.
+    """
+    text = json.dumps(document, indent=indent, allow_nan=False)
+    if _SURROGATE in text and _LONE_SURROGATE.search(json.dumps(document, ensure_ascii=False)):
+        text = json.dumps(_without_surrogates(document), indent=indent, allow_nan=False)
+    return text
+
+
+_SURROGATE = "\\ud"
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def _without_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return _LONE_SURROGATE.sub(lambda found: printable(found[0]), value)
+    if isinstance(value, dict):
+        return {_without_surrogates(key): _without_surrogates(item) for key, item in value.items()}
+    return [_without_surrogates(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def write_csv(rows: Sequence[Row], file: TextIO) -> None:
-    """Write rows with the same keys; cells without a value are empty."""
+    """Write rows with the same keys; cells without a value are empty.
+
+    Text that a spreadsheet would run as a formula gets a leading ``'``, for example a run called ``=cmd``. Line breaks
+    and other control characters are written out, so each row is a line.
+    """
     writer = csv.DictWriter(file, list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(rows)
+    writer.writerows({key: _csv_cell(value) for key, value in row.items()} for row in rows)
+
+
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
+
+
+def _csv_cell(value: Value) -> Value:
+    if not isinstance(value, str):
+        return value
+    return printable(f"'{value}" if value.startswith(_FORMULA) else value)
 
 
 def markdown(rows: Sequence[Row]) -> str:

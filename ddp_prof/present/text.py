@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import html
 import unicodedata
+from collections.abc import Iterable
 from pathlib import Path
+
+from ddp_prof.errors import printable
 
 MAX_NAME = 120
 """Longest name shown; a C++ template gives its kernel a name of thousands of characters."""
@@ -33,12 +36,19 @@ def shown_name(name: str) -> str:
     return to_plain_text(plain_name(name))
 
 
+def join_lines(lines: Iterable[str]) -> str:
+    """Join lines of text; line breaks within one, such as those of a file's name, are written out."""
+    return "\n".join(map(printable, lines))
+
+
 def count_noun(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def source_name(trace: Path | str, files: int) -> str:
-    return f"{trace} and {count_noun(files - 1, 'more file')}" if files > 1 else str(trace)
+    """Name a run by its first file, on one line."""
+    name = printable(str(trace))
+    return f"{name} and {count_noun(files - 1, 'more file')}" if files > 1 else name
 
 
 def collective_name(index: int | None, bucket: int | None) -> str:

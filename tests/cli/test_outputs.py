@@ -205,7 +205,7 @@ def test_no_name_of_a_file_controls_a_terminal(
     trace = write_capture(Path(f"{HOSTILE_NAMES[name].replace('/', '')}.sqlite"), known_truth(1))
     arguments = command.split()
     if arguments[-1] in ("-o", "--html", "--png"):
-        arguments.append(f"{trace.stem}.page")
+        arguments.append(f"{trace.stem}.page.png")
     result = run(arguments[0], trace, *arguments[1:])
     assert result.exit_code in (0, 1, 3), repr(result.exception)
     printed = (result.stdout + result.stderr).replace("\n", "")

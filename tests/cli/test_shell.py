@@ -30,6 +30,47 @@ def test_a_command_that_does_not_exist_names_those_written_alike() -> None:
     assert ", ".join(COMMANDS) in run("zzz").stderr
 
 
+@pytest.mark.parametrize("words", [["sumary"], ["-q", "sumary"], ["--verbose", "sumary"], ["overlp"], ["zzz"]])
+def test_nor_is_it_a_trace_to_be_left_out(words: list[str], trace: Path) -> None:
+    result = run(*words, trace)
+    assert result.exit_code == 2, result.stdout
+    assert f"no such command {words[-1]!r}" in result.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["-q"], ["--step-range", "step"], ["--strict"]])
+def test_without_a_command_the_summary_is_shown(words: list[str], trace: Path) -> None:
+    result = run(*words, trace)
+    assert result.exit_code == 0, result.stderr
+    assert "communication" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    ["timeline x --steps @", "timeline x --steps 1-@", "timeline x --steps @-@", "collectives x --step @",
+     "kernels x --top @", "overlap x --jobs @", "overlap x --part-rows @", "capture --steps @:1 -- true",
+     "capture --steps 1:@ -- true"],
+)  # fmt: skip
+def test_a_number_of_5000_digits_is_wrong_usage(command: str, trace: Path) -> None:
+    words = command.replace("@", "9" * 5000).split()
+    result = run(*(trace if word == "x" else word for word in words))
+    assert result.exit_code == 2
+    assert isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize(
+    "option", ["timeline --png x.html", "timeline --svg x.png", "skew --png x", "compare --png x.svg"]
+)
+def test_a_picture_of_another_kind_than_its_name_says_is_wrong_usage(
+    option: str, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    command, *words = option.split()
+    result = run(command, trace, *words)
+    assert result.exit_code == 2
+    assert f"{words[-1]} does not end in {words[0].replace('--', '.')}" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == [trace.name]
+
+
 def test_no_summary_is_cut() -> None:
     said = run("--help").stdout.partition("Commands:")[2]
     assert "..." not in said

@@ -95,7 +95,10 @@ def write_page(
         recoloring=json_in_page(theme.recoloring()),
         figures={name: _figure_html(figure) for name, figure in (figures or {}).items()},
     )  # fmt: skip
-    with atomic_write(path) as partial, partial.open("w", encoding="utf-8", newline="\n") as file:
+    with (
+        atomic_write(path) as partial,
+        partial.open("w", encoding="utf-8", errors="backslashreplace", newline="\n") as file,
+    ):
         file.writelines(stream)
 
 

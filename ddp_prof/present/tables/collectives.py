@@ -14,7 +14,7 @@ from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
 from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
-from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, source_name
+from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, percent, source_name
 
 COLLECTIVES_SCHEMA = 2
 """2: ``exposed_by`` (when and why) in place of ``causes``."""
@@ -48,7 +48,7 @@ def collectives_view(
     """
     count = sum(collective.op != NOTIFY for collective in result.collectives)
     source = f"{source_name(run.trace, run.files)} · device: {run.device}"
-    title = f"{source} · {count_noun(count, 'collective')}\n{headline.text}"
+    title = join_lines([f"{source} · {count_noun(count, 'collective')}", headline.text])
     outliers = [outliers_text(result.outliers)] if result.outliers else []
     notes = [*outliers, *result.warnings]
     if count and len(run.ranks) > 1:
@@ -200,11 +200,11 @@ def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     )
     title = f"{source_name(run.trace, run.files)} · device: {run.device}"
     if skew.reason:  # the rows would hold only zeros
-        return TableView(f"{title}\n{headline}", [], skew.warnings, document)
+        return TableView(join_lines([title, headline]), [], skew.warnings, document)
     rows: list[Row] = [{"run": run.label, **_skew_row(rank, skew)} for rank in skew.ranks]
     notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
     steps = f" · {count_noun(len(skew.steps), 'step')}" if skew.has_steps else ""
-    return TableView(f"{title}{steps}\n{headline}", rows, notes, document, digest=SKEW_DIGEST)
+    return TableView(join_lines([title + steps, headline]), rows, notes, document, digest=SKEW_DIGEST)
 
 
 _OF_STEPS = (
@@ -282,7 +282,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         warnings=list(run.warnings),
     )
     digest = Digest("path_ms", ("path_ms", *(f"path_{part}_ms" for part in PARTS)), "ends_on")
-    return TableView(f"{title}\n{headline}", rows, notes if rows else run.warnings, document, digest=digest)
+    return TableView(join_lines([title, headline]), rows, notes if rows else run.warnings, document, digest=digest)
 
 
 def critical_headline(critical: RunCritical) -> str:

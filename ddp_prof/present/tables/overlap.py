@@ -18,7 +18,7 @@ from ddp_prof.manifest import Manifest
 from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView, run_document
-from ddp_prof.present.text import count_noun, milliseconds, plain_name, source_name
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, plain_name, source_name
 from ddp_prof.trace import SOURCE_NAMES
 from ddp_prof.variants import variant_extras
 
@@ -47,7 +47,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         notes.append(
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
         )
-    title = "\n".join(filter(None, (headline, _title(result))))
+    title = join_lines(filter(None, (headline, _title(result))))
     document = {
         "schema": SCHEMA,
         "trace": str(result.trace),
@@ -171,7 +171,7 @@ def _step_row(step: StepOverlap) -> Row:
 def info_view(inventory: TraceInventory) -> TableView:
     producer = f" {inventory.producer}" if inventory.producer else ""
     title = (
-        f"{inventory.trace} · {inventory.source}{producer} · device: {inventory.device} · "
+        f"{source_name(inventory.trace, 1)} · {inventory.source}{producer} · device: {inventory.device} · "
         f"{inventory.duration_ns / 1e9:.3f} s"
     )
     rows: list[Row] = [
@@ -246,7 +246,7 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     hidden: list[Row] = [{**run, **row} for row in hidden_rows(use)]
     idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
     return {
-        "kernels": TableView(f"{title}\nkernels by time", rows, notes, document, shown),
+        "kernels": TableView(join_lines([title, "kernels by time"]), rows, notes, document, shown),
         "hidden": TableView("what hid communication", hidden, _hidden_notes(use), document),
         "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from shlex import quote
 from string import digits
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -15,11 +14,12 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.errors import shell_quote
 from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import cause_headline, communicating_steps_text, gain_headline
 from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
-from ddp_prof.present.text import count_noun, milliseconds, percent, source_name
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
 
 _PARTS = {
     "compute_only": "compute alone",
@@ -65,8 +65,8 @@ class SummarizedRun:
         first = os.path.commonprefix(names).rstrip(digits)  # noqa: RUF071 - of characters
         end = os.path.commonprefix([name[::-1] for name in names])[::-1].lstrip(digits)  # noqa: RUF071
         if len(names) > 1 and all(name[len(first) : len(name) - len(end)].isdecimal() for name in names):
-            return f"{quote(first)}*{quote(end)}"
-        return " ".join(map(quote, names))
+            return f"{shell_quote(first)}*{shell_quote(end)}"
+        return " ".join(map(shell_quote, names))
 
     @property
     def next_commands(self) -> list[str]:
@@ -81,10 +81,10 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
     document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
     rows = [_row(run) for run in runs]
     if len(runs) == 1:
-        return TableView("\n".join(_lines(runs[0])), rows, [], document, is_text=True)
+        return TableView(join_lines(_lines(runs[0])), rows, [], document, is_text=True)
     lines = [f"{run.summary.label}: {run.headline}" for run in runs]
     notes = ["times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
-    return TableView("\n".join(lines), rows, notes, document)
+    return TableView(join_lines(lines), rows, notes, document)
 
 
 def _document(run: SummarizedRun) -> Document:
@@ -229,4 +229,4 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         abstained=[asdict(one) for one in diagnosis.abstained],
         warnings=list(run.warnings),
     )
-    return TableView("\n".join(lines), rows, notes, document, is_text=True)
+    return TableView(join_lines(lines), rows, notes, document, is_text=True)
