@@ -85,8 +85,9 @@ def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> Tra
 
     if rows := count_rows(file, options.part_rows):
         _warn_reading_whole(file, rows, options, why)
-    trace = load_trace(file, options)
-    return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range))
+    with naming_limits(file):
+        trace = load_trace(file, options)
+        return TraceEvents(trace, find_rank_events(trace, options.step_range, options.backward_range))
 
 
 def measure_report(

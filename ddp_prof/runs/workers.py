@@ -17,7 +17,6 @@ from pathlib import Path
 from threading import Event, Thread
 from typing import Any
 
-from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 
@@ -65,7 +64,7 @@ def measure_files(
     workers.progress(0, len(files))
     jobs = workers.jobs
     if jobs is None:  # no more processes than are worth it
-        size = sum(held_bytes(file) for file, _ in files if file.is_file())
+        size = sum(file.stat().st_size for file, _ in files if file.is_file())
         jobs = min(count_cores(), 1 + size // BYTES_PER_WORKER)
     processes = min(jobs, len(files))
     is_here = workers.scheduler is None and processes < 2
