@@ -7,11 +7,13 @@ import shlex
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 if TYPE_CHECKING:
     from conftest import Checkout
@@ -218,6 +220,28 @@ def test_constraints_pin_everything_that_is_asked_for() -> None:
         (specifier,) = pins[requirement.name].specifier
         assert specifier.operator == "=="
         assert requirement.specifier.contains(specifier.version), requirement
+
+
+def test_what_is_installed_is_what_is_pinned() -> None:
+    """In an environment that the script has made: each package, asked for or brought along, in its version."""
+    if not (Path(sys.prefix) / "ddp-prof.stamp").exists() or list(Path(sys.prefix).glob("lib/*/*/of_the_machine.pth")):
+        pytest.skip("this environment was not made by scripts/env.sh from constraints.txt")
+    pins = {canonicalize_name(name): pin for name, pin in _pins().items()}
+    of_builds = re.compile(
+        "pip|uv|setuptools|wheel|ddp-prof|triton|(nvidia|cuda)-.*"
+    )  # with the venv, or torch's build
+    installed = {canonicalize_name(each.metadata["Name"]): each.version for each in distributions()}
+    wrong = {
+        name: version
+        for name, version in installed.items()
+        if not of_builds.fullmatch(name)
+        and (name not in pins or (_applies(pins[name]) and not pins[name].specifier.contains(version)))
+    }
+    assert wrong == {}
+
+
+def _applies(pin: Requirement) -> bool:
+    return pin.marker is None or pin.marker.evaluate()
 
 
 def test_what_builds_the_package_is_pinned_too(env: Checkout) -> None:

@@ -112,6 +112,59 @@ def training(
     return device
 
 
+def with_another(name: str, where: str) -> Trace:
+    """Steps of which all but two have one collective more, in a phase."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for phase in ("forward", "backward", "optimizer"):
+                with device.range(phase):
+                    if phase == where and step > 1:
+                        device.launch(1_000, 7, MS, is_collective=True, name=name)
+                    device.launch(1_000, 7, 4 * MS, is_collective=False)
+        device.synchronize(1_000)
+    return device.trace()
+
+
+def queued(delay_ns: int) -> Trace:
+    """A run whose collectives begin so long after the kernel that runs when they could begin has ended."""
+    trace = training().trace()
+    activities = trace.activities
+    start, end = activities.start_ns.copy(), activities.end_ns.copy()
+    compute = np.flatnonzero(activities.lane == 7)
+    for row in np.flatnonzero(activities.lane == 20):
+        running = compute[(start[compute] <= start[row]) & (end[compute] > start[row])]
+        shift = int(end[running].max() - start[row]) if len(running) else 0
+        start[row] += shift + delay_ns
+        end[row] = start[row] + 100_000
+    return replace(trace, activities=replace(activities, start_ns=start, end_ns=end))
+
+
+def fsdp(scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS, steps: int = STEPS) -> Trace:
+    """Backwards that gather and scatter, on stream 20 and on another one or the same."""
+    device = Device()
+    for step in range(steps):
+        with device.range(f"step {step}"), device.range("backward"):
+            for _ in range(3):
+                device.launch(1, 7, MS, is_collective=False)
+                device.record(1, 7, 1)
+                for stream, name in ((20, "AllGather"), (scatter_stream, f"{reduction}_Sum_f32")):
+                    device.wait(1, stream, 1)
+                    name = f"ncclDevKernel_{name}_RING_LL(x)"
+                    device.launch(1, stream, MS, is_collective=True, name=name)
+            device.launch(1, 7, last_ns, is_collective=False)
+        device.synchronize(1)
+    return device.trace()
+
+
+def profiled(share: float) -> Trace:
+    """A run of whose activities a profiler takes a share itself."""
+    trace = training().trace()
+    start = trace.activities.start_ns
+    length = int((trace.activities.end_ns - start).sum() * share)
+    return replace(trace, overhead=Overhead(start[:1], start[:1] + length))
+
+
 def test_a_sound_run_is_not_blamed_for_anything() -> None:
     found = diagnose(training().trace())
     assert found.findings == ()
@@ -128,17 +181,10 @@ def test_a_sound_run_is_not_blamed_for_anything() -> None:
     ],
 )
 def test_what_most_steps_have_beside_the_reduction_of_gradients(name: str, where: str, rule: str | None) -> None:
-    device = Device()
-    for step in range(STEPS):
-        with device.range(f"step {step}"):
-            for phase in ("forward", "backward", "optimizer"):
-                with device.range(phase):
-                    if phase == where and step > 1:
-                        device.launch(1_000, 7, MS, is_collective=True, name=name)
-                    device.launch(1_000, 7, 4 * MS, is_collective=False)
-        device.synchronize(1_000)
     found = [
-        one for one in diagnose(device.trace()).findings if one.rule in ("broadcast in forward", "barrier in each step")
+        one
+        for one in diagnose(with_another(name, where)).findings
+        if one.rule in ("broadcast in forward", "barrier in each step")
     ]
     assert [one.rule for one in found] == ([rule] if rule else [])
     for one in found:
@@ -550,35 +596,10 @@ def test_the_last_bucket_is_needed_first() -> None:
 
 @pytest.mark.parametrize(("delay_ns", "is_named"), [(0, True), (100_000, False)])
 def test_a_single_queue_lets_collectives_begin_only_when_compute_has_ended(delay_ns: int, is_named: bool) -> None:
-    trace = training().trace()
-    activities = trace.activities
-    start, end = activities.start_ns.copy(), activities.end_ns.copy()
-    compute = np.flatnonzero(activities.lane == 7)
-    for row in np.flatnonzero(activities.lane == 20):
-        running = compute[(start[compute] <= start[row]) & (end[compute] > start[row])]
-        shift = int(end[running].max() - start[row]) if len(running) else 0  # it begins when that kernel has ended
-        start[row] += shift + delay_ns
-        end[row] = start[row] + 100_000
-    queued = replace(trace, activities=replace(activities, start_ns=start, end_ns=end))
-    assert ("single hardware queue" in named(queued)) == is_named
+    assert ("single hardware queue" in named(queued(delay_ns))) == is_named
 
 
 def test_gathers_and_scatters_of_one_stream_wait_for_each_other() -> None:
-    def fsdp(scatter_stream: int, reduction: str = "ReduceScatter", last_ns: int = MS, steps: int = STEPS) -> Trace:
-        device = Device()
-        for step in range(steps):
-            with device.range(f"step {step}"), device.range("backward"):
-                for _ in range(3):
-                    device.launch(1, 7, MS, is_collective=False)
-                    device.record(1, 7, 1)
-                    for stream, name in ((20, "AllGather"), (scatter_stream, f"{reduction}_Sum_f32")):
-                        device.wait(1, stream, 1)
-                        name = f"ncclDevKernel_{name}_RING_LL(x)"
-                        device.launch(1, stream, MS, is_collective=True, name=name)
-                device.launch(1, 7, last_ns, is_collective=False)
-            device.synchronize(1)
-        return device.trace()
-
     rule = "one communicator serializes gathers and scatters"
     (finding,) = [one for one in diagnose(fsdp(20)).findings if one.rule == rule]
     assert round((finding.cost_ns or 0) / MS) == 3, "each of 5 waits for 1 ms, but all but 3 ms are hidden"
@@ -733,11 +754,7 @@ def test_hiding_of_which_the_cost_is_not_known_is_not_judged() -> None:
 
 @pytest.mark.parametrize(("share", "is_named"), [(0.2, True), (0.01, False)])
 def test_a_profiler_that_is_at_work_itself(share: float, is_named: bool) -> None:
-    trace = training().trace()
-    start = trace.activities.start_ns
-    length = int((trace.activities.end_ns - start).sum() * share)
-    busy = replace(trace, overhead=Overhead(start[:1], start[:1] + length))
-    assert ("overhead of the profiler" in named(busy)) == is_named
+    assert ("overhead of the profiler" in named(profiled(share))) == is_named
 
 
 def test_a_profiler_that_is_at_work_is_found_without_steps_too() -> None:

@@ -1,0 +1,118 @@
+"""Every rule of the doctor has its row in the documentation, a run that it names, and one on which it says nothing."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze import doctor
+from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.runs import load_runs
+from ddp_prof.trace import Category, Kind, Trace
+from tests.analyze.doctor.test_gpu_rules import (
+    MS,
+    NO_CONTENTION,
+    diagnose,
+    fsdp,
+    profiled,
+    queued,
+    training,
+    with_another,
+    with_sizes,
+)
+
+ROOT = Path(__file__).parents[3]
+CAPTURES = Path(__file__).parent / "captures"
+BROADCAST = "ncclDevKernel_Broadcast_RING_LL(x)"
+
+
+def recorded(path: Path) -> Diagnosis:
+    (run,) = load_runs([path])
+    return run.doctor()
+
+
+def with_graphs(trace: Trace) -> Trace:
+    """Its forward is a replay of a graph that was recorded whole."""
+    rows = np.arange(len(trace.activities)) % 5 == 0
+    kind, category = trace.activities.kind.copy(), trace.activities.category.copy()
+    kind[rows], category[rows] = Kind.GRAPH, Category.OTHER
+    return replace(trace, activities=replace(trace.activities, kind=kind, category=category))
+
+
+FAULTY: dict[str, Callable[[], Diagnosis]] = {
+    "communication on the compute stream": lambda: diagnose(training(comm_stream=7).trace()),
+    "gradients reduced after backward": lambda: recorded(ROOT / "traces" / "flat.sqlite"),
+    "one collective per parameter": lambda: diagnose(training(buckets=40, bucket_ns=10_000).trace()),
+    "one bucket for all gradients": lambda: recorded(CAPTURES / "one_bucket.sqlite"),
+    "gradients ready in another order than buckets": lambda: recorded(CAPTURES / "reversed.sqlite"),
+    "host synchronization in backward": lambda: recorded(CAPTURES / "host_sync.sqlite"),
+    "launch-bound host": lambda: recorded(CAPTURES / "starved.sqlite"),
+    "straggler": lambda: recorded(CAPTURES / "slow_rank.sqlite"),
+    "copies out of buckets": lambda: diagnose(training(consumer="memcpy").trace()),
+    "the last bucket is needed first": lambda: diagnose(
+        training(bucket_ns=3 * MS, needed=lambda bucket: 3 - bucket).trace()
+    ),
+    "one communicator serializes gathers and scatters": lambda: diagnose(fsdp(20)),
+    "single hardware queue": lambda: diagnose(queued(0)),
+    "vote on unused parameters": lambda: diagnose(with_sizes(training().trace(), [8 << 20] * 3 + [512])),
+    "broadcast in forward": lambda: diagnose(with_another(BROADCAST, "forward")),
+    "barrier in each step": lambda: diagnose(with_another("EpDeviceSync_barrier", "optimizer")),
+    "overlap without gain": lambda: diagnose(training().trace(), replace(NO_CONTENTION, contention_ns=50 * MS)),
+    "CUDA graphs recorded whole": lambda: diagnose(with_graphs(training().trace())),
+    "overhead of the profiler": lambda: diagnose(profiled(0.2)),
+}
+# Without fault; each decides the rules on which it does not abstain.
+SOUND: tuple[Callable[[], Diagnosis], ...] = (
+    lambda: recorded(CAPTURES / "nothing.sqlite"),
+    lambda: diagnose(with_sizes(training().trace(), [8 << 20])),
+)
+
+
+def rules_in_the_code() -> set[str]:
+    """The names in which findings and abstentions are made, as texts or as a variable ``rule``."""
+    found = set()
+    for path in Path(doctor.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            name: ast.expr | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                is_result = node.func.id in ("Finding", "Abstained", "_find_in_most_steps") and node.args
+                name = next((each for each in node.args if isinstance(each, ast.Constant)), None) if is_result else None
+            elif isinstance(node, ast.Assign) and any(ast.unparse(target) == "rule" for target in node.targets):
+                name = node.value
+            if isinstance(name, ast.Constant) and isinstance(name.value, str):
+                found.add(name.value)
+    return found
+
+
+def rules_in_the_documentation() -> list[str]:
+    text = (ROOT / "docs" / "doctor.md").read_text(encoding="utf-8")
+    table = text.partition("| rule | looks for |\n|---|---|\n")[2].partition("\n\n")[0]
+    return re.findall(r"^\| (.*?) \|", table, re.MULTILINE)
+
+
+def test_every_rule_has_its_row_and_every_row_its_rule() -> None:
+    assert sorted(rules_in_the_documentation()) == sorted(rules_in_the_code())
+
+
+def test_every_rule_has_a_run_with_its_fault() -> None:
+    assert FAULTY.keys() == set(rules_in_the_documentation())
+
+
+@pytest.mark.parametrize("rule", FAULTY)
+def test_it_names_its_fault(rule: str) -> None:
+    assert rule in [one.rule for one in FAULTY[rule]().findings]
+
+
+def test_sound_runs_are_judged_by_every_rule_and_blamed_by_none() -> None:
+    judged = set()
+    for diagnose_sound in SOUND:
+        found = diagnose_sound()
+        assert found.findings == ()
+        judged |= FAULTY.keys() - {one.rule for one in found.abstained}
+    assert judged == FAULTY.keys()
