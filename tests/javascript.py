@@ -56,6 +56,32 @@ class Node:
             hash_,
         )
 
+    def select(self, kind: str, time: float, panel: int = 0) -> dict[str, str]:
+        """Select the box that is drawn at a time of a panel, in the first lane of a kind; what is told of it."""
+        self.ask(
+            """(([kind, time, panel]) => {
+            const row = page.rows.find((row) => row.kind === kind && row.panel === panel);
+            for (const track of row.tracks) {
+              const at = track.endingAfter(time);
+              if (at < track.length && track.start[at] <= time) return page.select({ row, track, at });
+            }
+            throw new Error(`nothing is at ${time}`); })(argument)""",
+            [kind, time, panel],
+        )
+        return self.facts()
+
+    def facts(self) -> dict[str, str]:
+        """What is told of the selected box, by name."""
+        facts: dict[str, str] = self.ask(
+            "Object.fromEntries(factsOf(page, page.selected).map(([name, text]) => [name, text]))"
+        )
+        return facts
+
+    def go_to(self, fact: str) -> dict[str, str]:
+        """Follow the link of a fact; what is told of the box to which it leads."""
+        self.ask("page.select(factsOf(page, page.selected).find(([name]) => name === argument)[2])", fact)
+        return self.facts()
+
 
 def _held(page: str, name: str) -> str:
     (text,) = re.findall(rf'<script type="[^"]*" id="{name}">(.*?)</script>', page, re.DOTALL)

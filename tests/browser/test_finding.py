@@ -9,9 +9,9 @@ import pytest
 from ddp_prof.ingest.load import load_trace
 from tests.browser.conftest import Visit
 from tests.browser.test_inspecting import details, device_label, window
-from tests.browser.test_lanes import gpu_trace
-from tests.browser.test_opening import page_of, steps_of
+from tests.browser.test_opening import page_of
 from tests.nsys_factory import bucket_steps, write_capture
+from tests.present.timelines import gpu_trace, steps_of
 
 US = 1000
 
@@ -45,13 +45,6 @@ class TestSearch:
             titles.append(title(visit))
             assert window(visit)[1] - window(visit)[0] == pytest.approx(span), "does not zoom"
         assert titles == ["compute a", "compute b", "compute c", "compute d", "compute a"]
-
-    def test_it_goes_to_ranges_where_no_kernel_matches(self, visit: Visit, page: Path) -> None:
-        visit.open_timeline(page)
-        visit.fill("#search", "step|index")
-        assert found(visit) == "4 found"
-        visit.press("Enter")
-        assert title(visit) == "step|index=0"
 
     def test_enter_moves_f_zooms_and_backspace_goes_back(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
@@ -130,17 +123,6 @@ def test_details_lead_to_launch_and_back(visit: Visit, tmp_path: Path) -> None:
     assert details(visit) == known
 
 
-def test_details_lead_to_the_consumer_and_back(visit: Visit, tmp_path: Path) -> None:
-    visit.open_timeline(page_of(tmp_path, load_trace(write_capture(tmp_path / "x.sqlite", bucket_steps(20, 4, 20)))))
-    visit.click(device_label(visit, "communication", 10 * US))
-    known = details(visit)
-    visit.click("#details dt:text-is('needed by') + dd button")
-    assert details(visit)["lane"].endswith("copies")
-    visit.click("#details dt:text-is('needs') + dd button")
-    assert details(visit) == known
-    assert visit.complaints == []
-
-
 class TestAddress:
     def test_another_visit_shows_the_same_selection(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page, "")
@@ -174,12 +156,6 @@ class TestAddress:
         assert visit.is_at("*#step=all")
         assert visit.complaints == []
 
-    @pytest.mark.parametrize("hash_", ["#box=0@17", "#box=99@0", "#box=x", "#range=5,1", "#range=a,b"])
-    def test_a_selection_that_means_nothing_is_none(self, visit: Visit, page: Path, hash_: str) -> None:
-        visit.open_timeline(page, hash_)
-        assert visit.ask("[page.selected, page.step]") == [None, 2]
-        assert visit.complaints == []
-
     def test_an_address_given_to_a_busy_page_is_followed(self, visit: Visit, page: Path) -> None:
         """The page is due to write what it shows when the address arrives."""
         visit.open_timeline(page)
@@ -211,16 +187,3 @@ def test_the_worst_stretch_is_shown_with_its_step(visit: Visit, tmp_path: Path) 
     assert visit.ask("page.step") == 1
     selected = visit.ask("page.selected.track.end[page.selected.at] - page.selected.track.start[page.selected.at]")
     assert selected == 20 * US
-
-
-def test_the_worst_stretch_is_one_of_measured_steps(visit: Visit, tmp_path: Path) -> None:
-    """Ranks often wait longest for each other in the warm-up, of which no figure is; there it blocks for 30 us."""
-    capture = bucket_steps(40, 15, 30, 20)
-    for index, step in enumerate(capture.ranges):
-        step.name, step.domain = f"step|index={index}{'' if index else '|warmup=1'}", "ddp_prof"
-    visit.open_timeline(
-        page_of(tmp_path, load_trace(write_capture(tmp_path / "x.sqlite", capture, "2023.4"))), "#worst"
-    )
-    selected = visit.ask("page.selected.track.end[page.selected.at] - page.selected.track.start[page.selected.at]")
-    assert selected == 20 * US
-    assert visit.ask("page.stepName(page.step)") == "step 2"

@@ -123,14 +123,6 @@ def test_the_axis_has_the_unit_of_its_window(visit: Visit, page: Path) -> None:
     assert {text.split(" ")[1] for text in found} == {"µs"}
 
 
-@pytest.mark.parametrize("hash_", ["#step=99", "#from=5&to=1", "#step=<img src=x>", "#from=NaN&to=1e999"])
-def test_an_address_that_means_nothing_opens_as_one_without(visit: Visit, page: Path, hash_: str) -> None:
-    visit.open_timeline(page, hash_)
-    assert visit.ask("page.step") == 0
-    assert window(visit) == pytest.approx([-0.02 * 20, 1.02 * 20], abs=80)
-    assert visit.complaints == []
-
-
 def lanes_seen(visit: Visit) -> list[tuple[str, float, float]]:
     """Title, top and bottom of each lane that is not folded, in pixels of the page."""
     _, top = visit.lanes()

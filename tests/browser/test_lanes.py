@@ -2,48 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ddp_prof.present.timeline.build import build_timeline
-from ddp_prof.trace import UNKNOWN, CallDetails, Trace
+from ddp_prof.trace import Trace
 from tests.browser.conftest import Visit, prepared_visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
-from tests.drawing import column, draw_trace
-from tests.measuring import collectives_of, source_of, sources_of
-
-SHAPES = ("grid 7x1x1 block 128x1x1", "grid 24x1x1 block 640x1x1")
-
-
-def gpu_trace() -> Trace:
-    """A step whose backward autograd launches: ``c`` and the all-reduce ``A``, the half of which is exposed."""
-    drawn = draw_trace(
-        ranges={
-            "step|index=0": "####################",
-            "forward": ".###................",
-            "optimizer": "...............#....",
-            "inner": "..#.................",
-            "load data": "....##..............",
-            "all_reduce|bucket=3|bytes=64|params=1": "......##########....",
-        },
-        launches={"main": ".ab............d....", "pt_autograd_0": ".....cA............."},
-        streams={7: "..aaabbbcccc......dd", 9: "........AAAAAAAA...."},
-        ranks={4242: 0},
-    )
-    names = (*drawn.names, "cudaLaunchKernel", "cudaGraphLaunch", *SHAPES)
-    calls = len(drawn.calls)
-    kernels = len(drawn.activities)
-    return replace(
-        drawn,
-        names=names,
-        call_details=CallDetails(drawn.calls.start_ns + 1, column([names.index("cudaLaunchKernel")] * calls)),
-        shape_id=column([names.index(SHAPES[at == kernels - 1]) for at in range(kernels)]),
-        registers=column([96] * kernels),
-    )
+from tests.drawing import draw_trace
+from tests.measuring import source_of
+from tests.present.timelines import gpu_trace
 
 
 @pytest.fixture
@@ -89,53 +59,6 @@ class TestLaunches:
         assert known["phase"] == "backward, inferred from the thread that launched it"
         assert visit.complaints == []
 
-    def test_a_collective_tells_when_and_why_it_is_exposed(self, visit: Visit, page: Path) -> None:
-        """It runs from 8 to 16, compute until 12; no peer is known."""
-        visit.open_timeline(page)
-        known = select(visit, "communication", 12)
-        assert (known["bucket"], known["bytes"]) == ("3", "64: 64 bytes")
-        assert known["algbw"] == "8 GB/s: bytes over duration, as its transfer is not known"
-        assert (known["overlapped"], known["exposed"]) == ("4 ns", "4 ns")
-        (tail,) = [text for name, text in known.items() if name.startswith("exposed in the tail")]
-        assert tail == "4 ns: in transfer or waiting for a peer"
-        assert known["grid"] == "24x1x1"
-
-    def test_its_bandwidth_is_that_of_the_table(self, visit: Visit, tmp_path: Path) -> None:
-        """Rank 1 waits in it for 4 of 8 ns; a second one is said to be larger than any link could move."""
-        sizes = {
-            "all_reduce|bucket=0|bytes=16|params=1": "###.......",
-            "all_reduce|bucket=1|bytes=1048576|params=1": "....##....",
-        }
-        traces = {
-            f"rank {rank}": draw_trace(
-                ranges={"step|index=0": "#" * 40, **sizes},
-                launches={"main": ".A...B"},
-                streams={7: "a", 9: wait + "AAAA" + "." * 10 + "BBBBBB"},
-                ranks={4242: rank},
-                world_size=2,
-                path=f"drawn{rank}.sqlite",
-            )
-            for rank, wait in enumerate(("......", "..AAAA"))
-        }
-        visit.open_timeline(write_timeline(build_timeline(sources_of(traces)), tmp_path / "ranks.html"))
-        told = []
-        for at, panel in ((8, 0), (8, 1), (22, 0)):
-            visit.click(device_label(visit, "communication", at, panel))
-            told.append(details(visit)["algbw"])
-        visit.hover(device_label(visit, "communication", 8, 1))
-        assert "16 bytes, algbw 4 GB/s" in visit.text("#tooltip")
-        table = [one.algbw_bytes_per_s for one in collectives_of(*traces.values())]
-        assert table == [4e9, None, 4e9, None]
-        assert told == 2 * ["4 GB/s: bytes over transfer, 4 ns"] + ["n/a: more than any link carries"]
-
-    def test_a_copy_tells_its_bandwidth_over_its_duration(self, visit: Visit, tmp_path: Path) -> None:
-        trace = draw_trace(streams={7: "aaaa", 9: "1111"}, launches={"main": "a1"})
-        sizes = np.where(trace.activities.lane == 9, 64, UNKNOWN)
-        trace = replace(trace, activities=replace(trace.activities, bytes=sizes))
-        visit.open_timeline(write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html"))
-        known = select(visit, "copies", 2)
-        assert (known["bytes"], known["bandwidth"]) == ("64: 64 bytes", "16 GB/s: bytes over duration")
-
     def test_an_arrow_leads_from_the_host_or_from_the_call_if_that_is_seen(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         assert arrow(visit) == {"x": [], "y": []}
@@ -146,34 +69,6 @@ class TestLaunches:
         assert arrow(visit)["y"] == pytest.approx([middle_of(visit, "calls", 1), middle_of(visit, "compute")])
         visit.press("Escape")
         assert arrow(visit) == {"x": [], "y": []}
-
-    def test_a_call_tells_what_it_launched(self, visit: Visit, page: Path) -> None:
-        visit.open_timeline(page)
-        visit.ask("page.fold('calls', false)")
-        known = select(visit, "calls", 2.5)
-        assert known["launched"] == "compute b, compute, stream 7"
-        assert known["launch delay"].startswith("3 ns")
-        assert arrow(visit)["x"] == [2, 5]
-
-    @pytest.mark.parametrize("name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "kineto_a100_ddp_rank0of2.json.gz"])
-    def test_launches_of_a_real_capture(self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str) -> None:
-        """Each box of a device has the call that the trace joins it with."""
-        from ddp_prof.ingest import ReadOptions
-        from ddp_prof.ingest.load import load_trace
-
-        trace = load_trace(shared_traces / name, ReadOptions(with_launches=True))
-        visit.open_timeline(write_timeline(build_timeline([source_of("real", trace)]), tmp_path / "real.html"))
-        delays = visit.ask("""page.shownRows.filter(({ kind }) => kind === "communication").flatMap((row) =>
-            row.tracks.flatMap((track) => Array.from(track.source, (source, at) => {
-              const call = page.launches.call[source], calls = page.foldedRows.find(({ first, count }) =>
-                first <= call && call < first + count);
-              return [track.start[at], track.start[at] - calls.columns.start[call]]; })))""")
-        seen, zero = trace.activities, min(int(each.steps.start_ns[0]) for each in source_of("real", trace).ranks)
-        launch = trace.calls.start_ns[trace.launching_calls]
-        expected = {int(start) - zero: int(start - call) for start, call, category in
-                    zip(seen.start_ns, launch, seen.category, strict=True) if category == 1}  # fmt: skip
-        assert len(delays) > 10
-        assert all(expected[start] == delay for start, delay in delays)
 
 
 class TestFolding:
@@ -201,18 +96,6 @@ class TestFolding:
         focused = "document.activeElement.getAttribute('aria-expanded') + document.activeElement.textContent"
         assert visit.ask(focused) == "true▾ranges, main thread"
 
-    def test_ranges_are_nested(self, visit: Visit, page: Path) -> None:
-        visit.open_timeline(page)
-        visit.ask("page.fold('ranges', false)")
-        rows = visit.ask("""page.rows.filter(({ kind }) => kind === "ranges").map(({ tracks }) =>
-            tracks.flatMap((track) => Array.from(track.source, (_, at) => page.texts(track, at)[0])))""")
-        assert rows[:3] == [
-            ["step|index=0"],
-            ["forward", "load data", "all_reduce|bucket=3|bytes=64|params=1"],
-            ["inner", "optimizer"],
-        ]
-        assert select(visit, "ranges", 9)["kind"] == "range of the program"
-
     def test_a_filter_leaves_the_lanes_that_hold_it(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         visit.press("l")
@@ -220,13 +103,6 @@ class TestFolding:
         assert labels(visit) == ["CUDA calls, main thread", "CUDA calls, pt_autograd_0 (4244)"], "not in a fold"
         visit.fill("#lanes", "")
         assert labels(visit) == FOLDED
-
-    def test_a_lane_that_is_filtered_out_is_not_searched(self, visit: Visit, page: Path) -> None:
-        visit.open_timeline(page)
-        visit.fill("#search", "forward")
-        assert visit.text("#found") == "2 found", "of the host and of the ranges"
-        visit.fill("#lanes", "host")
-        assert visit.text("#found") == "1 found"
 
     def test_the_address_tells_what_is_folded(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
@@ -250,14 +126,6 @@ class TestFolding:
         visit.press("Enter")
         assert "ranges, main thread" in labels(visit)
         assert visit.ask("page.rows.filter(({ kind, seen }) => kind === 'ranges' && seen).length") >= 3
-
-
-def test_inferred_backward_is_shown_on_the_host_and_says_so(visit: Visit, page: Path) -> None:
-    visit.open_timeline(page)
-    select(visit, "host", 5.5)
-    rows = visit.ask("""page.rows.filter(({ kind }) => kind === "host").flatMap(({ tracks }) => tracks.flatMap(
-        (track) => Array.from(track.source, (_, at) => [page.texts(track, at)[0], track.start[at], track.end[at]])))""")
-    assert ["backward (inferred: launched by autograd's threads)", 5, 6] in rows
 
 
 FEW_LANES = {"streams": {7: "aa..bb"}}

@@ -11,17 +11,7 @@ from ddp_prof.trace import Trace
 from tests.browser.conftest import Visit, write_timeline
 from tests.drawing import draw_trace
 from tests.measuring import source_of
-
-
-def steps_of(*lengths: int) -> Trace:
-    """Steps of so many microseconds, each with a kernel from its start to its end."""
-    ranges, streams, launches, at = [], "", "", 0
-    for index, length in enumerate(lengths):
-        ranges.append((f"step|index={index}", "." * at + "#" * length))
-        streams += "abcdefgh"[index] * length
-        launches += "abcdefgh"[index] + "." * (length - 1)
-        at += length
-    return draw_trace(ranges=ranges, launches={"main": launches}, streams={7: streams}, character_ns=1000)
+from tests.present.timelines import steps_of
 
 
 def page_of(tmp_path: Path, *traces: Trace) -> Path:

@@ -10,18 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.ingest.load import load_trace
 from ddp_prof.present import theme
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.model import Source, Timeline
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind
 from tests.browser.conftest import Visit, new_visit, write_timeline
-from tests.drawing import PID, column, draw_trace, table
+from tests.drawing import draw_trace
 from tests.measuring import source_of
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
+from tests.present.timelines import busy_run
 
 HOSTILE_KERNELS = {
     "<script>document.title='owned'</script>": "as it is",
@@ -43,28 +40,6 @@ def gpu_run() -> Source:
     names = tuple(next(kernels) if name.startswith("compute ") else name for name in trace.names)
     trace = replace(trace, names=names)
     return source_of(HOSTILE_TITLE, trace)
-
-
-def busy_run() -> Source:
-    """Steps of a microsecond a kernel, on two streams; collectives beside every tenth."""
-    chance = np.random.default_rng(0)
-    start = 1000 * np.arange(KERNELS) + chance.integers(0, 300, KERNELS)
-    length = chance.integers(100, 700, KERNELS)
-    kinds = np.where(np.arange(KERNELS) % 10, Category.COMPUTE, Category.COMMUNICATION)
-    drawn = draw_trace(ranges={f"step|index={index}": "." * index + "#" for index in range(10)})
-    rows = [
-        {"start_ns": at, "end_ns": at + ns, "process": PID, "device": 0, "lane": 7 + 2 * kind, "name_id": kind,
-         "kind": Kind.KERNEL, "category": kind, "correlation": row, "bytes": UNKNOWN}
-        for row, (at, ns, kind) in enumerate(zip(start.tolist(), length.tolist(), kinds.tolist(), strict=True))
-    ]  # fmt: skip
-    scale = 1000 * KERNELS // 10
-    calls = [{"start_ns": at, "process": PID, "lane": PID, "correlation": row} for row, at in enumerate(start.tolist())]
-    spans = replace(drawn.spans, start_ns=drawn.spans.start_ns * scale, end_ns=drawn.spans.end_ns * scale,
-                    name_id=drawn.spans.name_id + 2)  # fmt: skip
-    trace = replace(drawn, names=("gemm", "ncclDevKernel", *drawn.names), spans=spans,
-                    activities=table(Activities, rows), calls=table(Calls, calls),
-                    launching_calls=None)  # fmt: skip
-    return source_of("busy", trace)
 
 
 def write(model: Timeline, folder: Path) -> Path:
@@ -100,28 +75,6 @@ def busy(opened: Visit) -> Iterator[Visit]:
     assert opened.complaints == []
 
 
-def measured_sums(events: RankEvents, start_ns: int, end_ns: int) -> dict[str, int]:
-    """What the algebra of intervals says of all that a device did in a window, in the trace's own time."""
-    window, activities = union(column([start_ns]), column([end_ns])), events.trace.activities
-    mine = (activities.process == events.process) & (activities.device == events.device)
-
-    def of(*categories: Category) -> Intervals:
-        rows = mine & np.isin(activities.category, categories)
-        return union(activities.start_ns[rows], activities.end_ns[rows]) & window
-
-    compute, communication, memory = of(Category.COMPUTE), of(Category.COMMUNICATION), of(Category.MEMORY)
-    known = compute | communication | memory
-    return {
-        theme.COMPUTE_ONLY: (compute - communication).length_ns,
-        theme.OVERLAPPED: (communication & compute).length_ns,
-        theme.EXPOSED: (communication - compute).length_ns,
-        theme.EXPOSED_MEMORY: (memory - compute - communication).length_ns,
-        theme.IDLE: (window - known - of(Category.OTHER, Category.UNKNOWN)).length_ns,
-        theme.GRAPH: (of(Category.OTHER) - known).length_ns,
-        theme.UNNAMED: (of(Category.UNKNOWN) - known - of(Category.OTHER)).length_ns,
-    }
-
-
 class TestDrawing:
     def test_a_page_needs_nothing_but_its_file(self, visit: Visit, tmp_path: Path) -> None:
         model = build_timeline([*run_of(cpu_run(3)).load_sources(), gpu_run()])
@@ -133,17 +86,6 @@ class TestDrawing:
         assert visit.complaints == []
         assert visit.requests == [page.as_uri()]
 
-    def test_thousands_of_kernels_are_merged_and_none_is_lost(self, busy: Visit, busy_source: Source) -> None:
-        for window in ((0, 1000 * KERNELS), (1_000_000, 3_000_000), (5_000_000, 5_000_900)):
-            busy.show(*window)
-            start, end = busy.ask("[page.view.from, page.view.to]")
-            assert busy.ask("page.boxes") <= 20_000
-            seen = busy_source.trace.activities
-            drawn = busy.ask("""page.drawn.filter(({ row }) => row.lane.includes("stream")).map(({ boxes, cells }) =>
-                boxes.length + cells.reduce((sum, { count }) => sum + count, 0))""")
-            lanes = [(seen.category == kind) & (seen.start_ns < end) & (seen.end_ns > start) for kind in (0, 1)]
-            assert drawn == [int(lane.sum()) for lane in lanes]
-
     def test_boxes_show_one_by_one_where_there_is_room(self, busy: Visit) -> None:
         individual = """page.drawn.filter(({ row }) => row.kind === "compute").map(({ boxes, cells }) =>
             [boxes.length, cells.length])"""
@@ -154,13 +96,6 @@ class TestDrawing:
         assert (boxes >= 40, cells) == (True, 0)
         busy.show(1_001_000, 1_005_000)
         assert "gemm" in busy.texts("#timeline text")
-
-    def test_more_than_may_be_drawn_is_merged_more_coarsely(
-        self, visit: Visit, tmp_path: Path, busy_source: Source
-    ) -> None:
-        visit.open_timeline(write(build_timeline([busy_source] * 6), tmp_path))
-        assert visit.ask("page.boxes") <= 20_000
-        assert visit.ask("page.columnWidth > 1.5 * page.pixel")
 
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
@@ -208,46 +143,6 @@ class TestDrawing:
 
 
 class TestSums:
-    @pytest.mark.parametrize("window", [(0, 30_000_000), (1_234_567, 7_654_321), (17_000_001, 17_000_778)])
-    def test_sums_are_those_of_the_measures(self, busy: Visit, busy_source: Source, window: tuple[int, int]) -> None:
-        (rank,) = busy.ask("page.sums(...argument)", list(window))
-        assert rank["sums"] == measured_sums(busy_source.ranks[0], *window)
-
-    @pytest.mark.parametrize(
-        "name",
-        [
-            "nsys2026_2_two_processes_h100.sqlite",
-            "nsys2022_4_ddp_unet_a100_rank0of4.sqlite",
-            "nsys2024_6_cuda_graphs_a100.sqlite",
-            "kineto_a100_rank0of128.json.gz",
-        ],
-    )
-    def test_any_window_of_a_real_capture_sums_to_itself(
-        self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str
-    ) -> None:
-        trace = load_trace(shared_traces / name)
-        rank_events = find_rank_events(trace)
-        model = build_timeline([source_of(name, trace)])
-        visit.open_timeline(write(model, tmp_path))
-        first = min(int(table.start_ns.min()) for table in (trace.activities, trace.spans, trace.calls) if len(table))
-        zero, chance = first - model.start_ns, np.random.default_rng(0)
-        windows = [(model.start_ns, model.end_ns), *map(sorted, chance.integers(model.start_ns, model.end_ns, (15, 2)))]
-        for start, end in (map(int, window) for window in windows):
-            expected = [measured_sums(events, start + zero, end + zero) for events in rank_events]
-            assert [rank["sums"] for rank in visit.ask("page.sums(...argument)", [start, end])] == expected
-        for start, end in (map(int, window) for window in windows[:5]):  # to draw one takes long
-            visit.show(start, end)
-            seen = visit.ask("page.window")
-            told = visit.each("#sums tbody td[title]:not(:last-child)", "({ title }) => title")
-            parts = np.array([int(title.replace(",", "").removesuffix(" ns")) for title in told])
-            assert set(parts.reshape(len(rank_events), -1).sum(axis=1)) == {seen[1] - seen[0]}, (start, end)
-        # All of the capture is what the table says of the ranks.
-        for rank, lanes in zip(
-            visit.ask("page.sums(page.data.start, page.data.end)"), model.panels[0].ranks, strict=True
-        ):
-            assert rank["sums"][theme.OVERLAPPED] == lanes.overlap.overlapped_ns
-            assert rank["sums"][theme.EXPOSED] == lanes.overlap.exposed_ns
-
     def test_what_a_shorter_panel_did_not_capture_is_told(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*run_of(cpu_run(1), "short").load_sources(), *run_of(cpu_run(2), "long").load_sources()]
         unknown = draw_trace(ranges={"step 1": "####", "something": ".##."})
@@ -316,20 +211,6 @@ class TestWhole:
         assert page.text(".xtitle") == "time since the start of step 0 (2 of 2)"
         assert page.value("#steps") == "2"
 
-    @pytest.mark.parametrize("name", ["nsys2022_4_ddp_unet_a100_rank0of4.sqlite", "nsys2025_3_single_gpu_t4.sqlite"])
-    def test_a_search_finds_what_the_capture_holds(
-        self, visit: Visit, tmp_path: Path, shared_traces: Path, name: str
-    ) -> None:
-        trace = load_trace(shared_traces / name)
-        visit.open_timeline(write(build_timeline([source_of(name, trace)]), tmp_path))
-        times = np.bincount(trace.activities.name_id, minlength=len(trace.names))
-        for name_id in np.argsort(-times)[:5]:
-            word = trace.names[name_id].lower()
-            fits = np.array([word in text.lower() for text in trace.names])
-            held = sum(int(fits[table.name_id].sum()) for table in (trace.activities, trace.spans))
-            visit.fill("#search", word)
-            assert visit.ask("page.search.count") == held > 0, word
-
 
 class TestMoving:
     def window(self, visit: Visit) -> tuple[float, float]:
@@ -366,20 +247,6 @@ class TestMoving:
         busy.select("#steps", "9")
         assert self.window(busy)[0] < 0 < self.window(busy)[1]
 
-    def test_a_step_of_two_runs_starts_at_the_same_place(self, visit: Visit, tmp_path: Path) -> None:
-        late = draw_trace(
-            ranges={"step|index=0": "#" * 30, "step|index=1": "." * 30 + "#" * 20, "forward": "." * 32 + "#" * 10,
-                    "backward": "." * 43 + "#" * 4, "all_reduce|bucket=0": "." * 35 + "##"},
-            ranks={4242: 0},
-        )  # fmt: skip
-        sources = [*run_of(cpu_run(2)).load_sources(), source_of("late", late)]
-        visit.open_timeline(write(build_timeline(sources), tmp_path))
-        visit.ask("page.showStep(1)")
-        assert visit.ask("page.view.offsets") == [20, 30]
-        (first, second) = visit.ask("page.sums(0, 20)")
-        assert first["sums"][theme.OVERLAPPED] + first["sums"][theme.EXPOSED] == 4
-        assert second["sums"][theme.OVERLAPPED] + second["sums"][theme.EXPOSED] == 2
-
     def test_wheel_and_drag(self, busy: Visit) -> None:
         whole = self.window(busy)
         left, top = busy.lanes()
@@ -391,14 +258,6 @@ class TestMoving:
         busy.drag((x, y), (x - 100, y))
         moved = self.window(busy)
         assert moved[0] - start == pytest.approx(100 * (end - start) / busy.ask("page.width"))
-
-    def test_a_window_never_leaves_what_there_is(self, busy: Visit) -> None:
-        whole = self.window(busy)
-        busy.show(-1e12, 1e12)
-        assert self.window(busy) == pytest.approx(whole)
-        busy.show(5000, 5000)
-        start, end = self.window(busy)
-        assert end - start == 100
 
 
 class TestSearch:
@@ -418,24 +277,6 @@ class TestSearch:
         assert busy.text("#found") == "2 of 3,000"
         view = busy.ask("[page.view.from, page.view.to]")
         assert view[0] < starts[1] < view[1]
-
-    def test_it_goes_on_from_the_last_to_the_first(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
-        visit.fill("#search", "bucket 0")
-        positions = []
-        for _ in range(3):
-            visit.click("#found-after")
-            positions.append(visit.text("#found"))
-        assert positions == ["1 of 2", "2 of 2", "1 of 2"]
-        visit.click("#found-before")
-        assert visit.text("#found") == "2 of 2"
-
-    def test_what_is_not_there(self, visit: Visit, tmp_path: Path) -> None:
-        visit.open_timeline(write(build_timeline(run_of(cpu_run(2)).load_sources()), tmp_path))
-        visit.fill("#search", "no such thing")
-        visit.click("#found-after")
-        assert visit.text("#found") == "0 found"
-        assert visit.complaints == []
 
 
 class TestHostileNames:

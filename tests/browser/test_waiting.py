@@ -10,8 +10,8 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.timeline.build import build_timeline
 from tests.browser.conftest import Visit, write_timeline
 from tests.browser.test_inspecting import details, device_label
-from tests.measuring import collectives_of, source_of
-from tests.nsys_factory import NCCL, STEP_NS, US, Capture, Kernel, Sync, bucket_steps, write_capture
+from tests.measuring import source_of
+from tests.nsys_factory import NCCL, US, Capture, Kernel, bucket_steps, write_capture
 
 
 def page_of(tmp_path: Path, capture: Capture, product: str = "2023.4") -> Path:
@@ -55,22 +55,6 @@ def test_a_collective_tells_who_waited_for_it(visit: Visit, page: Path) -> None:
     assert visit.complaints == []
 
 
-def test_one_that_ended_in_time_tells_its_slack(visit: Visit, page: Path) -> None:
-    visit.open_timeline(page)
-    visit.click(device_label(visit, "communication", STEP_NS + 7 * US))
-    known = details(visit)
-    assert (known["blocking"], known["slack"]) == ("0.0 ms (0 ns)", "6.0 µs (6,000 ns)")
-    assert known["held back by"] == "the operation before it on its stream"
-    assert arrows(visit) == [[49, 55.001]]
-
-
-def test_what_needs_a_collective_names_it(visit: Visit, page: Path) -> None:
-    visit.open_timeline(page)
-    visit.click(device_label(visit, "copies", 26 * US))
-    assert details(visit)["needs"] == NCCL
-    assert arrows(visit) == [[25, 25.001]]
-
-
 def test_keys_lead_from_one_wait_to_the_next(visit: Visit, page: Path) -> None:
     visit.open_timeline(page)
     visit.press("b")
@@ -100,23 +84,6 @@ def test_the_table_tells_how_long_is_waited_in_view(visit: Visit, page: Path) ->
         assert table(visit)["blocking"] == cell
 
 
-def test_what_is_not_known_is_no_zero(visit: Visit, tmp_path: Path) -> None:
-    """Of the second step a wait was not resolved, so that of its all-reduce nothing is known."""
-    capture = bucket_steps(20, 20)
-    capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 40 * US + 650, 20, 7, event=77))
-    visit.open_timeline(page_of(tmp_path, capture))
-    assert table(visit)["blocking"] == "n/a"
-    visit.click(device_label(visit, "communication", 50 * US))
-    assert details(visit)["blocking"].startswith(
-        "not known: the trace does not tell what 1 of 5 stream waits waited for"
-    )
-    visit.show(0, 30 * US)
-    assert table(visit)["blocking"] == "10.0 µs 33 %"
-    visit.press("b")
-    visit.press("b")
-    assert selected(visit) == ("blocking", 15, 25), "what is not known is no wait"
-
-
 def test_a_capture_without_events_has_no_lane_and_no_zero(visit: Visit, tmp_path: Path) -> None:
     visit.open_timeline(page_of(tmp_path, bucket_steps(20, has_event_records=False), "2024.6"))
     assert visit.ask("page.rows.filter(({ kind }) => kind === 'waiting').length") == 0
@@ -132,20 +99,3 @@ def test_without_communication_blocking_is_not_known(visit: Visit, tmp_path: Pat
     visit.open_timeline(page_of(tmp_path, capture))
     assert visit.text("#sums tbody td >> nth=-1") == "n/a"
     assert visit.attribute("#sums tbody td >> nth=-1", "title") == "nothing in this trace is known to communicate"
-
-
-def test_the_unet_waits_for_nothing(visit: Visit, tmp_path: Path, shared_traces: Path) -> None:
-    trace = load_trace(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
-    visit.open_timeline(write_timeline(build_timeline([source_of("run", trace)]), tmp_path / "run.html"))
-    assert table(visit)["blocking"] == "0.00 ms 0 %"
-    last = collectives_of(trace)[-1]
-    start, end = visit.ask("""(() => {
-        const row = page.shownRows.findLast(({ kind }) => kind === "communication"), [track] = row.tracks;
-        page.bringIntoView({ row, track, at: track.length - 1 });
-        return [track.start.at(-1), track.end.at(-1)]; })()""")
-    visit.click(device_label(visit, "communication", (start + end) / 2))
-    known = details(visit)
-    assert known["blocking"] == "0.0 ms (0 ns)"
-    assert known["slack"].endswith(f"({last.slack_ns:,} ns)")
-    ((start, end),) = arrows(visit)
-    assert end - start == pytest.approx((last.consumer.start_ns - last.end_ns) / US, abs=0.01)

@@ -9,8 +9,9 @@ import pytest
 
 from ddp_prof.present import theme
 from tests.browser.conftest import Visit
-from tests.browser.test_opening import page_of, steps_of, window
+from tests.browser.test_opening import page_of, window
 from tests.drawing import draw_trace
+from tests.present.timelines import steps_of
 
 US = 1000
 

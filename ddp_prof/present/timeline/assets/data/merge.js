@@ -1,6 +1,10 @@
 // Selects what to draw of a row in a window: long boxes one by one, short boxes merged by pixel column.
 
+/** @import { Row, View } from "./rows.js" */
 /** @import { Track } from "./tracks.js" */
+
+/** If there were more boxes and cells to draw, pixel columns become wider. */
+const MOST_BOXES = 20000;
 
 /**
  * @typedef {Object} Box a box of at least a pixel
@@ -17,6 +21,18 @@
  * @property {number} share of [from, to) that is covered
  * @property {number} base share covered by the categories below
  */
+
+/**
+ * Merges the boxes of all rows.
+ * @param {Row[]} rows @param {View} view @param {number} columns
+ */
+export function mergeAll(rows, view, columns) {
+  for (let width = columns; ; width = Math.ceil(width / 2)) {
+    const drawn = rows.map((row) => ({ row, ...merge(row.tracks, ...view.on(row), width) }));
+    const boxes = drawn.reduce((sum, { boxes, cells }) => sum + boxes.length + cells.length, 0);
+    if (boxes <= MOST_BOXES || width === 1) return { drawn, boxes, columns: width };
+  }
+}
 
 /**
  * Each box of the window is returned or counted in one cell; the shares times the widths sum to the covered time.

@@ -2,17 +2,14 @@
 // gaps. Thousands of elements are slow, one long path is not; so each category is one filled line without gaps.
 
 /** @import { Box, Cell } from "../data/merge.js" */
-/** @import { Row, View } from "../data/rows.js" */
+/** @import { Row } from "../data/rows.js" */
 /** @import { Timeline } from "./timeline.js" */
 import { recolor } from "../../../html/assets/look.js";
 import { milliseconds } from "../base/format.js";
 import { asText, fitting, FONT_PX, widthOf } from "../base/letters.js";
-import { merge } from "../data/merge.js";
 import { arrowOf } from "../lanes/launches.js";
 import { needArrows } from "../lanes/needs.js";
 
-/** If there were more boxes and cells to draw, pixel columns become wider. */
-const MOST_BOXES = 20000;
 const LEAST_TEXT = 24, LEAST_EDGE = 6, PADDING = 8; // pixels
 const TICK = 5;
 const MOST_NUMBERS = 8, NUMBER_PX = 56; // beside exposed time that is too thin to hold its length
@@ -60,18 +57,6 @@ class Rectangles {
       this.#point(this.left, this.y[0]);
     }
     return { x: this.x, y: this.y };
-  }
-}
-
-/**
- * Merges the boxes of all rows.
- * @param {Row[]} rows @param {View} view @param {number} columns
- */
-export function mergeAll(rows, view, columns) {
-  for (let width = columns; ; width = Math.ceil(width / 2)) {
-    const drawn = rows.map((row) => ({ row, ...merge(row.tracks, ...view.on(row), width) }));
-    const boxes = drawn.reduce((sum, { boxes, cells }) => sum + boxes.length + cells.length, 0);
-    if (boxes <= MOST_BOXES || width === 1) return { drawn, boxes, columns: width };
   }
 }
 

@@ -2,10 +2,11 @@
 
 import { recolor } from "../../../html/assets/look.js";
 import { ticksOf } from "../base/format.js";
+import { mergeAll } from "../data/merge.js";
 import { GAP, legendRoom, MARGIN, NARROW, NARROW_LEGEND, NARROW_SIDE } from "../lanes/arrange.js";
 import { Labels } from "../lanes/labels.js";
 import { Model } from "./model.js";
-import { mergeAll, Painter } from "./paint.js";
+import { Painter } from "./paint.js";
 import { removeSketch, sketch } from "./sketch.js";
 
 const PIXELS_A_TICK = 120;
