@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
+from tests.forked_torchrun import forked_torchrun
 
 PAGES = ("docs/tutorial_scaling.md", "docs/tutorial_ci.md")
 JOB = """
@@ -50,18 +51,26 @@ def test_a_tutorial_is_short(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_tutorial_run_one_after_the_other(page: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(JOB)
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "NSYS": "none"}
-    said = {}
-    for command in commands_of(page):
-        words = shlex.split(command.replace("--nproc-per-node 8", "--nproc-per-node 2"))
-        done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr
-        said[words[1]] = done.stdout
-        if "now" in words and words[1] == "capture":
-            shutil.copytree(tmp_path / "now", tmp_path / "baseline")
+    with forked_torchrun(tmp_path / "programs") as programs:
+        path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+        said = run_commands(page, tmp_path, {**os.environ, "PATH": path, "NSYS": "none"})
     if page == "docs/tutorial_ci.md":
         assert re.search(r"cpu +all ranks +2 +2 .* passed ", said["check"])
         assert re.search(r"cpu +step time against baseline .* passed ", said["check"])
     else:
         assert re.findall(r"^\S+/train +cpu +(\d) +10 ", said["compare"], re.MULTILINE) == ["1", "2"]
+
+
+def run_commands(page: str, folder: Path, environment: dict[str, str]) -> dict[str, str]:
+    """What the last command of each kind says."""
+    said = {}
+    for command in commands_of(page):
+        words = shlex.split(command.replace("--nproc-per-node 8", "--nproc-per-node 2"))
+        done = subprocess.run(
+            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        said[words[1]] = done.stdout
+        if "now" in words and words[1] == "capture":
+            shutil.copytree(folder / "now", folder / "baseline")
+    return said

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from ddp_prof.cli import COMMANDS
 from tests.command_line import csv_rows, run
 from tests.conftest import ROOT
+from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -217,6 +219,9 @@ finally:
 """
 
 
+SHARES, SIGNALS = (0.1, 0.7, 0.95), (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
 def interrupted(at: int, trace: Path, number: signal.Signals) -> subprocess.CompletedProcess[str]:
     script = INTERRUPTED.replace("{signal}", number.name)
     command = [sys.executable, "-c", script, str(at), "overlap", "--steps", str(trace)]
@@ -235,8 +240,10 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("share", [0.1, 0.7, 0.95])
+@pytest.mark.parametrize(
+    ("share", "number"),
+    [*product(SHARES, SIGNALS)] if IS_NIGHTLY else [*zip(SHARES, SIGNALS, strict=True)],
+)
 def test_an_interrupted_command_leaves_the_trace_as_it_was(
     share: float, number: signal.Signals, uninterrupted: tuple[Path, int, str]
 ) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.present import table
-from tests.command_line import run
+from tests.command_line import each_read_once, run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
@@ -41,10 +41,11 @@ def printed(arguments: list[str], width: int | None, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("trace", TRACES)
 @pytest.mark.parametrize("command", OF_ONE)
 def test_no_line_is_longer(command: str, trace: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for width in (80, 120):
-        said = printed([*command.split(), f"traces/{trace}"], width, monkeypatch)
-        assert max(map(len, said.splitlines())) <= width
-        assert "…" not in said, "nothing is cut"
+    with each_read_once():
+        for width in (80, 120):
+            said = printed([*command.split(), f"traces/{trace}"], width, monkeypatch)
+            assert max(map(len, said.splitlines())) <= width
+            assert "…" not in said, "nothing is cut"
 
 
 @pytest.mark.parametrize("command", [*OF_ONE, "compare"])
@@ -62,10 +63,11 @@ def test_no_line_of_a_gpu_capture_is_longer(command: str, tmp_path: Path, monkey
 @pytest.mark.parametrize("command", [*OF_ALL, "results"])
 def test_no_line_of_several_runs_is_longer(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     traces = [f"traces/{name}" for name in TRACES] if command in OF_ALL else []
-    for width in (80, 120):
-        said = printed([*command.split(), *traces], width, monkeypatch)
-        assert max(map(len, said.splitlines())) <= width
-        assert "…" not in said, "nothing is cut"
+    with each_read_once():
+        for width in (80, 120):
+            said = printed([*command.split(), *traces], width, monkeypatch)
+            assert max(map(len, said.splitlines())) <= width
+            assert "…" not in said, "nothing is cut"
 
 
 def test_all_columns_come_back(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.command_line import run
+from tests.command_line import each_read_once, run
 from tests.conftest import ROOT, SHARED_TRACES
 
 COMMANDS = ("overlap", "collectives", "critical")
@@ -29,7 +29,8 @@ def documents(path: Path, later_ns: int = 0) -> list[Any]:
     def earlier(fields: dict[str, Any]) -> dict[str, Any]:
         return {key: value - later_ns if key in TIMES and value else value for key, value in fields.items()}
 
-    found = [run(command, str(path), "--format", "json").stdout for command in COMMANDS]
+    with each_read_once():
+        found = [run(command, str(path), "--format", "json").stdout for command in COMMANDS]
     return [json.loads(text, object_hook=earlier) for text in found]
 
 
