@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import gzip
 import json
+import multiprocessing.util
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -42,18 +44,27 @@ if sys.argv[1] != "goes on":
 """
 
 
+def _run(thread: str, trace: str, rank: int, world: int, directory: str) -> bool:
+    os.environ["DDP_PROF_TRACE"], sys.argv = trace, ["train.py", thread]
+    exec(IN_A_THREAD, {"__name__": "__main__"})
+    multiprocessing.util._exit_function()  # as at the end of any process of multiprocessing
+    return True
+
+
 @pytest.mark.torch
 @pytest.mark.parametrize("thread", ["ends", "goes on", "is given DDP"])
 def test_a_program_that_trains_in_a_thread(thread: str, tmp_path: Path) -> None:
     """As Ray Train's does: it ended by a segmentation fault, or nothing of the thread was recorded."""
-    done = subprocess.run(
-        [sys.executable, "-c", IN_A_THREAD, thread],
-        env=os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    if thread == "goes on":
+        environment = os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")}
+        done = subprocess.run(
+            [sys.executable, "-c", IN_A_THREAD, thread], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+    else:
+        from tests.ddp.gloo_ranks import fork_ranks  # imports torch
+
+        assert fork_ranks(partial(_run, thread, str(tmp_path / "x")), 1) == [True]
     (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
     (rank,) = run.overlap().ranks
     # In the second pass of DDP ranks agree on its buckets: its step is warm-up, too.

@@ -71,6 +71,27 @@ if __name__ == "__main__":
         import torch._dynamo
     torch.multiprocessing.start_processes(start, nprocs=2, start_method=sys.argv[1])
 """
+# The same by Python's own means; it imports torch in its ranks alone.
+SPAWNED = """
+import multiprocessing, sys
+
+def start(rank):
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    globals().update(locals())
+    dist.init_process_group("gloo", init_method=sys.argv[2], rank=rank, world_size=2)
+    train()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    ranks = [multiprocessing.get_context("spawn").Process(target=start, args=(rank,)) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+"""
 
 
 def capture_started(
@@ -78,7 +99,7 @@ def capture_started(
 ) -> subprocess.CompletedProcess[str]:
     """Capture two ranks that the program starts itself."""
     script = folder / "train.py"
-    script.write_text(train + STARTED)
+    script.write_text(train + (SPAWNED if method == "spawn" else STARTED))
     command = [DDP_PROF, "capture", "-o", folder, "--profiler", profiler, *(["--steps", steps] if steps else []), "--"]
     command += [sys.executable, script, method, meeting_place(folder), *arguments]
     return run_nsys(command)
@@ -90,16 +111,21 @@ def meeting_place(folder: Path) -> str:
 
 
 def record(program: str, folder: Path, *arguments: str, world: int) -> dp.Run:
-    """The run that a program leaves which is marked as under capture.
+    """The run that a program leaves which is marked as under capture."""
+    record_ranks(program, folder, *arguments, world=world)
+    (run,) = dp.load_runs([folder])
+    return run
 
-    Its ranks are forked from a server that has imported torch. How capture starts the marks, other programs show.
+
+def record_ranks(program: str, folder: Path, *arguments: str, world: int) -> None:
+    """Let a program run as ranks that are marked as under capture.
+
+    They are forked from a server that has imported torch. How capture starts the marks, other programs show.
     """
     from tests.ddp.gloo_ranks import fork_ranks  # imports torch
 
     argv = ["train.py", "fork", meeting_place(folder), *arguments]
     assert fork_ranks(partial(_record, program, str(folder / "train"), argv), world) == [True] * world
-    (run,) = dp.load_runs([folder])
-    return run
 
 
 def _record(program: str, trace: str, argv: list[str], rank: int, world: int, directory: str) -> bool:
@@ -147,6 +173,8 @@ def test_a_program_that_knows_nothing_of_us_is_measured(tmp_path: Path, profiler
 
 SHARDED = """
 def train():
+    from torch.distributed.fsdp import fully_shard
+
     model = torch.nn.Linear(8, 8)
     fully_shard(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -173,22 +201,20 @@ def test_ranks_without_ddp_are_known_to_nsys(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_program_that_profiles_itself_is_left_to_it(tmp_path: Path) -> None:
     """Of two torch profilers in one process one ends by a segmentation fault."""
-    script = tmp_path / "itself.py"
-    script.write_text(
-        "import sys, torch\n"
+    own, errors = tmp_path / "own.json", tmp_path / "errors"
+    program = (
+        "import os, sys, torch\n"
+        f"os.dup2(os.open({str(errors)!r}, os.O_WRONLY | os.O_CREAT), 2)\n"
         "model = torch.nn.Linear(4, 4)\n"
         "model(torch.ones(4)).sum().backward()\n"
         "with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as recorded:\n"
         "    model(torch.ones(4)).sum().backward()\n"
-        "recorded.export_chrome_trace(sys.argv[1])\n"
-        "print('done')\n"
+        f"recorded.export_chrome_trace({str(own)!r})\n"
     )
-    own = tmp_path / "own.json"
-    command = [DDP_PROF, "capture", "-o", tmp_path / "out", "--profiler", "torch", "--", sys.executable, script, own]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.stdout == "done\n"
-    assert "records by torch.profiler itself" in done.stderr
+    record_ranks(program, tmp_path, world=1)
+    assert "records by torch.profiler itself" in errors.read_text()
     assert b"AddmmBackward0" in own.read_bytes() or b"backward" in own.read_bytes()
+    assert not [*tmp_path.glob("train*")]
 
 
 @pytest.mark.torch
@@ -548,12 +574,15 @@ def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
 
 # Ends all of its threads at once, as programs do that would otherwise hang when NCCL is torn down.
 EXITS_AT_ONCE = """
-import os, torch
-model = torch.nn.Linear(4, 4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-for _ in range(4):
-    model(torch.ones(4)).sum().backward()
-    optimizer.step()
+import os, sys
+if sys.argv[1:]:
+    import torch
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(4):
+        model(torch.ones(4)).sum().backward()
+        optimizer.step()
 os._exit(0)
 """
 
@@ -566,7 +595,7 @@ def test_a_program_that_does_not_end_by_itself_is_recorded_until_a_step(tmp_path
     done = run_nsys([DDP_PROF, "capture", *options, "--", sys.executable, script])
     assert done.returncode == 1
     assert "a program that is ended, or calls os._exit, needs --steps" in done.stderr
-    done = run_nsys([DDP_PROF, "capture", *options, "--steps", "1:3", "--", sys.executable, script])
+    done = run_nsys([DDP_PROF, "capture", *options, "--steps", "1:3", "--", sys.executable, script, "train"])
     assert done.returncode == 0, done.stderr
     (run,) = dp.load_runs(tmp_path / "out")
     assert [file.processes[0].steps for file in run.inventory()] == [2]

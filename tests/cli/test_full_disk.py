@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import resource
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import Result
 
+from tests import command_line
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
@@ -25,14 +24,20 @@ def trace(tmp_path: Path) -> Path:
     return write_capture(tmp_path / "known.sqlite", known_truth())
 
 
-def run(*arguments: str | Path, room: int = ROOM) -> subprocess.CompletedProcess[str]:
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+@pytest.fixture(autouse=True)
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("BROWSER_PATH", "")
 
-    return subprocess.run(
-        [sys.executable, "-c", "from ddp_prof.cli import main; main()", *map(str, arguments)],
-        env=os.environ | {"BROWSER_PATH": ""}, cwd=ROOT, capture_output=True, text=True, check=False, preexec_fn=limit,
-    )  # fmt: skip
+
+def run(*arguments: str | Path) -> Result:
+    """A command that finds no room in this process; what was loaded before has written what it writes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ROOM, before[1]))
+    try:
+        return command_line.run(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 WRITERS = {
@@ -56,7 +61,7 @@ def test_what_was_there_stays(name: str, trace: Path, tmp_path: Path) -> None:
     *command, output = WRITERS[name]
     done = run(*(trace if word == "TRACE" else word for word in command), folder / output)
     said = done.stderr.splitlines()
-    assert (done.returncode, len(said)) == (1, 1), done.stderr
+    assert (done.exit_code, len(said)) == (1, 1), done.stderr
     assert f"{folder}" in said[0]
     assert "File too large: make room there" in said[0]
     assert {path.read_text() for path in folder.iterdir()} == {"of before"}
@@ -67,6 +72,6 @@ def test_what_was_there_stays(name: str, trace: Path, tmp_path: Path) -> None:
 def test_of_what_goes_to_stdout_nothing_is_left(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     done = run(command, "traces/naive.sqlite", "-o", "-")
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1), done.stderr
+    assert (done.exit_code, len(done.stderr.splitlines())) == (1, 1), done.stderr
     assert "make room there, or set TMPDIR" in done.stderr
     assert list(tmp_path.iterdir()) == []
