@@ -66,9 +66,7 @@ def run_commands(page: str, folder: Path, environment: dict[str, str]) -> dict[s
     said = {}
     for command in commands_of(page):
         words = shlex.split(command.replace("--nproc-per-node 8", "--nproc-per-node 2"))
-        done = subprocess.run(
-            words, cwd=folder, env=environment, capture_output=True, text=True, check=False
-        )
+        done = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         said[words[1]] = done.stdout
         if "now" in words and words[1] == "capture":
