@@ -76,6 +76,9 @@ class TestSearch:
         visit.press("Escape")
         assert (visit.value("#search"), found(visit)) == ("", "")
         assert visit.ask("page.search.count") == 0
+        visit.fill("#search", "no such thing")
+        visit.click("#found-after")
+        assert found(visit) == "0 found"
 
 
 class TestFilter:

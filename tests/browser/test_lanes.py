@@ -59,6 +59,11 @@ class TestLaunches:
         assert known["phase"] == "backward, inferred from the thread that launched it"
         assert visit.complaints == []
 
+    def test_a_tooltip_tells_bytes_and_bandwidth(self, visit: Visit, page: Path) -> None:
+        visit.open_timeline(page)
+        visit.hover(device_label(visit, "communication", 12))
+        assert "64 bytes, algbw 8 GB/s" in visit.text("#tooltip")
+
     def test_an_arrow_leads_from_the_host_or_from_the_call_if_that_is_seen(self, visit: Visit, page: Path) -> None:
         visit.open_timeline(page)
         assert arrow(visit) == {"x": [], "y": []}

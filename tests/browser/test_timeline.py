@@ -97,6 +97,13 @@ class TestDrawing:
         busy.show(1_001_000, 1_005_000)
         assert "gemm" in busy.texts("#timeline text")
 
+    def test_more_than_may_be_drawn_is_merged_more_coarsely(
+        self, visit: Visit, tmp_path: Path, busy_source: Source
+    ) -> None:
+        visit.open_timeline(write(build_timeline([busy_source] * 6), tmp_path))
+        assert visit.ask("page.boxes") <= 20_000
+        assert visit.ask("page.columnWidth > 1.5 * page.pixel")
+
     @pytest.mark.parametrize("visit", ["light", "dark"], indirect=True)
     def test_the_look_follows_the_system(self, visit: Visit, tmp_path: Path, request: pytest.FixtureRequest) -> None:
         palette = theme.DARK if "dark" in request.node.name else theme.LIGHT
@@ -164,6 +171,13 @@ class TestSums:
         other = run_of(cpu_run(), "other").load_sources()
         visit.open_timeline(write(build_timeline([*sources, *other]), tmp_path))
         assert visit.texts("#sums tbody th") == ["job, rank 0", "other, rank 0"]
+
+    def test_the_parts_in_the_table_sum_to_the_window(self, busy: Visit) -> None:
+        for window in ((0, 30_000_000), (1_234_567, 7_654_321), (17_000_001, 17_000_778)):
+            busy.show(*window)
+            start, end = busy.ask("page.window")
+            told = busy.each("#sums tbody td[title]:not(:last-child)", "({ title }) => title")
+            assert sum(int(title.replace(",", "").removesuffix(" ns")) for title in told) == end - start
 
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]
