@@ -154,8 +154,13 @@ lay_out() {
     [ ! -e "$package" ] || dpkg-deb --fsys-tarfile "$package" | tar -x -C "$work/libraries"
   done
   find "$work/libraries" -name 'lib*.so*' -exec cp -P -t "$host" {} + -exec cp -P -t "$target" {} +
-  [ -e "$host/libssh.so.4" ] ||
-    ln -sf "$(/sbin/ldconfig -p | sed -n 's/.*libssh\.so\.4 .*=> //p' | head -1)" "$host/libssh.so.4"
+  # apt downloads none that is installed here already; on the machine that unpacks an archive of this it may be missing.
+  for library in libssh.so.4 libpfm.so.4 libelf.so.1; do
+    installed="$(/sbin/ldconfig -p | sed -n "s/.*${library//./\\.} .*=> //p" | head -1)"
+    for folder in "$host" "$target"; do
+      [ -e "$folder/$library" ] || [ -z "$installed" ] || ln -sf "$installed" "$folder/$library"
+    done
+  done
   ln -sf libssh.so.4 "$host/libssh.so"
 }
 
