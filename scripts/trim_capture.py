@@ -5,6 +5,9 @@
 
 It keeps the ranges and calls that start within these steps, the device work that these calls launched, even if it ran
 later, and the ranges that name the ranks. No event is cut in two, and the given capture is not changed.
+
+``--share`` also leaves out what an export of nsys tells of the machine beside its hardware: the environment, other
+processes, what the program printed, its command line and folder.
 """
 
 from __future__ import annotations
@@ -32,6 +35,11 @@ _TEXT = "coalesce(text, (SELECT value FROM StringIds WHERE id = textId), '')"
 _RANGES = (59, 60)  # NVTX event types; others name domains and the like, once
 
 
+_PRINTED = ("ANALYSIS_FILE", "ProcessStreams")
+_HARDWARE = ("CpuCores", "CpuDescription", "CudaDriverVersion", "NvDriverVersion", "OsDescription")
+"""Rows of ``TARGET_INFO_SYSTEM_ENV`` that are kept for sharing."""
+
+
 class Window(NamedTuple):
     """The time from the start of the first kept step to the end of the last one, in the capture's unit."""
 
@@ -53,7 +61,7 @@ def window_of(path: Path, ranges: Iterable[tuple[str, float, float]], steps: int
     return Window(min(start for start, _ in kept), max(end for _, end in kept))
 
 
-def trim_sqlite(big: Path, small: Path, steps: int) -> None:
+def trim_sqlite(big: Path, small: Path, steps: int, share: bool = False) -> None:
     with closing(sqlite3.connect(f"file:{big.absolute()}?mode=ro", uri=True)) as source:
         window = window_of(big, _step_rows(source), steps)
         small.unlink(missing_ok=True)
@@ -68,6 +76,8 @@ def trim_sqlite(big: Path, small: Path, steps: int) -> None:
             (*window, f"{PROCESS}|%"),
         )
         _delete_not_launched(database, timed, window)
+        if share:
+            _delete_private(database, tables)
         database.commit()
         database.execute("VACUUM")
 
@@ -100,6 +110,32 @@ def _delete_not_launched(database: sqlite3.Connection, timed: set[str], window: 
         database.execute(
             f"DELETE FROM {table} WHERE NOT EXISTS (SELECT 1 FROM kept WHERE id = correlationId {by_process})"
         )
+
+
+def _delete_private(database: sqlite3.Connection, tables: set[str]) -> None:
+    """Delete what tells of the machine, its other processes and its user."""
+    for table in tables & set(_PRINTED):
+        database.execute(f"DELETE FROM {table}")
+    if "TARGET_INFO_SYSTEM_ENV" in tables:
+        database.execute(f"DELETE FROM TARGET_INFO_SYSTEM_ENV WHERE name NOT IN {_HARDWARE}")
+    if "META_DATA_CAPTURE" in tables:
+        database.execute("DELETE FROM META_DATA_CAPTURE WHERE name LIKE 'PROCESS%' OR name LIKE 'DEVICE_%'")
+    if "META_DATA_EXPORT" in tables:
+        database.execute("DELETE FROM META_DATA_EXPORT WHERE name LIKE '%PATH%'")
+    traced = " UNION ".join(f"SELECT globalTid >> 24 FROM {table}" for table in sorted({CALLS, NVTX} & tables))
+    for table, column in {"PROCESSES": "globalPid", "ThreadNames": "globalTid"}.items():
+        if table in tables:
+            database.execute(f"DELETE FROM {table} WHERE {column} >> 24 NOT IN ({traced})")
+    if "DIAGNOSTIC_EVENT" in tables:  # paths of the profiler's own files
+        database.execute("DELETE FROM DIAGNOSTIC_EVENT WHERE text LIKE '%/%'")
+    used = [
+        f'SELECT "{column}" FROM "{table}" WHERE "{column}" IS NOT NULL'
+        for table in tables - {"StringIds"}
+        for column in sorted(_columns(database, table))
+        if column.lower().endswith(("nameid", "textid", "contentid", "name"))
+    ]
+    if "StringIds" in tables:  # texts that nothing refers to any more
+        database.execute(f"DELETE FROM StringIds WHERE id NOT IN ({' UNION '.join(used)})")
 
 
 def trim_kineto(big: Path, small: Path, steps: int) -> None:
@@ -136,17 +172,19 @@ def _correlation(event: dict[str, Any]) -> Any:
     return (event.get("args") or {}).get("correlation")
 
 
-def trim_capture(big: Path, small: Path, steps: int) -> None:
-    """Write ``small`` with the last measured ``steps`` of ``big``.
+def trim_capture(big: Path, small: Path, steps: int, share: bool = False) -> None:
+    """Write ``small`` with the last measured ``steps`` of ``big``; ``share`` leaves out what tells of the machine.
 
     Raises:
         TraceError: ``big`` is not a capture of this toolkit, or both are the same file.
     """
     if small.exists() and big.exists() and small.samefile(big):
         raise TraceError(big, "it would be written over itself", "give the smaller one another name")
-    trim = trim_sqlite if big.suffix == ".sqlite" else trim_kineto
     try:
-        trim(big, small, steps)
+        if big.suffix == ".sqlite":
+            trim_sqlite(big, small, steps, share)
+        else:
+            trim_kineto(big, small, steps)
     except (OSError, sqlite3.Error, ValueError, LookupError, TypeError) as error:
         reason = f"it cannot be trimmed ({error})"
         raise TraceError(
@@ -159,9 +197,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("big", type=Path)
     parser.add_argument("small", type=Path)
     parser.add_argument("--steps", type=at_least(1), default=3, help="how many steps to keep (default: %(default)s)")
+    parser.add_argument("--share", action="store_true", help="leave out environment, other processes and paths")
     arguments = parser.parse_args(argv)
     try:
-        trim_capture(arguments.big, arguments.small, arguments.steps)
+        trim_capture(arguments.big, arguments.small, arguments.steps, arguments.share)
     except DdpProfError as error:
         print(f"trim_capture: error: {error}", file=sys.stderr)
         return 1

@@ -6,10 +6,12 @@ import gzip
 import json
 import os
 import random
+import sqlite3
 import subprocess
 import sys
 import tarfile
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,22 @@ def test_kept_steps_of_a_gpu_are_the_same_to_the_nanosecond(product: str, tmp_pa
     assert kept == {key: whole[key] for key in kept}
     assert measured(tmp_path / "small.sqlite").attribution.device_time == 1.0
     assert big.read_bytes() == before
+
+
+def test_a_shared_capture_reads_the_same_and_tells_nothing_of_the_machine(
+    own_traces: list[Path], tmp_path: Path
+) -> None:
+    path, small = own_traces[0], tmp_path / "small.sqlite"
+    trim_capture(path, small, STEPS, share=True)
+    assert steps_of(measured(small)) == steps_of(measured(path))
+    with closing(sqlite3.connect(small)) as database:
+        names = {name for (name,) in database.execute("SELECT name FROM TARGET_INFO_SYSTEM_ENV")}
+        processes = database.execute("SELECT count(*) FROM PROCESSES").fetchone()[0]
+        texts = {value for (value,) in database.execute("SELECT value FROM StringIds")}
+    assert {"CpuDescription", "OsDescription"} <= names
+    assert not {"DeviceEnvironment", "Hostname", "TargetInstallDir"} & names
+    assert processes <= 3  # the program and its ranks
+    assert not any("_stdout.log" in text for text in texts)
 
 
 def test_real_captures_of_two_ranks_keep_both(own_traces: list[Path], tmp_path: Path) -> None:
