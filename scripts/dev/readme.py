@@ -70,18 +70,24 @@ def _read(terminal: int) -> bytes:
         return b""
 
 
-def runs() -> str:
-    """Return a Markdown table of the captures in ``traces/``, from their manifests."""
+def file(path: str) -> str:
+    """Return a file of the repository as a block of Markdown."""
+    return f"```\n{(ROOT / path).read_text(encoding='utf-8').rstrip()}\n```\n"
+
+
+def runs(folder: str = "traces") -> str:
+    """Return a Markdown table of the captures in a folder of the repository, from their manifests."""
     from ddp_prof.manifest import SUFFIX, label_of, load_manifest
 
     lines = ["| capture | variant | ranks | model | batch | steps | recorded by | made | machine |", "|" + "---|" * 9]
-    for path in sorted((ROOT / "traces").glob(f"*{SUFFIX}")):
+    for path in sorted((ROOT / folder).glob(f"*{SUFFIX}")):
         run = load_manifest(path)
         assert run
         name = path.name.removesuffix(SUFFIX)
         batch = f"{run.batch_size} x {run.seq_len}"
         steps = f"{run.steps} after {run.warmup}"
         machine = f"{run.machine.get('cpu', '?')}, {run.machine.get('cores', '?')} cores"
+        machine = run.machine.get("gpus") or machine
         cells = [name, label_of(path, run), run.world_size, f"{run.model_size} ({run.device}, {run.backend})", batch]
         cells += [steps, run.profiler or "no profiler", run.created, machine]
         lines.append(f"| {' | '.join(map(str, cells))} |")
