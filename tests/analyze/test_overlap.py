@@ -372,6 +372,44 @@ def test_gloo_with_tensors_on_a_gpu_communicates_on_the_host() -> None:
     assert (rank.comm_ns, rank.overlapped_ns) == (4, 2)
 
 
+def test_gloo_begins_when_the_data_leaves_the_gpu() -> None:
+    """Seen on an H200: naive "hid" 28 % of its communication, which was its host's wait for backward's kernels."""
+    trace = draw_trace(
+        ranges={
+            "process|rank=0": "##############",
+            "step|index=0": "##############",
+            "backward": "##............",
+            "synchronize": "..########....",
+            "all_reduce|bucket=0|bytes=8|params=1": ".#####........",
+            "all_reduce|bucket=1|bytes=8|params=1": "..########....",
+        },
+        launches={"main": "a12...........", "pt_gloo": "....3..4......"},
+        streams={7: "aaaa..........", 8: "....1...2.....", 9: ".....3...4...."},
+    )
+    result = measure_overlap(trace)
+    rank = only_rank(result)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.blocking_ns) == (4, 0, 4, 4)
+    assert any(
+        note.endswith("each collective begins with its copy from the GPU to the host") for note in result.warnings
+    )
+
+
+def test_gloo_without_its_copies_begins_at_the_launch_and_that_is_said() -> None:
+    trace = draw_trace(
+        ranges={
+            "process|rank=0": "##########",
+            "step|index=0": "##########",
+            "backward": "##........",
+            "all_reduce|bucket=0|bytes=8|params=1": ".#####....",
+        },
+        launches={"main": "a........."},
+        streams={7: "aaaa......"},
+    )
+    result = measure_overlap(trace)
+    assert (only_rank(result).comm_ns, only_rank(result).overlapped_ns) == (5, 3)
+    assert any("no copy to the host was recorded for 1 of 1 collectives" in note for note in result.warnings)
+
+
 def test_a_device_that_computes_while_its_host_waits_for_gloo_does_not_stand_still() -> None:
     """Seen on an H200: a step of 298 ms "stood still" for 256 ms, 71 of them while backward's kernels ran."""
     trace = draw_trace(

@@ -33,6 +33,7 @@ from ddp_prof.trace import (
     UNKNOWN,
     Category,
     Ints,
+    Kind,
     Mask,
     Operators,
     Table,
@@ -209,6 +210,49 @@ def _find_launches(trace: Trace, ranges: CollectiveRanges, marked: Intervals) ->
     if is_same_order and np.all(calls.start_ns[rows] <= ranges.start_ns[order]):
         launch_ns[order] = calls.start_ns[rows]
     return launch_ns
+
+
+def begin_with_copies(trace: Trace, ranges: CollectiveRanges, phases: Phases) -> tuple[CollectiveRanges, int]:
+    """Let gloo's collectives of tensors on a GPU begin when their data leaves the GPU.
+
+    The host launches a collective long before the GPU has computed its gradient, if it runs ahead. Gloo then copies the
+    data to the host: the first copy that the launching thread launches between this collective and its next one::
+
+        range            [=================]      opened by the host at the launch, closed when gloo is done
+        gradient on GPU  ....kkkk.........
+        copy to host     ........c........
+        communication            ##########
+
+    Returns:
+        The ranges, and how many of them have no such copy; these begin at their launch, as before.
+    """
+    if not len(ranges):
+        return ranges, 0
+    activities, calls = trace.activities, trace.calls
+    process = trace.spans.process[ranges.span[:1]]
+    copies = np.flatnonzero(
+        (activities.kind == Kind.COPY) & (activities.process == process) & (trace.launching_calls != UNKNOWN)
+    )
+    call = trace.launching_calls[copies]
+    copies, call = (column[np.argsort(calls.start_ns[call], kind="stable")] for column in (copies, call))
+    lane, is_gloo = trace.spans.lane[ranges.span], are_gloo_events(trace, ranges)
+    taken_up = is_gloo & ~np.isin(lane[is_gloo], phases.lane).any()  # by threads of gloo, which launch copies back
+    start_ns, found = ranges.start_ns.copy(), np.zeros(len(ranges), np.bool_)
+    for thread in distinct(np.where(taken_up, UNKNOWN, lane)):
+        rows = np.flatnonzero(taken_up if thread == UNKNOWN else ~taken_up & (lane == thread))
+        rows = rows[np.argsort(ranges.launch_or_start_ns[rows], kind="stable")]
+        launched_ns = ranges.launch_or_start_ns[rows]
+        by_thread = ~np.isin(calls.lane[call], lane[taken_up]) if thread == UNKNOWN else calls.lane[call] == thread
+        copy_ns, copy = calls.start_ns[call[by_thread]], copies[by_thread]
+        following = np.searchsorted(copy_ns, launched_ns)  # the first copy after each launch
+        following = np.where(following < len(copy), following, UNKNOWN)
+        # It counts before the thread's next collective, and before this one ends.
+        before_ns = np.minimum(np.append(launched_ns[1:], ranges.end_ns.max(initial=0)), ranges.end_ns[rows])
+        has_copy = (following != UNKNOWN) & (take_or_unknown(copy_ns, following, NO_TIME) < before_ns)
+        rows, begin_ns = rows[has_copy], activities.start_ns[copy[following[has_copy]]]
+        start_ns[rows] = np.clip(begin_ns, launched_ns[has_copy], ranges.end_ns[rows])
+        found[rows] = True
+    return replace(ranges, start_ns=start_ns), int((~found).sum())
 
 
 def are_gloo_events(trace: Trace, ranges: CollectiveRanges) -> Mask:

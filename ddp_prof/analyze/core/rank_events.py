@@ -17,6 +17,7 @@ from ddp_prof.analyze.core.attribution import (
     CollectiveRanges,
     Events,
     are_gloo_events,
+    begin_with_copies,
     device_events,
     find_collective_ranges,
     host_communication,
@@ -499,9 +500,10 @@ class _Builder:
             own = select(events, device_of == device)
             if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared("backend"):
                 # gloo with CUDA tensors: the host communicates
+                self.ranges, without_copy = begin_with_copies(self.trace, self.ranges, self.phases)
                 own = concatenate(own, host_communication(self.ranges, self.steps, self.phases))
-                if communication := self._describe_gloo():
-                    self.step_notes += (f"communication is {communication}; its times may include waiting for the GPU",)
+                if len(self.ranges):
+                    self.step_notes += (self._describe_copies(without_copy),)
             result.append(self._rank(device, own, backward))
         return result
 
@@ -527,6 +529,16 @@ class _Builder:
         else:
             events = empty(Events)
         return self._rank(None, events, backward)
+
+    def _describe_copies(self, without_copy: int) -> str:
+        """Say when communication of tensors on a GPU begins."""
+        communication = self._describe_gloo() or "the ranges of collectives"
+        if not without_copy:
+            return f"communication is {communication}; each collective begins with its copy from the GPU to the host"
+        return (
+            f"communication is {communication}; its times may include waiting for the GPU: no copy to the host was "
+            f"recorded for {without_copy:,} of {len(self.ranges):,} collectives"
+        )
 
     def _describe_gloo(self) -> str:
         """Words for gloo's own events as the source of communication; empty if it is our ranges."""
