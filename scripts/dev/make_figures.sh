@@ -9,7 +9,6 @@
 #   TRACES_DIR    where the captures are                               (default: traces in the checkout)
 #   FIGURES_DIR   where the figures go                                 (default: figures in the checkout)
 #   SCREENSHOTS   0: no screenshots of the profiler's GUI              (default: 1)
-#   GPU_CAPTURE   an nsys export of DDP on a GPU; its collectives become gpu_collectives.png (default: none)
 # and those of scripts/env.sh (VENV, PYTHON, CHROMIUM) and scripts/dev/nsys_screenshot.sh (NSYS_UI, WIDTH, TIMEOUT).
 #
 # Exit: 0 when all was made, except screenshots if the GUI does not run; 1 when something else could not be made.
@@ -53,8 +52,10 @@ make_why() {
     make "a step's collectives" "$ddp_prof" collectives "$bucketed" --by bucket --png "$figures/collectives.png"
   ! have "the waterfall" "$traces/naive.sqlite" "$bucketed" ||
     make "waterfall" "$ddp_prof" compare "$traces" --waterfall --png "$figures/waterfall.png"
-  [ -z "${GPU_CAPTURE:-}" ] ||
-    make "collectives on a GPU" "$ddp_prof" collectives "$GPU_CAPTURE" --by step --png "$figures/gpu_collectives.png"
+  local gpu=("$traces"/h200/gloo/bucketed_10mb.rank{0,1}.json.gz)
+  have "a step on a GPU" "${gpu[@]}" || return 0
+  make "collectives on a GPU" "$ddp_prof" collectives "${gpu[@]}" --by step --png "$figures/gpu_collectives.png"
+  make "timeline on a GPU" "$ddp_prof" timeline "${gpu[@]}" -o "$figures/gpu_timeline.html" --png "$figures/gpu_timeline.png"
 }
 
 make_results() {

@@ -23,8 +23,10 @@ def machine(checkout: Checkout) -> Checkout:
     checkout.program("nsys_screenshot.sh", SCREENSHOT, checkout.root / "scripts/dev")
     checkout.program("chromium", "exit 0")
     traces = checkout.root / "traces"
-    traces.mkdir()
+    (traces / "h200/gloo").mkdir(parents=True)
     for name in (
+        "h200/gloo/bucketed_10mb.rank0.json.gz",
+        "h200/gloo/bucketed_10mb.rank1.json.gz",
         "naive.sqlite",
         "bucketed_10mb.sqlite",
         "overlap.sqlite",
@@ -38,12 +40,15 @@ def machine(checkout: Checkout) -> Checkout:
 
 def expected(root: Path) -> list[str]:
     traces, figures = root / "traces", root / "figures"
+    gpu = f"{traces}/h200/gloo/bucketed_10mb.rank0.json.gz {traces}/h200/gloo/bucketed_10mb.rank1.json.gz"
     pair = f"{traces}/naive.sqlite {traces}/bucketed_10mb.sqlite"
     return [
         f"report {traces} -o {figures}",
         f"timeline {pair} -o {figures}/naive_and_bucketed.html --png {figures}/naive_and_bucketed.png",
         f"collectives {traces}/bucketed_10mb.sqlite --by bucket --png {figures}/collectives.png",
         f"compare {traces} --waterfall --png {figures}/waterfall.png",
+        f"collectives {gpu} --by step --png {figures}/gpu_collectives.png",
+        f"timeline {gpu} -o {figures}/gpu_timeline.html --png {figures}/gpu_timeline.png",
         f"results {traces}/results.db -o {figures}",
         f"timeline {traces}/naive.sqlite -o {figures}/page_naive.html",
         f"timeline {traces}/overlap.sqlite -o {figures}/page_overlap.html",
@@ -87,8 +92,8 @@ def test_what_takes_a_capture_that_is_not_there_is_left_out(machine: Checkout) -
     assert "no picture of naive beside bucketed" in done.stderr
     assert "no screenshot of overlap" in done.stderr
     everything = expected(machine.root)
-    assert machine.calls == [everything[0], *everything[4:10]], (
-        "the report, the suite, the pages, the screenshot of naive"
+    assert machine.calls == [everything[0], *everything[4:12]], (
+        "the report, the GPU, the suite, the pages, the screenshot of naive"
     )
 
 
