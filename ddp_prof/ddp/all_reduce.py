@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import annotate
-from ddp_prof.ddp.base import DataParallel, add_hooks
+from ddp_prof.ddp.base import DataParallel, Layouts, add_hooks
 from ddp_prof.ddp.buckets import EACH_ALONE, assign_buckets, assign_by_readiness, cap_in_bytes
 from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
 from ddp_prof.ddp.reducer import Reducer
@@ -29,15 +29,17 @@ class ReducingVariant(DataParallel):
     Args:
         module: The model. It and the options must be the same on all ranks; this is checked.
         process_group: ``None`` is the default group.
-        find_unused_parameters: Leave parameters that no rank used in a step without a gradient, as one process would;
-            otherwise their gradient is zeros. This costs one small all-reduce per step, for whose result the host
-            waits; on a GPU it thus waits until backward and communication are done.
+        find_unused_parameters: Let the ranks vote in each step on which parameters they used, by one small all-reduce
+            for whose result the host waits; on a GPU it thus waits until backward and communication are done. With it,
+            late gradients (see :mod:`ddp_prof.ddp.reducer`) may come on some ranks only.
         broadcast_buffers: Copy buffers (for example the running statistics of batch normalisation) from rank 0 before
             the first forward, and before each forward after one with synchronization, as torch's DDP does.
         schedule: Options of a subclass that determine what is communicated, and when.
     """
 
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_reducer", "_remover", "_structure"}
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {
+        *("_reducer", "_remover", "_structure", "_layouts")
+    }
     _reducer_type: ClassVar[type[Reducer]] = Reducer
     _cap_bytes: float | Sequence[float] | None = None
 
@@ -66,6 +68,7 @@ class ReducingVariant(DataParallel):
         self._remover = add_hooks(self, self._trained)
         self._stepped = frozenset(map(id, self.optimizer_parameters()))
         self._structure: Structure | None = None
+        self._layouts = Layouts(self.module)
 
     def _make_reducer(self) -> Reducer:
         return self._reducer_type(self._trained, self.assignment, self.process_group, self._find_unused)
@@ -97,6 +100,12 @@ class ReducingVariant(DataParallel):
                 "optimizer.step() on gradients that are not synchronized: "
                 "call finish_gradient_synchronization() after backward, before the step"
             )
+        if self._was_left_out and self._is_own(optimizer):
+            raise CommunicationError(
+                "optimizer.step() on gradients that are not synchronized: finish_gradient_synchronization() was called "
+                "within no_sync(), where it does nothing: run the last micro-batch outside of no_sync(); to step on "
+                "this rank's own gradients on purpose, leave that call out"
+            )
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called by a hook after a step of any optimizer."""
@@ -111,6 +120,7 @@ class ReducingVariant(DataParallel):
         return [view for bucket in self._reducer.buckets for view in bucket.views]
 
     def _synchronize(self) -> None:
+        self._layouts.check()
         self._reducer.finish()
 
     def _forget_dropped(self) -> None:
@@ -120,6 +130,8 @@ class ReducingVariant(DataParallel):
                 self._reducer.finish(is_discarded=True)
 
     def _check_model(self) -> None:
+        self._layouts.check()
+        self._reducer.restore_memory()
         for name, parameter in self._frozen:
             if parameter.requires_grad:
                 raise CommunicationError(
@@ -167,6 +179,7 @@ class NaiveDDP(ReducingVariant):
     _cap_bytes = EACH_ALONE
 
     def _synchronize(self) -> None:
+        self._layouts.check()
         for _ in self._reducer.buckets:
             self._reducer.launch_next().wait()
         self._reducer.finish()

@@ -20,11 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -45,7 +46,7 @@ class DataParallel(torch.nn.Module, ABC):
     """
 
     is_blocking: ClassVar[bool] = False
-    _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished"})
+    _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished", "_was_left_out"})
     """Attributes that are not copied: :meth:`_set_up` creates them."""
 
     def __init__(
@@ -61,6 +62,7 @@ class DataParallel(torch.nn.Module, ABC):
                 "the module, or a part of it, is wrapped already: wrap it once, or call remove() of the variant that "
                 "has it"
             )
+        _check_materialized(module)
         check_rank_consistency(module, {"variant": type(self).__name__, **schedule}, process_group)
         self.module = module
         self.process_group = process_group
@@ -69,7 +71,7 @@ class DataParallel(torch.nn.Module, ABC):
     def _set_up(self) -> None:
         """Create what is not copied: the clock; in subclasses also hooks and buffers. Communicates nothing."""
         self._clock = CommunicationClock()
-        self.is_unfinished = False
+        self.is_unfinished = self._was_left_out = False
 
     @property
     def communication_seconds(self) -> float:
@@ -85,11 +87,14 @@ class DataParallel(torch.nn.Module, ABC):
     def finish_gradient_synchronization(self) -> None:
         """Finish averaging the gradients over the ranks. Does nothing within :meth:`no_sync`.
 
+        If the optimizer steps after a call that did nothing, without one that did, our variants raise an error.
         Raises CommunicationError if a collective fails, usually because another rank ended. NCCL does not report this
         here: torch ends this process after the time limit of the group.
         """
         if not self._is_synchronizing:
+            self._was_left_out = True
             return
+        self._was_left_out = False
         device = self.device
         self._clock.start(device)
         self.is_unfinished = False
@@ -121,7 +126,7 @@ class DataParallel(torch.nn.Module, ABC):
         for parameter in (*self.trained_parameters(), *self.optimizer_parameters()):
             parameter.grad = None
         self._forget_dropped()
-        self.is_unfinished = False
+        self.is_unfinished = self._was_left_out = False
 
     def _forget_dropped(self) -> None:
         """Forget gradients that ``zero_grad`` dropped before they were synchronized."""
@@ -180,6 +185,56 @@ class DataParallel(torch.nn.Module, ABC):
         memo[id(self.process_group)] = self.process_group
         copy.__setstate__(deepcopy(self._copied_attributes(), memo))
         return copy
+
+
+def _check_materialized(module: torch.nn.Module) -> None:
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    for name, tensor in tensors:
+        if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+            raise CommunicationError(
+                f"{name!r} has no shape before the first forward, as in LazyLinear: call the module once on a batch "
+                "on every rank, then wrap it"
+            )
+        if tensor.is_meta:
+            raise CommunicationError(
+                f"{name!r} is on the meta device and has no values: call to_empty() and initialize the module, then "
+                "wrap it"
+            )
+
+
+class Layout(NamedTuple):
+    """How a tensor lies in memory."""
+
+    dtype: torch.dtype
+    device: torch.device
+    shape: torch.Size
+    strides: tuple[int, ...]
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Layout:
+        return Layout(tensor.dtype, tensor.device, tensor.shape, tensor.stride())
+
+
+class Layouts:
+    """The layouts of the trained parameters when a variant was made, to which its buckets belong."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        trained = ((name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad)
+        self._known = [(name, parameter, Layout.of(parameter)) for name, parameter in trained]
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]  # torch's omission
+    def check(self) -> None:
+        """Raise CommunicationError if a parameter was converted or moved.
+
+        Gradients would have one order in memory and the parameter another, which fused optimizers do not notice.
+        """
+        for name, parameter, layout in self._known:
+            if (now := Layout.of(parameter)) != layout:
+                field = next(field for field in Layout._fields if getattr(now, field) != getattr(layout, field))
+                raise CommunicationError(
+                    f"parameter {name!r} was converted or moved after the variant was made: its {field} was "
+                    f"{getattr(layout, field)} and is {getattr(now, field)}: convert the module first, then wrap it"
+                )
 
 
 def _check_initialized() -> None:

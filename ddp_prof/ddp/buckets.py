@@ -104,19 +104,21 @@ class GradientBucket:
         self._placeholders = [TakenGradient(parameter) for parameter in self.parameters]
 
     def take(self, slot: int, scale: float) -> bool:
-        """Copy one gradient, times ``scale``, or zeros if there is none; return whether there was one."""
+        """Copy one gradient, times ``scale``, or zeros if there is none; return whether there was one.
+
+        The zeros are negative. A sum of zeros is negative only if all of them are: see :meth:`is_unused`.
+        """
         gradient = self._require_dense(slot, self.parameters[slot].grad)
         self._place(slot)
         self.taken[slot] = True
         self.missing -= 1
         view = self.views[slot]
         if gradient is None:
-            view.zero_()
-        elif gradient is view:  # autograd accumulated in the buffer
-            view.mul_(scale)
-        else:
-            hold_for_current_stream(gradient)
-            torch.mul(gradient.detach() if gradient.requires_grad else gradient, scale, out=view)
+            _in_reals(view).fill_(-0.0)
+        else:  # zero plus, so that none of the results is -0.0
+            if gradient is not view:  # else autograd accumulated in the buffer
+                hold_for_current_stream(gradient)
+            torch.add(self._zero, gradient.detach() if gradient.requires_grad else gradient, alpha=scale, out=view)
         self._fence.note(self._buffer.device)
         return gradient is not None
 
@@ -140,6 +142,22 @@ class GradientBucket:
     def is_dropped(self) -> bool:
         """Whether ``zero_grad()`` dropped all gradients that were taken, and there are no new ones."""
         return all(self._changes_since_taken(slot)[0] for slot, taken in enumerate(self.taken) if taken)
+
+    def is_unused(self, slot: int) -> bool:
+        """Whether no rank had a gradient of this parameter, which this rank had none of; after the reduction.
+
+        On a GPU the host waits.
+        """
+        parts = _in_reals(self.views[slot])
+        return not bool(parts.any()) and bool(parts.signbit().all())
+
+    def restore_memory(self) -> None:
+        """Make the views parts of the buffer again, which they are not after ``module.cpu()`` and back.
+
+        Conversions of a module give its gradients, which are the views, other memory.
+        """
+        if [view.data_ptr() for view in self.views] != self._addresses:
+            self._find_views()
 
     def take_missing(self, scale: float) -> list[int]:
         """Take the gradients for which no hook was called; return the slots without a gradient."""
@@ -192,7 +210,12 @@ class GradientBucket:
 
     def _allocate(self) -> None:
         self._buffer = flat_buffer(self.parameters, self._multiple)
+        self._zero = self._buffer.new_zeros(())
+        self._find_views()
+
+    def _find_views(self) -> None:
         self.views = flat_views(self._buffer, self.parameters)
+        self._addresses = [view.data_ptr() for view in self.views]
 
     def reset(self) -> None:
         """Forget which gradients were taken; the buffer stays, because its views are the parameters' gradients."""
@@ -200,6 +223,10 @@ class GradientBucket:
         self.refused: list[torch.nn.Parameter] = []
         self.taken = [False] * len(self.parameters)
         self._dropped: set[int] = set()
+
+
+def _in_reals(tensor: torch.Tensor) -> torch.Tensor:
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def flat_buffer(parameters: Sequence[torch.nn.Parameter], multiple: int = 1) -> torch.Tensor:

@@ -21,6 +21,11 @@ PEER_IS_GONE = ("closed by peer", "connection reset", "connection refused", "bro
 SOURCE_LINE = re.compile(r"^\[[^\]]*:\d+\]\s*")
 """Prefix of gloo's messages: ``[.../pair.cc:537]``."""
 ADVICE = re.compile(r"\. This is typically caused by .*")
+SENT_AS_THEY_ARE = {
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64, torch.complex128),
+    *(torch.bool, torch.uint8, torch.int8, torch.int32, torch.int64),
+}
+"""Data types that both gloo and NCCL know."""
 T = TypeVar("T")
 
 # torch 2.13 renamed both and warns of the old names; earlier versions know only these.
@@ -103,7 +108,7 @@ def broadcast_state(module: torch.nn.Module, group: dist.ProcessGroup | None) ->
     """Copy parameters and buffers from rank 0, one by one."""
     for tensor in (*module.parameters(), *module.buffers()):
         dense = tensor.detach().contiguous()
-        dist.broadcast(dense, global_rank(0, group), group)
+        dist.broadcast(_sendable(dense), global_rank(0, group), group)
         if dense.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(dense)
 
@@ -112,9 +117,17 @@ def broadcast_buffers(buffers: Sequence[torch.Tensor], group: dist.ProcessGroup 
     """Copy buffers from rank 0 by one broadcast per data type and device, and wait for it."""
     kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for buffer in buffers:
-        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.detach())
-    for number, members in enumerate(kinds.values()):
-        launch_broadcast(members, 0, group, number)()
+        # ``data`` has its own version counter. That of the buffer must not change: an earlier forward may have saved
+        # the buffer for a backward that is still to come, as in two forwards of BatchNorm before one backward.
+        kinds.setdefault((buffer.dtype, buffer.device), []).append(buffer.data)
+    try:
+        for number, members in enumerate(kinds.values()):
+            launch_broadcast(members, 0, group, number)()
+    except CommunicationError as error:
+        raise CommunicationError(
+            f"{error}; buffers are copied from rank 0 before a forward, so every rank must call it: "
+            "to evaluate on one rank, call variant.module"
+        ) from error
 
 
 def launch_broadcast(
@@ -127,8 +140,9 @@ def launch_broadcast(
     is_in_place = len(tensors) == 1 and tensors[0].is_contiguous()
     flat = tensors[0].detach() if is_in_place else torch.cat([tensor.flatten() for tensor in tensors])
 
+    sent = _sendable(flat)
     flight = launch(
-        lambda: dist.broadcast(flat, global_rank(source, group), group, async_op=True),
+        lambda: dist.broadcast(sent, global_rank(source, group), group, async_op=True),
         range_names.BROADCAST, flat, group, bucket, len(tensors),
     )  # fmt: skip
 
@@ -140,6 +154,11 @@ def launch_broadcast(
             tensor.copy_(part.view(tensor.shape))
 
     return finish
+
+
+def _sendable(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous tensor in a data type that gloo and NCCL copy: itself, or its bytes."""
+    return tensor if tensor.dtype in SENT_AS_THEY_ARE else tensor.reshape(-1).view(torch.uint8)
 
 
 def global_rank(rank: int, group: dist.ProcessGroup | None) -> int:

@@ -36,7 +36,7 @@ class Reducer:
 
     With ``find_unused`` ranks vote in each step by one small all-reduce in :meth:`finish`; its range has ``params=0``.
     The votes also tell which parameters no rank used: these are left without a gradient, as in one process. Without
-    ``find_unused`` their gradients are zeros.
+    ``find_unused`` the sign of their zeros tells it, see :meth:`GradientBucket.take`.
     """
 
     def __init__(
@@ -107,15 +107,23 @@ class Reducer:
             used_votes, late_votes = votes[0].tolist()
             unused = {index for index, count in enumerate(used_votes) if not count}
             late = {index for index, count in enumerate(late_votes) if count}
-        # Frozen after the variant was made: with a gradient of zeros, weight decay and momentum would change them.
-        frozen = {index for index in self._unused if not self._parameters[index].requires_grad}
-        without = self._unused if is_discarded else unused if self._find_unused else frozen
+        # With a gradient of zeros, weight decay and momentum would change them.
+        without = self._unused if is_discarded else unused if self._find_unused else self._find_unused_by_all()
         self._restore_gradients(without, self._reduce_late(late))
         sparse = [parameter for bucket in self.buckets for parameter in bucket.refused]
         frozen_here, self.order = self._frozen_here, self._order
         self._begin_step()
         self._raise_for(sparse, "has a sparse gradient, which cannot be reduced: build its layer with sparse=False")
         self._raise_for(frozen_here, "is frozen here and trained on another rank: freeze it on all ranks or on none")
+
+    def restore_memory(self) -> None:
+        for bucket in self.buckets:
+            bucket.restore_memory()
+
+    def _find_unused_by_all(self) -> set[int]:
+        """Return what no rank used in this step; a rank asks only about what it did not use itself."""
+        places = {index: self._places[index] for index in self._unused}
+        return {index for index, (bucket, slot) in places.items() if bucket.is_unused(slot)}
 
     def _make_bucket(self, index: int, parameters: Sequence[torch.nn.Parameter]) -> GradientBucket:
         return GradientBucket(index, parameters)

@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 from ddp_prof import annotate
 from ddp_prof.annotate import OpenRange
 from ddp_prof.annotate.hooks import Hook, MarkingGroup, is_on_host, mark_fsdp_unit
-from ddp_prof.ddp.base import DataParallel
+from ddp_prof.ddp.base import DataParallel, Layouts
 from ddp_prof.ddp.collective import broadcast_state, communication_error, communication_errors
-from ddp_prof.errors import CommunicationError
+from ddp_prof.errors import CommunicationError, first_line
 from ddp_prof.variants import COMM_HOOKS
 
 
@@ -58,7 +58,7 @@ class TorchDDP(DataParallel):
     """
 
     _ddp: DistributedDataParallel | None
-    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_ddp", "_open_range", "_reduce"}
+    _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {"_ddp", "_layouts", "_open_range", "_reduce"}
 
     def __init__(
         self,
@@ -86,7 +86,12 @@ class TorchDDP(DataParallel):
 
     def _set_up(self) -> None:
         super()._set_up()
-        ddp = DistributedDataParallel(self.module, process_group=self.process_group, **self._options)
+        try:
+            with communication_errors(self.process_group, "DDP's comparison of the models"):
+                ddp = DistributedDataParallel(self.module, process_group=self.process_group, **self._options)
+        except RuntimeError as error:
+            raise CommunicationError(f"DistributedDataParallel cannot take this model: {first_line(error)}") from error
+        self._layouts = Layouts(self.module)
         # Not as a submodule, because its parameters would be listed twice.
         self.__dict__["_ddp"] = ddp
         self._open_range: OpenRange | None = None
@@ -104,6 +109,7 @@ class TorchDDP(DataParallel):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         assert self._ddp is not None, "not after remove()"
         self._forget_dropped()
+        self._layouts.check()
         with communication_errors(self.process_group, "DDP's exchange before forward"):
             return self._ddp(*args, **kwargs)
 

@@ -75,7 +75,8 @@ class ShardBucket(GradientBucket):
         super().__init__(index, parameters, multiple=world)
         self.release()
         self._flat = flat_buffer(parameters, world)
-        for parameter, view in zip(parameters, flat_views(self._flat, self.parameters), strict=True):
+        self._flat_views = flat_views(self._flat, self.parameters)
+        for parameter, view in zip(parameters, self._flat_views, strict=True):
             view.copy_(parameter.detach())
             parameter.data = view
         self._own = slice(rank * len(self._flat) // world, (rank + 1) * len(self._flat) // world)
@@ -108,6 +109,13 @@ class ShardBucket(GradientBucket):
 
     def is_dropped(self) -> bool:
         return (self.missing < len(self.parameters) and self._is_shard_dropped()) or super().is_dropped()
+
+    def restore_memory(self) -> None:
+        """Make the parameters views of the flat tensor again, with the values that they were given meanwhile."""
+        for parameter, view in zip(self.parameters, self._flat_views, strict=True):
+            if parameter.data_ptr() != view.data_ptr():
+                view.copy_(parameter.detach())
+                parameter.data = view
 
     def release(self) -> None:
         """Free the buffer; the next :meth:`take` allocates it again."""
@@ -212,6 +220,9 @@ class ShardReducer(Reducer):
                 earlier.release()
         return bucket.reduce()
 
+    def _find_unused_by_all(self) -> set[int]:
+        return set()  # a shard has a gradient for all of its elements
+
     def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # a shard has all
         for bucket, members in zip(self.buckets, self._assignment, strict=True):
             bucket.give_shard({slot: late[index] for slot, index in enumerate(members) if index in late})
@@ -232,7 +243,7 @@ class ShardedDDP(ReducingVariant):
 
     _reducer_type: ClassVar[type[Reducer]] = ShardReducer
     _reducer: ShardReducer
-    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers"}
+    _not_copied: ClassVar[frozenset[str]] = ReducingVariant._not_copied | {"_gathers", "_layers", "_is_alone"}
 
     def __init__(
         self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
@@ -247,6 +258,7 @@ class ShardedDDP(ReducingVariant):
 
     def _set_up(self) -> None:
         super()._set_up()
+        self._is_alone = False  # whether backward brought gradients under ``no_sync`` that were not reduced since
         self._gathers = Gathers()
         bucket_of = {id(parameter): bucket.index for bucket in self._reducer.buckets for parameter in bucket.parameters}
         self._layers = list(self.module.modules())
@@ -277,6 +289,12 @@ class ShardedDDP(ReducingVariant):
             raise CommunicationError(
                 "sharded divides the optimizer's state already, and a ShardedOptimizer would give every rank one "
                 "rank's part: use the optimizer itself"
+            )
+        if self._is_alone and all(bucket.shard.grad is None for bucket in self._reducer.buckets):
+            raise CommunicationError(
+                "optimizer.step() on gradients that are not synchronized: sharded keeps a part of each parameter's "
+                "state on each rank and cannot step on a rank's own gradients: run the last micro-batch outside of "
+                "no_sync()"
             )
         self.wait_for_parameters()  # an all-gather may still read the part that the optimizer changes
 
@@ -310,17 +328,23 @@ class ShardedDDP(ReducingVariant):
             gradient.mul_(factor.to(gradient))
         return norm
 
+    def on_gradient(self, index: int, parameter: torch.Tensor) -> None:
+        self._is_alone |= not self._is_synchronizing
+        super().on_gradient(index, parameter)
+
+    def discard(self) -> None:
+        super().discard()
+        self._is_alone = False
+
     def _synchronize(self) -> None:
         self.wait_for_parameters()  # also those of layers that did not run
-        super()._synchronize()
-
-    def _check_model(self) -> None:
-        super()._check_model()
         if not all(parameter.requires_grad for parameter in self._trained):
             raise CommunicationError(
                 "a parameter was frozen after the variant was made, but sharded steps on flat parts of buckets: "
                 "call remove() and wrap the module again"
             )
+        super()._synchronize()
+        self._is_alone = False
 
     def _copied_attributes(self) -> dict[str, Any]:
         self.wait_for_parameters()

@@ -206,6 +206,7 @@ class Case:
         set_to_none: How gradients are cleared.
         find_unused: Passed to the variants.
         optimizers: Which must agree; AdamW feels the difference between zeros and no gradient, fused ones read memory.
+        sharded_optimizers: For ``sharded``, where a parameter that no rank used has a gradient of zeros.
         torch_options: For TorchDDP; ``None`` where it cannot run the case.
         fsdp: Whether ``fully_shard`` can run the case.
     """
@@ -217,6 +218,7 @@ class Case:
     set_to_none: bool = True
     find_unused: bool = False
     optimizers: tuple[str, ...] = ("sgd", "adamw")
+    sharded_optimizers: tuple[str, ...] = ("sgd", "adamw", "adamw-foreach", "adamw-fused")
     torch_options: dict[str, Any] | None = field(default_factory=dict)
     fsdp: bool = False
 
@@ -246,7 +248,7 @@ CASES = {
     "order": Case(Order, by_half),
     "unused-on-one-rank": Case(Experts, by_half, torch_options=UNUSED_TORCH),
     "unused-on-one-rank-found": Case(Experts, by_half, find_unused=True),
-    "unused-everywhere": Case(Experts, seldom, optimizers=("sgd",), torch_options=UNUSED_TORCH),
+    "unused-everywhere": Case(Experts, seldom, sharded_optimizers=("sgd",), torch_options=UNUSED_TORCH),
     "unused-everywhere-found": Case(Experts, seldom, find_unused=True),
     "unused-everywhere-zeroed": Case(Experts, seldom, set_to_none=False, find_unused=True),
     "mixed-dtypes": Case(Mixed),
@@ -322,6 +324,7 @@ def possible() -> list[tuple[str, str, str]]:
         for setting in SETTINGS
         for optimizer in what.optimizers
         if can_run(what, SETTINGS[setting][0])
+        and (SETTINGS[setting][0] != "sharded" or optimizer in what.sharded_optimizers)
     ]
 
 

@@ -282,8 +282,101 @@ def cycling(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: S
     return weights(model)
 
 
+def freezing(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The critic is frozen while the generator's loss passes through it, as in pix2pix and CycleGAN."""
+    critic, maker = wrap(model[0]), wrap(model[1])
+    critics = critic.optimizer(torch.optim.AdamW, lr=0.02)
+    makers = maker.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        model[0].requires_grad_(False)
+        makers.zero_grad()
+        made = [maker.model(inputs(step, share)) for share in shares]
+        mean(critic.model(each).mean() for each in made).backward()
+        maker.finish()
+        makers.step()
+        model[0].requires_grad_(True)
+        critics.zero_grad()
+        mean(critic.model(each.detach()).square().mean() for each in made).backward()
+        critic.finish()
+        critics.step()
+    return {**weights(model[0]), **{f"maker {name}": value for name, value in weights(model[1]).items()}}
+
+
+def taking(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """After each step module and gradients get other memory, as by ``cpu()`` and ``cuda()`` around a checkpoint."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+        model._apply(torch.clone)
+    return weights(model)
+
+
+def penalizing(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """A penalty on the gradient of a critic by its inputs, as in WGAN-GP."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = []
+        for share in shares:
+            samples = inputs(step, share).requires_grad_()
+            output = trained.model(samples)
+            (slope,) = torch.autograd.grad(output.sum(), samples, create_graph=True)
+            losses.append(output.mean() + 10 * (slope.norm(dim=1) - 1).square().mean())
+        mean(losses).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def heading(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Of two heads the loss uses one; the weights of the other have no gradient and must not decay."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02, weight_decay=0.5)
+    for step in range(STEPS):
+        take_step(trained, optimizer, step, shares)
+    return weights(model)
+
+
+class TwoHeads(nn.Module):
+    """The output of the second head is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = mlp(), mlp()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.unused(x)
+        return self.used(x)
+
+
+class Buffers(nn.Module):
+    """Buffers of all sorts: rotations, a mask, quantized values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, WIDTH)
+        self.register_buffer("rotation", torch.polar(torch.ones(WIDTH), torch.arange(float(WIDTH))))
+        self.register_buffer("mask", torch.ones(WIDTH).bool())
+        for dtype in (torch.int16, torch.uint8, torch.bfloat16, torch.float8_e4m3fn):
+            self.register_buffer(f"of_{dtype}".replace("torch.", ""), torch.ones(WIDTH).to(dtype), persistent=False)
+
+    def double(self) -> Buffers:
+        """Convert the layer only."""
+        self.layer.double()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) * self.rotation.real * self.mask * self.of_int16
+
+
 def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 3))
+
+
+def critic() -> nn.Module:
+    return nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, 1))
 
 
 def attention() -> nn.Module:
@@ -347,4 +440,9 @@ LOOPS = {
     "resume with a schedule": Loop(mlp, resuming),
     "one cycle": Loop(mlp, cycling),
     "evaluation": Loop(attention, evaluating),
+    "frozen critic": Loop(lambda: nn.Sequential(critic(), nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh())), freezing),
+    "gradient penalty": Loop(critic, penalizing),
+    "there and back": Loop(mlp, taking),
+    "unused head": Loop(TwoHeads, heading),
+    "buffers of all types": Loop(Buffers, plainly),
 }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_prof.ddp import BucketedDDP, NaiveDDP, OverlapDDP, ShardedDDP, collective
+from ddp_prof.ddp import VARIANTS, BucketedDDP, NaiveDDP, OverlapDDP, ShardedDDP, collective
 from ddp_prof.errors import CommunicationError
 
 if TYPE_CHECKING:
@@ -45,15 +45,32 @@ def assign(module: nn.Sequential) -> None:
     module.load_state_dict({name: tensor.clone() for name, tensor in module.state_dict().items()}, assign=True)
 
 
+def convert(module: nn.Sequential) -> None:
+    module.double()
+
+
+def transpose(module: nn.Sequential) -> None:
+    module[0].weight.data = module[0].weight.data.t().contiguous().t()
+
+
 def unfreeze(module: nn.Sequential) -> None:
     module[0].bias.requires_grad_(True)
 
 
+CONVERTED = "was converted or moved after the variant was made"
 REFUSED: dict[str, tuple[Callable[[nn.Sequential], None], str]] = {
     "a layer added": (add_layer, "parameter '2.weight' was added to the model after the variant was made"),
     "a parameter added": (add_parameter, "parameter '0.gain' was added to the model after the variant was made"),
     "a layer replaced": (replace_layer, "parameter '1.weight' was added to the model after the variant was made"),
     "assigned": (assign, "parameter '0.weight' was added to the model after the variant was made"),
+    "converted": (
+        convert,
+        f"parameter '0.weight' {CONVERTED}: its dtype was torch.float32 and is torch.float64",
+    ),
+    "transposed": (
+        transpose,
+        f"parameter '0.weight' {CONVERTED}: its strides was (2, 1) and is (1, 3)",
+    ),
     "unfrozen": (unfreeze, "parameter '0.bias' was frozen when the variant was made and requires a gradient now"),
 }
 
@@ -173,16 +190,29 @@ def object_collectives(rank: int) -> dict[str, bool]:
     return seen
 
 
+def unmade(rank: int) -> dict[tuple[str, str], str]:
+    """What is said of a module whose tensors have no shape, or no values."""
+    messages = {}
+    for key, make in {**MAKE, "torch": VARIANTS["torch"], "fsdp": VARIANTS["fsdp"]}.items():
+        for name, build in {"lazy": lambda: nn.LazyLinear(3), "meta": lambda: nn.Linear(2, 3, device="meta")}.items():
+            with pytest.raises(CommunicationError) as caught:
+                make(build())
+            messages[key, name] = str(caught.value)
+    return messages
+
+
 def everything(rank: int) -> dict[str, Any]:
-    checks = (refused, taken, frozen_on_rank_1, wrapped_twice, object_collectives)
+    checks = (refused, taken, frozen_on_rank_1, wrapped_twice, object_collectives, unmade)
     return {check.__name__: check(rank) for check in checks}
 
 
 @pytest.mark.parametrize("name", list(REFUSED))
 @pytest.mark.parametrize("key", list(MAKE))
 def test_a_change_that_would_not_be_synchronized_is_refused(results: list[Any], key: str, name: str) -> None:
-    message = f"{REFUSED[name][1]}: call remove() and wrap the module again"
-    assert [ranked["refused"][key, name] for ranked in results] == [message] * 2
+    for ranked in results:
+        said, way_out = ranked["refused"][key, name].rsplit(": ", 1)
+        assert said == REFUSED[name][1]
+        assert "wrap" in way_out
 
 
 @pytest.mark.parametrize("name", list(TAKEN))
@@ -202,6 +232,12 @@ def test_a_module_is_wrapped_once(results: list[Any]) -> None:
     messages = results[0]["wrapped_twice"]
     assert len(messages) == 9
     assert all("already" in message and "remove()" in message for message in messages.values()), messages
+
+
+def test_a_module_without_shapes_or_values_is_refused(results: list[Any]) -> None:
+    ways_out = {"lazy": "call the module once", "meta": "call to_empty()"}
+    for (key, name), message in results[1]["unmade"].items():
+        assert ways_out[name] in message, key
 
 
 def test_object_collectives_run_on_the_device_of_the_model(results: list[Any]) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
-from ddp_prof.ddp import VARIANTS, DataParallel, NaiveDDP, OverlapDDP
+from ddp_prof.ddp import VARIANTS, DataParallel, NaiveDDP, OverlapDDP, collective
 from ddp_prof.errors import CommunicationError
 
 OURS = [key for key in VARIANTS if key in ("naive", "flat", "overlap", "bucketed")]
@@ -106,6 +106,14 @@ def forgotten(rank: int) -> dict[str, list[str]]:
         with variant.no_sync():
             backward(variant, rank)
         optimizer.step()  # accumulated by this rank alone, on purpose
+        variant.zero_grad()
+        with variant.no_sync():
+            backward(variant, rank)
+            variant.finish_gradient_synchronization()
+        try:
+            optimizer.step()
+        except CommunicationError as error:
+            messages[key].append(str(error))
     return messages
 
 
@@ -150,8 +158,27 @@ def normalized(rank: int) -> dict[str, list[float]]:
     return means
 
 
+def criticized(rank: int) -> dict[str, list[float]]:
+    """Statistics and weights of a critic with batch normalisation: two forwards, then one backward."""
+    trained = {}
+    for key in ("naive", "flat", "overlap", "bucketed", "sharded", "torch"):
+        torch.manual_seed(0)
+        critic = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 1)).double()
+        variant = make(key, critic)
+        optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=0.1)
+        for index in range(3):
+            optimizer.zero_grad()
+            real, made = torch.rand(2, 8, 2, generator=torch.Generator().manual_seed(9 * rank + index)).double()
+            (variant(made).square().mean() - variant(real).mean()).backward()
+            variant.finish_gradient_synchronization()
+            optimizer.step()
+        trained[key] = torch.cat([each.flatten() for each in critic.state_dict().values()]).tolist()
+    return trained
+
+
 def everything(rank: int) -> dict[str, Any]:
-    return {check.__name__: check(rank) for check in (copies, groups, dropped, forgotten, frozen_later, normalized)}
+    checks = copies, groups, dropped, forgotten, frozen_later, normalized, criticized
+    return {check.__name__: check(rank) for check in checks}
 
 
 @pytest.mark.parametrize("rank", [0, 1])
@@ -175,8 +202,9 @@ def test_a_module_whose_variant_is_gone_trains_alone(results: list[dict[str, Any
 
 @pytest.mark.parametrize("key", OURS)
 def test_an_optimizer_is_refused_gradients_that_are_not_synchronized(results: list[dict[str, Any]], key: str) -> None:
-    (message,) = results[0]["forgotten"][key]
-    assert "call finish_gradient_synchronization()" in message
+    forgotten, within_no_sync = results[0]["forgotten"][key]
+    assert "call finish_gradient_synchronization()" in forgotten
+    assert "run the last micro-batch outside of no_sync()" in within_no_sync
 
 
 @pytest.mark.parametrize("key", OURS)
@@ -194,6 +222,26 @@ def test_buffers_are_those_of_rank_0_before_each_forward_as_with_torch(results: 
         assert [means[key] for means in by_rank] == [means["torch"] for means in by_rank]
     assert by_rank[0]["unsynchronized"] == by_rank[0]["torch"]
     assert by_rank[1]["unsynchronized"] != by_rank[1]["torch"]
+
+
+@pytest.mark.parametrize("key", [*OURS, "sharded"])
+def test_two_forwards_before_one_backward_keep_what_the_first_one_saved(
+    results: list[dict[str, Any]], key: str
+) -> None:
+    """A broadcast of buffers, as torch's own, does not count as a change of them."""
+    for ranked in results:
+        assert ranked["criticized"][key] == pytest.approx(ranked["criticized"]["torch"], abs=1e-12)
+
+
+def test_a_broadcast_of_buffers_that_fails_says_that_all_ranks_must_call_forward(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: Any) -> None:
+        raise CommunicationError("rank 0: broadcast of bucket 0 failed: timed out")
+
+    monkeypatch.setattr(collective, "launch_broadcast", fail)
+    with pytest.raises(CommunicationError, match=r"timed out; .*to evaluate on one rank, call variant\.module"):
+        collective.broadcast_buffers([torch.ones(1)], None)
 
 
 def test_a_variant_is_dropped_with_its_last_reference() -> None:

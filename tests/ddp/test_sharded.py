@@ -178,8 +178,14 @@ def refused(rank: int) -> list[str]:
         make(find_unused_parameters=True)
     variant = make()
     variant.module[0].weight.requires_grad_(False)
+    backward(variant, rank)
     with pytest.raises(CommunicationError) as frozen:
-        backward(variant, rank)
+        variant.finish_gradient_synchronization()
+    local = make()
+    with local.no_sync():
+        backward(local, rank)
+    with pytest.raises(CommunicationError) as alone:
+        torch.optim.SGD(local.optimizer_parameters(), lr=1).step()
     other = make()
     whole = torch.optim.SGD(other.parameters(), lr=1)
     backward(other, rank)
@@ -189,7 +195,7 @@ def refused(rank: int) -> list[str]:
     divided = ShardedOptimizer(other.optimizer_parameters(), torch.optim.SGD, lr=1)
     with pytest.raises(CommunicationError) as twice:
         divided.step()
-    return [str(caught.value) for caught in (unused, frozen, stepped, twice)]
+    return [str(caught.value) for caught in (unused, frozen, alone, stepped, twice)]
 
 
 def gathered(rank: int) -> dict[str, Any]:
@@ -282,8 +288,9 @@ def test_what_is_compiled_waits_before_it_runs(results: list[dict[str, Any]], ho
 
 
 def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> None:
-    unused, frozen, stepped, twice = results[0]["refused"]
+    unused, frozen, alone, stepped, twice = results[0]["refused"]
     assert "find_unused_parameters=False" in unused
     assert "wrap the module again" in frozen
+    assert "cannot step on a rank's own gradients" in alone
     assert "make it of variant.optimizer_parameters()" in stepped
     assert "use the optimizer itself" in twice
