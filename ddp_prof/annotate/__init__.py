@@ -72,12 +72,18 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
     step that a profiler records, so that an unprofiled run is not changed.
 
     Args:
-        model: The outermost module, that is, with its wrapper; ``None``: every ``DistributedDataParallel``, FSDP2 unit
-            and optimizer that is created later.
-        optimizers: The model's optimizers.
+        model: The outermost module, that is, with its wrapper, or a list of such modules; ``None``: every
+            ``DistributedDataParallel``, FSDP2 unit and optimizer that is created later.
+        optimizers: The model's optimizers, or lists of them.
 
     Returns:
         An object whose ``remove()`` takes the marks off again.
+
+    Raises:
+        TypeError: The first argument is no module, or one of the others is no optimizer.
+
+    Where the order of the calls leaves buckets without marks, it warns: it comes after ``DistributedDataParallel(...)``
+    and takes what that returns; without a model it comes before.
     """
     from ddp_prof.annotate.hooks import Instrumented
 

@@ -6,6 +6,7 @@ is replaced by a function that opens a range around it.
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,7 +23,9 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from ddp_prof import range_names
 from ddp_prof.annotate import ranges
+from ddp_prof.annotate.calls import MarkedCalls
 from ddp_prof.annotate.ranges import NestedRange, OpenRange
+from ddp_prof.annotate.tracebacks import hide_own_frames
 
 NSYS_VARIABLES = ("NSYS_PROFILING_SESSION_ID", "NVTX_INJECTION64_PATH", "QUADD_INJECTION_CONFIG")
 """nsys sets one of them for the program that it runs."""
@@ -47,6 +50,7 @@ class BackwardPasses:
 
     def acquire(self) -> Callable[[], None]:
         """Mark all passes from now on, and return the function that ends this, once every caller has called it."""
+        hide_own_frames()
         self._users += 1
         if self._users == 1:
             self._original = original = torch.autograd.backward
@@ -133,21 +137,21 @@ _marking_all: list[Instrumented] = []
 class Instrumented:
     """The marks on a model and its optimizers, see :func:`ddp_prof.annotate.instrument`."""
 
-    def __init__(self, model: torch.nn.Module | None, optimizers: Sequence[Any]) -> None:
+    def __init__(self, model: Any, optimizers: Sequence[Any]) -> None:
+        models, steppers = _take_models(model), _take_optimizers(optimizers)
         self._undo: list[Callable[[], object]] = []
         is_marked = bool(_marking_all)
         if not is_marked:
             self._undo.append(_passes.acquire())
-        if model is None:
+            _warn_of_order(models)
+        if not models:
             self._mark_future_objects()
-        else:
-            self._mark_forward(model)
-            units = [unit for unit in model.modules() if hasattr(unit, "_get_fsdp_state")]
+        for each in models:
+            self._mark_forward(each)
+            units = [unit for unit in each.modules() if hasattr(unit, "_get_fsdp_state")]
             for index, unit in enumerate(units):
                 mark_fsdp_unit(unit, index)
-        for optimizer in () if is_marked else optimizers:
-            # Accelerate and others wrap optimizers, and never call the hooks of the wrapper.
-            inner = getattr(optimizer, "optimizer", optimizer)
+        for inner in () if is_marked else steppers:
             marks = OptimizerMarks()
             self._undo += [
                 inner.register_step_pre_hook(marks.begin).remove,
@@ -166,31 +170,34 @@ class Instrumented:
         self._undo.append(lambda: setattr(owner, name, original) if getattr(owner, name) is marked else None)
 
     def _mark_forward(self, model: torch.nn.Module) -> None:
-        if "register_comm_hook" in vars(model):
+        wrapped = getattr(model, "_orig_mod", model)  # of what torch.compile made
+        if "register_comm_hook" in vars(wrapped):
             return  # is marked already
         opened: list[NestedRange] = []
         process = None
-        buckets = BucketMarks(model) if isinstance(model, DistributedDataParallel) else None
+        buckets = BucketMarks(wrapped) if isinstance(wrapped, DistributedDataParallel) else None
 
-        def begin(module: torch.nn.Module, _args: Any) -> None:
+        def begin(_module: torch.nn.Module) -> None:
             nonlocal process
             if buckets:
                 buckets.begin_forward()
+            elif process is None and DistributedDataParallel._active_ddp_module is not None:
+                warnings.warn(f"{_NOT_THE_WRAPPER}: {_WRAP_FIRST}", stacklevel=2)
             # Opened in each step and so short that every recording of a step contains one.
-            with (process := process or process_range(type(module).__name__, module.parameters())):
+            with (process := process or process_range(type(wrapped).__name__, wrapped.parameters())):
                 pass
             opened.append(ranges.forward())
             opened[-1].__enter__()
 
-        def end(*_: Any) -> None:
-            opened.pop().__exit__()
+        def end() -> None:
+            if opened:
+                opened.pop().__exit__()
             if buckets:
                 buckets.end_forward()
 
         self._undo += [
-            lambda: model.__dict__.pop("register_comm_hook", None),
-            model.register_forward_pre_hook(begin, prepend=True).remove,
-            model.register_forward_hook(end, always_call=True).remove,
+            lambda: wrapped.__dict__.pop("register_comm_hook", None),
+            MarkedCalls(model, begin, end).remove,
         ]
 
     def _mark_future_objects(self) -> None:
@@ -217,6 +224,70 @@ class Instrumented:
             register_optimizer_step_pre_hook(marks.begin).remove,
             register_optimizer_step_post_hook(marks.end).remove,
         ]
+
+
+_NOT_THE_WRAPPER = "annotate.instrument got the module inside a DistributedDataParallel, whose buckets are not marked"
+_WRAP_FIRST = "call it after DistributedDataParallel(...), with what that returns"
+
+
+def _each(given: Any) -> list[Any]:
+    if isinstance(given, (list, tuple)):
+        return [one for part in given for one in _each(part)]
+    return [given]
+
+
+def _take_models(given: Any) -> list[torch.nn.Module]:
+    models = [] if given is None else _each(given)
+    for one in models:
+        if not isinstance(one, torch.nn.Module):
+            raise TypeError(
+                "annotate.instrument takes the model first, then its optimizers, as instrument(model, optimizer): "
+                f"a {type(one).__name__} is no torch.nn.Module"
+            )
+    return models
+
+
+def _take_optimizers(given: Sequence[Any]) -> list[Any]:
+    """Return torch's optimizers: those of Accelerate and others wrap them, and never call the hooks of the wrapper."""
+    found = [getattr(one, "optimizer", one) for one in _each(given)]
+    for one in found:
+        if not hasattr(one, "register_step_pre_hook"):
+            raise TypeError(
+                "annotate.instrument takes optimizers, or lists of them, after the model, as "
+                f"instrument(model, optimizer): a {type(one).__name__} is no torch.optim.Optimizer"
+            )
+    return found
+
+
+def _warn_of_order(models: Sequence[torch.nn.Module]) -> None:
+    """Warn where buckets cannot be marked, because the wrapper came before the marks or will come after them."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    there = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
+    if not models and any("register_comm_hook" not in vars(one) for one in there):
+        warnings.warn(
+            "annotate.instrument() marks what is created after it, and a DistributedDataParallel is there already, "
+            "whose buckets are not marked: call it first, or pass the model",
+            stacklevel=4,
+        )
+    for model in models:
+        inner = getattr(model, "_orig_mod", model)
+        if any(one is not inner and inner in one.modules() for one in there):
+            warnings.warn(f"{_NOT_THE_WRAPPER}: {_WRAP_FIRST}", stacklevel=4)
+        elif not any(_reduces_gradients(one) for one in inner.modules()):
+            warnings.warn(
+                f"annotate.instrument got a {type(inner).__name__} that nothing wraps, so only its phases are marked: "
+                f"if it is to be wrapped, {_WRAP_FIRST}",
+                stacklevel=4,
+            )
+
+
+def _reduces_gradients(module: torch.nn.Module) -> bool:
+    """Whether it is DDP, a unit of FSDP, or one of our variants."""
+    is_sharded = hasattr(module, "_get_fsdp_state") or type(module).__name__ == "FullyShardedDataParallel"
+    return (
+        isinstance(module, DistributedDataParallel) or is_sharded or hasattr(module, "finish_gradient_synchronization")
+    )
 
 
 def is_under_nsys() -> bool:

@@ -1,0 +1,65 @@
+"""Leaves the frames of the marks out of the traceback of a program that fails: they are not where it failed."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+_OWN = str(Path(__file__).parent)
+_is_installed = False
+
+
+def hide_own_frames() -> None:
+    """From now on, for exceptions that end the program or one of its threads; what it prints itself stays."""
+    global _is_installed
+    if _is_installed:
+        return
+    _is_installed = True
+    of_program, of_thread = sys.excepthook, threading.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        _clean_chain(error)
+        of_program(kind, error, _without_own(traceback))
+
+    def show_of_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None:
+            _clean_chain(args.exc_value)
+        cleaned = args.exc_type, args.exc_value, _without_own(args.exc_traceback), args.thread
+        of_thread(threading.ExceptHookArgs(cleaned))
+
+    sys.excepthook, threading.excepthook = show, show_of_thread
+
+
+def _clean_chain(error: BaseException) -> None:
+    seen: set[int] = set()
+    rest: list[BaseException | None] = [error]
+    while rest:
+        one = rest.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            one.__traceback__ = _without_own(one.__traceback__)
+            rest += [one.__cause__, one.__context__]
+
+
+def _without_own(traceback: TracebackType | None) -> TracebackType | None:
+    """Return the traceback without our frames, or as it is where nothing else is left: then the fault is ours."""
+    kept = []
+    entry = traceback
+    while entry is not None:
+        if not entry.tb_frame.f_code.co_filename.startswith(_OWN):
+            kept.append(entry)
+        entry = entry.tb_next
+    if traceback is None or not kept or _last(traceback) is not kept[-1]:
+        return traceback
+    for one, following in pairwise(kept):
+        one.tb_next = following
+    return kept[0]
+
+
+def _last(traceback: TracebackType) -> TracebackType:
+    while traceback.tb_next is not None:
+        traceback = traceback.tb_next
+    return traceback

@@ -1,0 +1,158 @@
+"""How ``annotate.instrument`` is called: lists are taken, mistakes are said, the program's own errors stay clean."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_prof import annotate
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def _group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def warned(*arguments: Any) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        annotate.instrument(*arguments).remove()
+    return [str(each.message) for each in caught]
+
+
+def test_lists_of_models_and_optimizers_are_taken() -> None:
+    models = [nn.Linear(2, 2), nn.Linear(2, 2)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=0.1) for each in models]
+    recorder = annotate.Recorder()
+    with annotate.only_sink(recorder):
+        marks = annotate.instrument(models, optimizers)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        marks.remove()
+    phases = [each.text for each in recorder.ranges if not each.text.startswith("process")]
+    assert phases == ["forward", "backward", "optimizer"] * 2
+
+
+@pytest.mark.parametrize("arguments", ["optimizer first", "a model as optimizer", "neither"])
+def test_what_is_no_model_or_optimizer_is_refused(arguments: str) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    given: dict[str, tuple[Any, ...]] = {
+        "optimizer first": (optimizer,),
+        "a model as optimizer": (model, model),
+        "neither": ([model, 1],),
+    }
+    with pytest.raises(TypeError, match=r"instrument\(model, optimizer\)"):
+        annotate.instrument(*given[arguments])
+
+
+@pytest.mark.usefixtures("_group")
+def test_an_order_that_leaves_buckets_unmarked_is_said_once() -> None:
+    inner = nn.Linear(2, 2)
+    (before,) = warned(inner)
+    ddp = DistributedDataParallel(inner)
+    (inside,) = warned(ddp.module)
+    (late,) = warned()
+    assert "a Linear that nothing wraps" in before
+    assert "the module inside a DistributedDataParallel" in inside
+    assert "is there already" in late
+    assert warned(ddp) == []
+
+
+def test_marks_set_before_there_is_a_group_are_found_inside_ddp() -> None:
+    model = nn.Linear(2, 2)
+    marks = annotate.instrument(model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    ddp = DistributedDataParallel(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            ddp(torch.ones(1, 2))
+    marks.remove()
+    dist.destroy_process_group()
+    assert ["inside a DistributedDataParallel" in str(each.message) for each in caught] == [True]
+
+
+FAILS = """
+import threading, torch
+from ddp_prof import annotate
+model = torch.nn.Linear(2, 2)
+annotate.instrument(model)
+def fail(gradient):
+    raise ValueError("the program's own")
+def train():
+    output = model(torch.ones(1, 2))
+    output.register_hook(fail)
+    output.sum().backward()
+%s
+"""
+
+
+@pytest.mark.parametrize("where", ["train()", "one = threading.Thread(target=train); one.start(); one.join()"])
+def test_a_traceback_holds_no_frame_of_the_marks(where: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAILS % where], capture_output=True, text=True, check=False, env={**os.environ}
+    )
+    assert "ValueError: the program's own" in done.stderr
+    assert "ddp_prof" not in done.stderr, done.stderr
+    assert "in backward" in done.stderr  # torch's frames are still there
+
+
+COMPILED = """
+import sys, torch
+import torch.distributed as dist
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+from ddp_prof import annotate
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
+ddp = DistributedDataParallel(model)
+recorder = annotate.Recorder()
+def mark(model):
+    if sys.argv[1] == "marked":
+        annotate.instrument(model, torch.optim.SGD(ddp.parameters(), lr=0.1))
+with annotate.only_sink(recorder):
+    if sys.argv[2] == "before":
+        mark(ddp)
+    if sys.argv[3] == "in place":
+        ddp.compile(backend="aot_eager")
+        compiled = ddp
+    else:
+        compiled = torch.compile(ddp, backend="aot_eager")
+    if sys.argv[2] == "after":
+        mark(compiled)
+    for _ in range(3):
+        compiled(torch.ones(2, 4)).sum().backward()
+names = [each.text for each in recorder.ranges]
+print(sum(counters["graph_break"].values()), counters["frames"]["total"], names.count("forward"))
+"""
+
+
+@pytest.mark.parametrize("how", ["in place", "as a module"])
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_marks_are_not_compiled(order: str, how: str) -> None:
+    """Dynamo sees as many frames and graph breaks as without marks, says nothing of them, and forward is marked."""
+
+    def run(marks: str) -> tuple[list[int], str]:
+        command = [sys.executable, "-c", COMPILED, marks, order, how]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        return [int(number) for number in done.stdout.split()], done.stderr
+
+    (plain, _), (marked, said) = run("plain"), run("marked")
+    assert marked == [*plain[:2], 3]
+    assert "ddp_prof" not in said
