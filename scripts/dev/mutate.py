@@ -1,13 +1,13 @@
 """Changes the package at random places, one at a time, and prints which changes the tests notice.
 
     .venv/bin/python scripts/dev/mutate.py --seed 7 --count 100 [--under analyze ingest present/tables ddp]
-        [--against COMMIT] [--only NUMBER ...]
+        [--near] [--against COMMIT] [--only NUMBER ...]
 
 A change is to one operator, number or condition. The tests of the file's folder run on it, then those of the commands
-and of what else reads results, each until the first failure; those of Chromium, nsys and other ranks' programs do not.
+and of what else reads results, each until the first failure; those of Chromium and nsys do not. With ``--near``, only those of the folder do.
 
 With ``--against``, the tests of another commit run on what those of this checkout do not notice, for instance of one
-before tests were dropped: what these notice alone was lost.
+before tests were dropped: what these notice alone was lost. Of its files only those run that differ, or draw examples.
 
 Prints a row a change: its number, place, line before and after, and the first test that fails. Exit: 1 if anything was
 lost, else 0. One seed draws the same changes as long as the package is the same.
@@ -124,7 +124,7 @@ def draw(under: Sequence[str], seed: int, count: int) -> list[Change]:
 class Copy:
     """A copy of the checkout, to be changed, with its own tests or with those of a commit."""
 
-    def __init__(self, folder: Path, commit: str | None = None) -> None:
+    def __init__(self, folder: Path, near: bool, commit: str | None = None) -> None:
         self.root = folder / "checkout"
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, listed.split("\0")):
@@ -138,8 +138,17 @@ class Copy:
                 file.extractall(self.root, filter="data")
         if (ROOT.parent / "shared").exists():
             (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
-        self.failing: dict[str, bool] = {}
+        self.is_other = {name: commit is not None and self._is_other(name) for name in self._test_files()}
+        self.near, self.failing = near, dict[str, bool]()
         """Whether a test fails without a change."""
+
+    def _test_files(self) -> list[str]:
+        return sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
+
+    def _is_other(self, name: str) -> bool:
+        """Whether a test file can notice something that the checkout's does not."""
+        content = (self.root / name).read_bytes()
+        return b"@given" in content or not (ROOT / name).exists() or content != (ROOT / name).read_bytes()
 
     def stages(self, change: Change) -> Iterator[list[str]]:
         """Arguments of pytest: tests of the file's folder, then others, of each the slow ones last."""
@@ -148,10 +157,12 @@ class Copy:
         while not (self.root / own[0]).is_dir():
             place = place.parent
             own = [f"tests/{place}"]
-        above = [f"tests/{place.parts[0]}"] if len(place.parts) > 1 else []
-        others = [] if place.parts[0] == "ddp" else [f"tests/{name}" for name in OTHERS]
+        above = [f"tests/{place.parts[0]}", f"--ignore={own[0]}"] if len(place.parts) > 1 else []
+        others = [] if self.near or place.parts[0] == "ddp" else [f"tests/{name}" for name in OTHERS]
         others = [name for name in others if (self.root / name).exists()]
         for places in (own, above, others):
+            if any(self.is_other.values()):
+                places = [name for name, other in self.is_other.items() if other and name.startswith(tuple(places))]
             for slow in ("not slow", "slow") if places else ():
                 yield [*places, "-m", f"{slow} and not browser and not nsys"]
 
@@ -198,6 +209,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--under", nargs="+", default=UNDER, help=f"folders of {PACKAGE}")
+    parser.add_argument("--near", action="store_true", help="only tests of the folder")
     parser.add_argument("--against", metavar="COMMIT")
     parser.add_argument("--only", nargs="+", type=int, help="numbers of changes, for a second look")
     arguments = parser.parse_args(argv)
@@ -205,8 +217,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="mutate.") as name:
         (folders := [Path(name) / "now", Path(name) / "before"])[0].mkdir()
         folders[1].mkdir()
-        now = Copy(folders[0])
-        before = Copy(folders[1], arguments.against) if arguments.against else None
+        now = Copy(folders[0], arguments.near)
+        before = Copy(folders[1], arguments.near, arguments.against) if arguments.against else None
         for number, change in enumerate(draw(arguments.under, arguments.seed, arguments.count)):
             if arguments.only and number not in arguments.only:
                 continue
