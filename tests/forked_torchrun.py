@@ -31,7 +31,7 @@ sys.exit(int(asked.recv(9)))
 
 @contextmanager
 def forked_torchrun(folder: Path) -> Iterator[Path]:
-    """Put a ``torchrun --nproc-per-node N PROGRAM ...`` into a new folder, where it works until the block ends."""
+    """Put a ``torchrun --nproc-per-node N [-m] PROGRAM ...`` into a new folder, where it works until the block ends."""
     folder.mkdir()
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(folder / "asked"))
@@ -87,5 +87,8 @@ def _rank(program: list[str], environment: dict[str, Any], folder: str, launcher
         from ddp_prof.annotate import unattended
 
         unattended.start()
-    sys.argv = program
-    runpy.run_path(program[0], run_name="__main__")
+    sys.argv = program[1:] if program[0] == "-m" else program
+    if program[0] == "-m":
+        runpy.run_module(program[1], run_name="__main__", alter_sys=True)
+    else:
+        runpy.run_path(program[0], run_name="__main__")

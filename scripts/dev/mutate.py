@@ -4,7 +4,8 @@
         [--near] [--against COMMIT] [--only NUMBER ...]
 
 A change is to one operator, number or condition. The tests of the file's folder run on it, then those of the commands
-and of what else reads results, each until the first failure; those of Chromium and nsys do not. With ``--near``, only those of the folder do.
+and of what else reads results, each until the first failure; those of Chromium and nsys do not. With ``--near``, only
+those of the folder run.
 
 With ``--against``, the tests of another commit run on what those of this checkout do not notice, for instance of one
 before tests were dropped: what these notice alone was lost. Of its files only those run that differ, or draw examples.

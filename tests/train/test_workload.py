@@ -19,6 +19,8 @@ from ddp_prof.manifest import Manifest, label_of, load_manifest
 from ddp_prof.range_names import parse_range
 from ddp_prof.train import __main__
 from ddp_prof.train.launch import launch
+from tests.examples import IS_NIGHTLY
+from tests.forked_torchrun import forked_torchrun
 from tests.kineto_events import ranges_in
 from tests.train.forked import train
 from tests.waiting import is_running, wait_until
@@ -185,8 +187,14 @@ def test_hooks_of_torch_from_the_command_line_to_the_label(
 
 
 def test_torchrun_starts_it_too(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = run("--variant", "torch", *SMALL, "--run-json", tmp_path / "run.json", launcher=launcher)
+    """In the gate by a stand-in, which sets for its ranks what torchrun sets and forks them."""
+    arguments = [*TRAIN, "--variant", "torch", *SMALL, "--run-json", str(tmp_path / "run.json")]
+    if IS_NIGHTLY:
+        done = run(*arguments[2:], launcher=["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"])
+    else:
+        with forked_torchrun(tmp_path / "programs") as programs:
+            command = [programs / "torchrun", "--nproc-per-node", "2", *arguments]
+            done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     manifest = load_manifest(tmp_path / "run.json")
     assert manifest is not None
