@@ -10,8 +10,9 @@ root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
 bin="${VENV:-$root/.venv}/bin"
 cd "$root"
 
-# Test files are distributed over several processes, those with slow tests first. In the whole gate, tests spend much time
-# waiting for ranks, browsers or nsys: two processes more than cores keep the cores busy.
+# Whole test files are distributed over several processes: tests of a file share its ranks, captures or pages. A process that
+# is free takes the next file; those that wait longest come first (tests/conftest.py). In the whole gate, tests spend much
+# time waiting for ranks, browsers or nsys: two processes more than cores keep the cores busy.
 cores="$(nproc)"
 side_by_side=(--dist loadfile --no-loadscope-reorder -n)
 

@@ -43,6 +43,7 @@ MARKERS_OF = {
     "ingest/test_row_order.py": "slow",
     "ingest/test_transformed.py": "slow",
 }
+WAITING = {"capture/test_job.py", "train/test_workload.py", "benchmark/test_sweep_command.py"}
 IS_WHOLE_GATE = os.environ.get("DDP_PROF_GATE") == "whole"  # scripts/test.sh: nothing may be left out
 SHARED_TRACES = ROOT.parent / "shared" / "traces"
 
@@ -68,9 +69,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place in (path, *path.parents):
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
-    # Files of many seconds come first, one of the longest before all: else one process would end long after the other.
+    # Files of many seconds come first, those that wait longest for their programs before all: others compute meanwhile,
+    # and no process ends long after the others.
     long = {"slow", "browser", "torch"}
-    items.sort(key=lambda item: ("train/test_workload.py" not in item.nodeid, long.isdisjoint(item.keywords)))
+    places = {item.path: item.path.relative_to(TESTS).as_posix() not in WAITING for item in items}
+    items.sort(key=lambda item: (places[item.path], long.isdisjoint(item.keywords)))
 
 
 def pytest_collection_finish() -> None:
