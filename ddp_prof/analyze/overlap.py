@@ -23,7 +23,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, sum_by_group
+from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work, sum_by_group
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.quality import (
@@ -130,6 +130,8 @@ class RankOverlap(RankResult):
     Attributes:
         process: Operating-system process id; 0 for a Kineto file, which contains a single process.
         clock: The clock that measures the length of steps, ``HOST`` or ``DEVICE``; ``None`` without steps.
+        step_work_ns: Summed durations of the steps' work on the device, and ``held_work_ns`` of the device work in
+            their ranges on the host, whichever step launched it.
         reason: Why ``overlap_ratio`` is ``None``.
         blocking_ns: How long something stood still for communication.
         dependencies: How completely the dependencies behind ``blocking_ns`` are known.
@@ -157,6 +159,8 @@ class RankOverlap(RankResult):
     blocking_ns: int | None = None
     dependencies: DependencyCoverage | None = None
     clock: str | None = None
+    step_work_ns: int = 0
+    held_work_ns: int = 0
 
     @property
     def step_names(self) -> dict[int | None, str]:
@@ -164,6 +168,11 @@ class RankOverlap(RankResult):
         keys = [step.step_key for step in self.marked_steps]
         numbers = [key if step.step is None else step.step for key, step in zip(keys, self.marked_steps, strict=True)]
         return dict(zip(keys, Steps.from_numbers(np.array(numbers, np.int64)).names, strict=True))
+
+    @property
+    def lacks_work(self) -> bool:
+        """Whether the ranges of its steps lack some of the device work that the steps launched."""
+        return lacks_work(self.step_work_ns, self.held_work_ns)
 
     @property
     def marked_steps(self) -> tuple[StepOverlap, ...]:
@@ -256,13 +265,19 @@ class TraceOverlap(FrameResult):
     def step_notes(self) -> tuple[str, ...]:
         """A line each about ranks without steps, communication outside of steps, and lengths by the device's clock."""
         ahead = (
-            "the host runs ahead: most of a step's device work lies outside of its range on the host, so a step lasts "
-            "from its first device work to the next step's, and how long the last one took is not known"
+            "the host runs ahead: a step's range on the host does not hold the device work that it launched, so a step "
+            "lasts from its first device work to the next step's, and how long the last one took is not known"
         )
         unfollowed = (
             "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
             "step is known to be followed by one whose device work begins later"
         )
+        outside = (
+            "{:.0%} of the device work that steps launched ran outside of their ranges on the host, which are taken "
+            "for their lengths: parts of a step are what ran within"
+        )
+        lacking = [rank for rank in self.ranks if rank.lacks_work and rank.clock == HOST]
+        share = 1 - sum(rank.held_work_ns for rank in lacking) / max(1, sum(rank.step_work_ns for rank in lacking))
         unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
         whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
@@ -273,6 +288,7 @@ class TraceOverlap(FrameResult):
             )
         for text, about in (
             (unmarked, [rank.name for rank in self.ranks if rank.collectives and rank.clock is None]),
+            (outside.format(share), [rank.name for rank in lacking]),
             (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE and rank.lengths_ns]),
             (unfollowed, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
         ):
@@ -356,6 +372,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
     is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
     lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
+    lead = rank.lead_of(span.holds(rank.steps.start_ns) & rank.has_steps)
     overlap = RankOverlap(
         process=rank.process,
         device=rank.device,
@@ -375,6 +392,8 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         dependencies=replace(coverage, reason=coverage.reason or reason),
         gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
         clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
+        step_work_ns=lead.work_ns,
+        held_work_ns=lead.held_ns,
     )
     return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), (lost & span).length_ns)
 
@@ -406,7 +425,10 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
     )
 
 
-_COUNTS, _TIMES = ("kernels", "collectives"), ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns")
+_COUNTS, _TIMES = (
+    ("kernels", "collectives", "step_work_ns", "held_work_ns"),
+    ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns"),
+)
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

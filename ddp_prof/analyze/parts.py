@@ -16,7 +16,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace
 from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives
 from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents, find_launches
-from ddp_prof.analyze.core.step_breakdown import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases, is_ahead
+from ddp_prof.analyze.core.step_breakdown import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases, Lead, add_leads
 from ddp_prof.analyze.intervals import Intervals
 from ddp_prof.analyze.overlap import RankPart, TraceOverlap, measure_overlap, measure_rank_part, merge_rank_parts
 from ddp_prof.analyze.quality import (
@@ -38,12 +38,12 @@ class PartResult:
 
     Attributes:
         assumed: Facts of the whole capture that were assumed; ``found`` are those that the part itself shows.
-        lead_ns: The sums of ``RankEvents.lead_ns`` over the steps that start in the span, by process and device.
+        leads: ``RankEvents.lead_of`` the steps that start in the span, by process and device.
     """
 
     assumed: CaptureFacts
     found: CaptureFacts
-    lead_ns: dict[tuple[int, int | None], tuple[int, int]]
+    leads: dict[tuple[int, int | None], Lead]
     diagnostics: Diagnostics
     attribution: Attribution
     ranks: tuple[RankPart, ...]
@@ -55,11 +55,7 @@ def measure_part(
     trace: Trace, ranks: Sequence[RankEvents], span: Intervals, known: CaptureFacts | None, *, to_draw: bool
 ) -> PartResult:
     """Measure a part. Its ranks were found by ``known`` facts of the whole capture, or without by those of the part."""
-    lead_ns = {}
-    for rank in ranks:
-        own = span.holds(rank.steps.start_ns)
-        work_ns, outside_ns = rank.lead_ns
-        lead_ns[rank.process, rank.device] = int(work_ns[own].sum()), int(outside_ns[own].sum())
+    leads = {(rank.process, rank.device): rank.lead_of(span.holds(rank.steps.start_ns)) for rank in ranks}
     found = CaptureFacts(
         find_launches(trace),
         frozenset((rank.process, rank.device, thread) for rank in ranks for thread in rank.gradient_threads),
@@ -69,7 +65,7 @@ def measure_part(
     return PartResult(
         assumed=known or found,
         found=found,
-        lead_ns=lead_ns,
+        leads=leads,
         diagnostics=diagnostics,
         attribution=measure_attribution(ranks, span),
         ranks=tuple(measure_rank_part(rank, span) for rank in ranks),
@@ -97,12 +93,12 @@ def _limit_to(span: Intervals, ranks: Sequence[RankEvents], found: RunAnalysis) 
 
 
 def merge_facts(parts: Sequence[PartResult]) -> CaptureFacts:
-    owners = {owner for part in parts for owner in part.lead_ns}  # a device may have no work in a part
-    leads_ns = {owner: [part.lead_ns.get(owner, (0, 0)) for part in parts] for owner in owners}
+    owners = {owner for part in parts for owner in part.leads}  # a device may have no work in a part
+    leads = {owner: add_leads(part.leads[owner] for part in parts if owner in part.leads) for owner in owners}
     return CaptureFacts(
         reduce(or_, (part.found.launches for part in parts)),
         reduce(or_, (part.found.gradients for part in parts)),
-        frozenset(owner for owner, leads in leads_ns.items() if is_ahead(*map(sum, zip(*leads, strict=True)))),
+        frozenset(owner for owner, lead in leads.items() if lead.is_ahead),
     )
 
 

@@ -3,11 +3,12 @@
 Ranks of a run share a plan (how many steps, how they are named, how many collectives each launches). They differ in all
 times, or keep one pace: their collectives end together, on the streams of two communicators, which each rank launches
 in an order of its own; in some steps one rank is late, in the others none is. Drawn are: hosts that run ahead of their
-device, streams that idle before a start, times before the clock's 0, captures without steps, several devices and files,
-files that tell UTC, repeated and missing step numbers, steps that hold others or are open or on two threads, numbers of
-calls that come again, graphs and groups (many things launched by one call), phases that are missing, unnamed autograd
-threads, kernels without a call, without a name or within a graph recorded whole, collectives on the stream of compute
-or launched outside of steps, one stalled collective, gloo on the CPU and gloo with CUDA tensors.
+device, ranges of steps that end before what they launched, streams that idle before a start, times before the clock's
+0, captures without steps, several devices and files, files that tell UTC, repeated and missing step numbers, steps that
+hold others or are open or on two threads, numbers of calls that come again, graphs and groups (many things launched by
+one call), phases that are missing, unnamed autograd threads, kernels without a call, without a name or within a graph
+recorded whole, collectives on the stream of compute or launched outside of steps, one stalled collective, gloo on the
+CPU and gloo with CUDA tensors.
 """
 
 from __future__ import annotations
@@ -194,6 +195,7 @@ def runs(draw: st.DrawFn) -> tuple[Trace, ...]:
 
 def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, devices: int) -> None:
     process, time, ahead = 100 + rank, 20 + clock, draw(st.sampled_from([0, 0, 8, 40]))
+    early = draw(st.sampled_from([0, 0, 0, 3, 8]))
     file.ranks[process] = rank
     backend = {"cuda": "nccl"}.get(plan.device, "gloo")
     file.say(process, f"process|rank={rank}|world=3|variant=overlap|backend={backend}|device=x", clock, clock + 600)
@@ -203,7 +205,7 @@ def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, 
     for index in range(plan.rounds):
         length = plan.pace[0] if plan.pace else draw(st.integers(12, 20))
         if plan.numbers is not None:
-            _say_step(draw, file, process, plan, index, time, length)
+            _say_step(draw, file, process, plan, index, time, length - early)
         _say_phases(draw, file, process, plan, time, length)
         if plan.device != "gloo":
             _draw_work(draw, file, process, time, ahead, devices)

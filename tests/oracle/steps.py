@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from ddp_prof.trace import Category
 from tests.oracle.ranks import Event, Rank, Step, united
@@ -54,10 +55,23 @@ def misses_launches(rank: Rank) -> bool:
 
 
 def runs_ahead(rank: Rank) -> bool:
-    """Whether most work that its steps gave to the device was done outside of their ranges on the host."""
+    """Whether most work that its steps gave to the device was done outside of their ranges on the host.
+
+    Also whether more than 5 % of it was done between two ranges, if it is known of some step when the next one begins
+    on the device.
+    """
+    own = work_of_steps(rank)
+    if len(own) > 2 * sum(step.start <= time < step.end for step, time in own):
+        return rank.has_steps
+    gaps = [range(step.end, following.start) for step, following in pairwise(rank.all_steps) if step in rank.steps]
+    between = sum(time in gap for gap in gaps for _, time in own)
+    is_known = any(begins_and_ends(rank, step) for step in rank.steps)
+    return rank.has_steps and is_known and between > 0.05 * len(own)
+
+
+def work_of_steps(rank: Rank) -> list[tuple[Step, int]]:
     steps = [(step_of_work(rank, e), e) for e in rank.events if e.stream is not None]
-    own = [(step, time) for step, e in steps if step for time in e.instants]
-    return rank.has_steps and len(own) > 2 * sum(step.start <= time < step.end for step, time in own)
+    return [(step, time) for step, e in steps if step for time in e.instants]
 
 
 def step_of_work(rank: Rank, event: Event) -> Step | None:
@@ -70,11 +84,15 @@ def window_of_length(rank: Rank, step: Step) -> set[int] | None:
     """The instants of a step: its host's range, or all until the next one's first work; ``None`` if it is not known."""
     if not runs_ahead(rank):
         return set(range(step.start, step.end))
+    edges = begins_and_ends(rank, step)
+    return None if edges is None else set(range(*edges))
+
+
+def begins_and_ends(rank: Rank, step: Step) -> tuple[int, int] | None:
+    """When a step begins on the device, and when the next one does."""
     following = rank.all_steps[rank.all_steps.index(step) + 1 :][:1]
     edges = [first_work(rank, one) for one in (step, *following) if not one.is_warmup]
-    if len(edges) < 2 or None in edges or edges[1] < edges[0]:
-        return None
-    return set(range(*edges))
+    return None if len(edges) < 2 or None in edges or edges[1] < edges[0] else tuple(edges)
 
 
 def first_work(rank: Rank, step: Step) -> int | None:

@@ -35,9 +35,11 @@ from ddp_prof.analyze.core.blocking import (
 )
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.step_breakdown import (
+    Lead,
     StepBreakdown,
     StepTimes,
-    is_ahead,
+    covered_by_each,
+    find_device_steps,
     measure_breakdown,
     measure_step_times,
     sum_by_group,
@@ -156,9 +158,8 @@ class RankEvents(Brief):
             "idle": window - (busy | memory),
         }
 
-    @cached_property
-    def lead_ns(self) -> tuple[Ints, Ints]:
-        """For each step: the time of its work on the device, and how much of that is outside the step's host range.
+    def lead_of(self, counts: Mask) -> Lead:
+        """How far the host is ahead of the device in the chosen steps.
 
         Work without a recorded launch counts for the step that began last before it.
         """
@@ -168,17 +169,30 @@ class RankEvents(Brief):
         rows = (step != UNKNOWN) & (events.activity != UNKNOWN)
         start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
         work_ns = sum_by_group(end - start, step, len(steps))
-        np.minimum(end, steps.end_ns[step], out=end)
-        np.maximum(start, steps.start_ns[step], out=start)
-        return work_ns, work_ns - sum_by_group(np.maximum(0, end - start), step, len(steps))
+        within_ns = np.maximum(0, np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step]))
+        outside_ns = work_ns - sum_by_group(within_ns, step, len(steps))
+        every = self.including_warmup.events
+        on_device = every.activity != UNKNOWN
+        held_ns = covered_by_each(
+            every.start_ns[on_device], every.end_ns[on_device], steps.start_ns[counts], steps.end_ns[counts]
+        )
+        next_ns = np.append(steps.start_ns[1:], NO_TIME)
+        is_apart = np.flatnonzero(counts & self.is_followed & (next_ns > steps.end_ns))
+        between_ns = covered_by_each(start, end, steps.end_ns[is_apart], next_ns[is_apart])
+        followed = counts & find_device_steps(events, steps, self.is_followed)[2]
+        columns = (work_ns[counts], outside_ns[counts], between_ns, held_ns, followed)
+        return Lead(*(int(column.sum()) for column in columns))
+
+    @cached_property
+    def lead(self) -> Lead:
+        return self.lead_of(np.ones(len(self.steps), np.bool_))
 
     @cached_property
     def runs_ahead(self) -> bool:
-        """Whether the host runs ahead of the device: most device work of its steps lies outside their host ranges."""
+        """Whether the host runs ahead of the device, so that the device's clock measures steps."""
         if self.assumed_ahead is not None:
             return self.assumed_ahead
-        work_ns, outside_ns = self.lead_ns
-        return self.has_steps and is_ahead(int(work_ns.sum()), int(outside_ns.sum()))
+        return self.has_steps and self.lead.is_ahead
 
     @cached_property
     def step_times(self) -> StepTimes:

@@ -31,8 +31,9 @@ While a rank computes nothing, its phase follows from the compute before and aft
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -148,9 +149,73 @@ class StepTimes(Table):
         return known
 
 
-def is_ahead(work_ns: int, outside_ns: int) -> bool:
-    """Whether the host runs ahead; the arguments are the sums of ``RankEvents.lead_ns`` over steps."""
-    return 2 * outside_ns > work_ns
+MOST_OUTSIDE = 0.05
+"""Largest share of the steps' device work that may lie outside of their ranges on the host without a word."""
+
+
+class Lead(NamedTuple):
+    """How far the host of a rank is ahead of its device, as sums over steps.
+
+    Attributes:
+        work_ns: Durations of the steps' work on the device.
+        outside_ns: How much of that lies outside of the step's own range on the host.
+        between_ns: How much of it lies between the ranges of two steps.
+        held_ns: Durations of all device work in the ranges, whichever step launched it.
+        followed: Number of steps whose length is known by the device's clock.
+    """
+
+    work_ns: int
+    outside_ns: int
+    between_ns: int
+    held_ns: int
+    followed: int
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether steps last from their first device work to the next step's, and not as long as their ranges.
+
+        They do if most work lies outside of the step's own range; also if more than :data:`MOST_OUTSIDE` of it lies
+        between ranges, and so in none. If each range holds as much of the step before as it lacks of its own, it is as
+        long as the step::
+
+            host      |000000||111111||222222|         none is between ranges: the host's clock
+            device    ....0000000.1111111.2222222
+
+            host      |0000|    |1111|    |2222|       3 of 7 are between ranges: the device's clock
+            device    .0000000...1111111...2222222
+        """
+        if 2 * self.outside_ns > self.work_ns:
+            return True
+        return self.between_ns > MOST_OUTSIDE * self.work_ns and self.followed > 0
+
+
+def lacks_work(work_ns: int, held_ns: int) -> bool:
+    """Whether ranges on the host lack a share of the steps' device work that is worth a word."""
+    return held_ns < (1 - MOST_OUTSIDE) * work_ns
+
+
+NO_LEAD = Lead(0, 0, 0, 0, 0)
+
+
+def add_leads(leads: Iterable[Lead]) -> Lead:
+    return Lead(*map(sum, zip(NO_LEAD, *leads, strict=True)))
+
+
+def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -> Ints:
+    """Return for each span from low to high the summed durations of the rows within it; rows may overlap."""
+    if not len(start_ns) or not len(low_ns):
+        return np.zeros(len(low_ns), np.int64)
+    first = min(int(start_ns.min()), int(low_ns.min()))
+    starts, ends = np.sort(start_ns - first), np.sort(end_ns - first)
+    sums = [np.concatenate([[0], np.cumsum(times)]) for times in (starts, ends)]
+
+    def before(at: Ints) -> Ints:
+        """The durations before a time: each row that began adds the time since, each that ended takes it away."""
+        began, ended = (np.searchsorted(times, at) for times in (starts, ends))
+        found: Ints = (began * at - sums[0][began]) - (ended * at - sums[1][ended])
+        return found
+
+    return before(high_ns - first) - before(low_ns - first)
 
 
 def measure_step_times(
@@ -163,9 +228,7 @@ def measure_step_times(
     if device_follows is None:
         start, end, known = steps.start_ns, steps.end_ns, np.ones(len(steps), np.bool_)
     else:
-        start = first_work(events, len(steps))
-        end = np.append(start[1:], NO_TIME)
-        known = device_follows & (start != NO_TIME) & (end >= start)
+        start, end, known = find_device_steps(events, steps, device_follows)
     start, end = np.where(known, start, NO_TIME), np.where(known, end, NO_TIME)
     compute, communication = union_of(Category.COMPUTE), union_of(Category.COMMUNICATION)
     exposed = communication - compute
@@ -179,6 +242,13 @@ def measure_step_times(
         exposed_memory_ns=bare_memory.covered_ns(start, end),
         calls_ns=(calls - compute - exposed).covered_ns(start, end),
     )
+
+
+def find_device_steps(events: Events, steps: Steps, is_followed: Mask) -> tuple[Ints, Ints, Mask]:
+    """Return when each step begins on the device, when the next one does, and of which steps both are known."""
+    start = first_work(events, len(steps))
+    end = np.append(start[1:], NO_TIME)
+    return start, end, is_followed & (start != NO_TIME) & (end >= start)
 
 
 def first_work(events: Events, steps: int) -> Ints:

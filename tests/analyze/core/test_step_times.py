@@ -182,3 +182,46 @@ def test_where_one_run_knows_no_waiting_it_is_told_apart_in_neither() -> None:
     assert (known.wait_ns, unknown.wait_ns, change.wait_ns) == (1, None, None)
     assert unknown.tail_ns - (known.tail_ns + known.wait_ns) == change.tail_ns
     assert sum(getattr(change, f"{part}_ns") or 0 for part in PARTS) == change.step_ns
+
+
+EARLY = draw_trace(
+    ranges={"step 0": "######", "step 1": "..........######", "step 2": "....................######"},
+    launches={"main": "aA........bB........cC"},
+    streams={7: ".aaaaaa....bbbbbb....cccccc", 9: "....AAAA......BBBB......CCCC"},
+)
+"""Each range of 6 holds 5 + 2 of the 10 that its step launched: host and device take 10 for a step."""
+
+
+def test_ranges_that_end_early_do_not_measure_steps() -> None:
+    """Less than half lies outside, but a reader would conclude that the step is 6 long and computes 5."""
+    rank = rank_of(EARLY)
+    assert (rank.step_work_ns, rank.held_work_ns) == (30, 21), "9 of 30 are in no range, 6 between two"
+    assert rank.clock == "device"
+    assert lengths_of(EARLY) == [10, 10, None]
+    assert [step.length.compute_only_ns for step in rank.steps] == [3, 3, None]
+    (note,) = measure_overlap(EARLY).step_notes
+    assert note.startswith("the host runs ahead: a step's range on the host does not hold")
+
+
+def test_ranges_that_lack_as_much_as_they_hold_of_the_step_before_do() -> None:
+    """In a steady state each has the length of a step; only the first and the last one differ."""
+    steps = {f"step {index}": f"{'.' * 10 * index}{'#' * 10}" for index in range(9)}
+    letters = "abcdefghi"
+    trace = draw_trace(
+        ranges=steps,
+        launches={"main": "".join(f"{letter}........." for letter in letters)},
+        streams={7: "...." + "".join(f"{letter * 8}.." for letter in letters)},
+    )
+    rank = rank_of(trace)
+    assert (rank.step_work_ns, rank.held_work_ns, rank.clock) == (72, 70, "host")
+    assert lengths_of(trace) == [10] * 9
+    assert measure_overlap(trace).step_notes == ()
+
+
+def test_of_a_single_step_a_note_says_what_lies_outside() -> None:
+    """There is no next step whose first work would end it."""
+    trace = draw_trace(ranges={"step 0": "######"}, launches={"main": "aA"}, streams={7: ".aaaaaa", 9: "....AAAA"})
+    rank = rank_of(trace)
+    assert (rank.clock, lengths_of(trace)) == ("host", [6])
+    (note,) = measure_overlap(trace).step_notes
+    assert note.startswith("30% of the device work that steps launched ran outside of their ranges on the host")
