@@ -136,6 +136,9 @@ def check_what_is_printed(result: TraceOverlap, analysis: RunAnalysis) -> None:
         assert (step["tail_ns"] or 0) <= (step["exposed_ns"] or 0) <= (step["comm_ns"] or 0)
     if summary.comm_ns is not None:
         assert (summary.tail_ns or 0) <= summary.exposed_ns <= summary.comm_ns
+        assert summary.overlapped_ns + summary.exposed_ns == summary.comm_ns
+    parts = list(summary.parts_ns.values())
+    assert parts == [None] * 5 or (sum(parts) == summary.nearest_step_ns and min(parts) >= 0)
     for row in _summed_rows(measure_collectives(analysis), "step"):
         assert (row["when_tail_ms"] or 0) <= (row["exposed_ms"] or 0)
     for percentile in (50, 95, 100):

@@ -5,7 +5,6 @@ import re
 import shlex
 import subprocess
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
@@ -54,7 +53,10 @@ def test_figures_are_those_of_compare(variant: str) -> None:
     (compared,) = json.loads(run("compare", "--format", "json", trace).stdout)["variants"]
     for name in ("label", "steps", "step_ns", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns"):
         assert found[name] == compared[name], name
-    assert found["parts_ns"] == {name: compared[f"{name}_ns"] for name in found["parts_ns"]}
+    for name in ("parts_ns", "nearest_step_ns"):
+        assert found[name] == compared[name], name
+    for name in ("compute_only", "exposed_memory", "idle"):
+        assert found["parts_ns"][name] == compared[f"{name}_ns"]
     assert found["gain_at_most"] == pytest.approx(compared["blocking_ns"] / compared["step_ns"])
 
 
@@ -88,22 +90,20 @@ def test_where_few_steps_communicate_figures_are_said_to_be_of_those(tmp_path: P
     assert "that communicate" not in run("summary", write_capture(tmp_path / "all.sqlite", all_steps)).stdout
 
 
-@pytest.mark.parametrize(("exposed_ms", "told"), [((9, 9, 9), False), ((0, 9, 15), True)])
-def test_that_figures_of_communication_are_medians_is_said_where_they_do_not_sum(
-    exposed_ms: tuple[int, ...], told: bool, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("exposed_ms", [(9, 9, 9), (0, 9, 15)])
+def test_what_is_overlapped_and_exposed_sums_to_communication(exposed_ms: tuple[int, ...], tmp_path: Path) -> None:
+    """Communication and its exposed part are medians; the rest is overlapped, and no third median."""
     capture, lengths_ms = known_truth(3), [15, 20, 15, 20, 15, 20]
     sent = [kernel for kernel in capture.kernels if "nccl" in kernel.name]
     assert [(kernel.end - kernel.start) // MS for kernel in sent] == lengths_ms
     for last, first, exposed in zip(sent[1::2], sent[::2], exposed_ms, strict=True):
         last.end += (exposed - 9) * MS
-        first.start += (12 if exposed == 9 else 0) * MS * told
+        first.start += (12 if exposed == 9 else 0) * MS * (exposed_ms[0] == 0)
     text = run("summary", write_capture(tmp_path / "x.sqlite", capture)).stdout
-    figures = re.search(r"communication +([\d.]+) ms per step: ([\d.]+) ms overlapped, ([\d.]+) ms exposed, (.*)", text)
+    figures = re.search(r"communication +([\d.]+) ms per step: ([\d.]+) ms overlapped, ([\d.]+) ms exposed, ", text)
     assert figures
-    comm, overlapped, exposed = map(float, figures.groups()[:3])
-    assert (comm == overlapped + exposed) is not told
-    assert figures[4].endswith("; medians, which need not sum") is told
+    comm, overlapped, exposed = map(float, figures.groups())
+    assert comm == overlapped + exposed
 
 
 def test_what_is_exposed_bounds_it_where_blocking_is_not_known(tmp_path: Path) -> None:
@@ -184,16 +184,34 @@ def test_several_runs_are_compared_in_one_table() -> None:
     assert [run_["label"] for run_ in summary(*traces)["runs"]] == ["naive", "overlap"]
 
 
-def test_each_part_is_the_median_of_all_steps() -> None:
-    """What the medians of the other parts leave of the median step is no idle time: here ten times as much."""
-    trace = TRACES / "overlap.sqlite"
+@pytest.mark.parametrize("variant", ["naive", "flat", "overlap", "bucketed_1mb", "torch"])
+def test_the_parts_are_those_of_one_step_and_sum_to_its_length(variant: str) -> None:
+    """Medians of parts need not sum to any step: what they leave of the median step is no idle time."""
+    trace = TRACES / f"{variant}.sqlite"
     (found,) = summary(trace)["runs"]
     measured = json.loads(run("overlap", "--format", "json", trace).stdout)
-    steps = [step for rank in measured["ranks"] for step in rank["steps"]]
-    lengths = [step["length"] for step in steps]
-    for part, rows in (("compute_only", lengths), ("idle", lengths), ("overlapped", steps), ("exposed", steps)):
-        assert found["parts_ns"][part] == round(median(row[f"{part}_ns"] for row in rows)), part
-    assert found["parts_ns"]["idle"] < 0.1 * found["step_ns"]
+    lengths = [step["length"] for rank in measured["ranks"] for step in rank["steps"]]
+    parts = found["parts_ns"]
+    assert sum(parts.values()) == found["nearest_step_ns"]
+    assert {"ns": found["nearest_step_ns"], **{f"{name}_ns": ns for name, ns in parts.items()}} in [
+        {key: ns for key, ns in length.items() if key != "start_ns"} for length in lengths
+    ]
+    spread_ns = sorted(length["ns"] for length in lengths)
+    assert spread_ns[len(lengths) // 4] <= found["nearest_step_ns"] <= spread_ns[-len(lengths) // 4]
+
+
+def printed_parts(text: str) -> tuple[float, list[float]]:
+    """The length that stands before the parts of a step, and the parts."""
+    line = " ".join(text.partition("step  ")[2].partition("communication  ")[0].split())
+    before, _, parts = line.partition(": compute alone ")
+    return float(before.split()[-2]), [float(ms) for ms in re.findall(r"([\d.]+) ms \(", f"({parts}")]
+
+
+@pytest.mark.parametrize("variant", ["naive", "flat", "overlap", "bucketed_1mb", "torch"])
+def test_the_printed_parts_sum_to_the_printed_length(variant: str) -> None:
+    length, parts = printed_parts(run("summary", TRACES / f"{variant}.sqlite").stdout)
+    assert len(parts) == 5
+    assert sum(parts) == pytest.approx(length, abs=0.3), "each is rounded"
 
 
 def test_without_launches_a_step_is_not_divided_into_parts_without_communication(tmp_path: Path) -> None:

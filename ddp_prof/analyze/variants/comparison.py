@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -12,10 +12,13 @@ from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
+PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
+"""The parts of a step's length, see :class:`ddp_prof.analyze.overlap.StepLength`."""
+
 
 @dataclass(frozen=True, slots=True)
 class VariantSummary:
-    """One run. Each time is a median over the steps of all ranks, so the times of a row need not sum.
+    """One run. Each time is a median over the steps of all ranks, but what stands beside a whole sums to it.
 
     Only ``step_ns`` is of all steps. Other times are of steps that communicate, which steps that only accumulate
     gradients do not, or of all steps if none does. Times are ``None`` if not known, as in a capture without steps.
@@ -28,7 +31,10 @@ class VariantSummary:
         collectives: Number of collectives per step.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's.
-        compute_only_ns, exposed_memory_ns, idle_ns: Parts of the step's length.
+        overlapped_ns: ``comm_ns`` without ``exposed_ns``, which are medians.
+        nearest_step_ns: Length of the step that is nearest to all medians, and its ``parts_ns``, by :data:`PARTS`,
+            which sum to it; all are ``None`` if they are not known.
+        compute_only_ns, exposed_memory_ns, idle_ns: The parts of these names.
         blocked_steps: Number of steps of all ranks in which something stood still.
         host_waits: See ``DependencyCoverage``, over all ranks.
         reason: Why exposed time is not known; ``None`` if it is.
@@ -52,9 +58,11 @@ class VariantSummary:
     exposed_half_width_ns: int | None = None
     overlap_ratio_without_outliers: float | None = None
     window_ns: int | None = None
+    nearest_step_ns: int | None = None
     compute_only_ns: int | None = None
     exposed_memory_ns: int | None = None
     idle_ns: int | None = None
+    parts_ns: Mapping[str, int | None] = field(default_factory=lambda: dict.fromkeys(PARTS))
     blocking_ns: int | None = None
     blocking_at_most_ns: int | None = None
     blocked_steps: int | None = None
@@ -63,17 +71,6 @@ class VariantSummary:
     communicating_steps: int = 0
     communicating_step_ns: int | None = None
     world_size: int | None = None
-
-    @property
-    def parts_ns(self) -> dict[str, int | None]:
-        """The parts of the step; each is a median, so they need not sum to ``step_ns``."""
-        return {
-            "compute_only": self.compute_only_ns,
-            "overlapped": self.overlapped_ns,
-            "exposed": self.exposed_ns,
-            "exposed_memory": self.exposed_memory_ns,
-            "idle": self.idle_ns,
-        }
 
     @property
     def gain_at_most(self) -> float | None:
@@ -108,7 +105,6 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
     lengths_of_steps = [step.length for step in steps]
-    times |= {name: _median(lengths_of_steps, name) for name in _TIMES_OF_LENGTHS}
     times["communicating_step_ns"] = _median(lengths_of_steps, "ns")
     for name in ("tail_ns", "blocking_ns", "blocking_at_most_ns"):
         if any(getattr(step, name) is None for step in steps):
@@ -123,6 +119,10 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     if naive is not None and naive.device == result.device and step is not None and step.value:
         baseline = _median_step_length(naive)
         speedup = baseline.value / step.value if baseline else None
+    figures_ns = {name: None if ns is None else round(ns) for name, ns in times.items()}
+    exposed_ns = None if exposed is None else round(exposed.value)
+    nearest = _nearest_to_medians(lengths_of_steps)
+    is_known = figures_ns["comm_ns"] is not None and exposed_ns is not None
     return VariantSummary(
         label=result.label,
         device=result.device,
@@ -131,7 +131,13 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
         collectives=_median(steps, "collectives"),
-        exposed_ns=None if exposed is None else round(exposed.value),
+        overlapped_ns=(figures_ns["comm_ns"] or 0) - (exposed_ns or 0) if is_known else None,
+        exposed_ns=exposed_ns,
+        nearest_step_ns=nearest.ns,
+        compute_only_ns=nearest.compute_only_ns,
+        exposed_memory_ns=nearest.exposed_memory_ns,
+        idle_ns=nearest.idle_ns,
+        parts_ns={name: getattr(nearest, f"{name}_ns") for name in PARTS},
         overlap_ratio=_share_of_communication(result, "overlapped_ns"),
         backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns"),
         speedup=speedup,
@@ -143,12 +149,25 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         world_size=result.world_size,
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
-        **{name: None if ns is None else round(ns) for name, ns in times.items()},
+        **figures_ns,
     )
 
 
-_TIMES_OF_STEPS = ("comm_ns", "overlapped_ns", "tail_ns", "window_ns", "blocking_ns", "blocking_at_most_ns")
-_TIMES_OF_LENGTHS = ("compute_only_ns", "exposed_memory_ns", "idle_ns")
+_TIMES_OF_STEPS = ("comm_ns", "tail_ns", "window_ns", "blocking_ns", "blocking_at_most_ns")
+
+
+def _nearest_to_medians(lengths: Sequence[StepLength]) -> StepLength:
+    """Return the step whose length and parts are nearest to the medians of all, by the sum of the differences.
+
+    Its parts sum to its length, and medians would not. All of it is unknown if a part of some step is not known.
+    """
+    timed = [length for length in lengths if length.ns is not None]
+    rows = [[getattr(length, f"{name}_ns") for name in PARTS] for length in timed]
+    if not rows or any(ns is None for row in rows for ns in row):
+        return StepLength()
+    table = np.array([[*row, sum(row)] for row in rows], np.int64)
+    away = np.abs(table - np.median(table, axis=0)).sum(axis=1)
+    return timed[int(away.argmin())]
 
 
 def _half_width(median: StepMedian | None) -> int | None:

@@ -88,7 +88,18 @@ def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
 
 
 def _document(run: SummarizedRun) -> Document:
-    known = ("label", "device", "ranks", "steps", "step_ns", "parts_ns", "comm_ns", "overlapped_ns", "exposed_ns")
+    known = (
+        "label",
+        "device",
+        "ranks",
+        "steps",
+        "step_ns",
+        "nearest_step_ns",
+        "parts_ns",
+        "comm_ns",
+        "overlapped_ns",
+        "exposed_ns",
+    )
     return {
         **values_of(run.summary, *known, "blocking_ns", "blocking_at_most_ns", "gain_at_most"),
         "headline": run.headline,
@@ -143,20 +154,26 @@ def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
 
 
 def _parts(summary: VariantSummary) -> str | None:
+    """Return the median length of a step, and the parts of the step nearest to all medians, which sum to its length."""
     if not summary.step_ns:
         return None
-    whole, step_ns = milliseconds(summary.step_ns), summary.communicating_step_ns
-    parts = [
-        f"{name} {milliseconds(part)} ({percent(part / step_ns)})"
-        for key, name in _PARTS.items()
-        if step_ns and (part := summary.parts_ns[key]) is not None
-    ]
-    if not step_ns or summary.exposed_ns is None:
+    whole, nearest_ns = milliseconds(summary.step_ns), summary.nearest_step_ns
+    if not nearest_ns or summary.exposed_ns is None:
         return f"{whole}, the median of all steps"
-    if which := communicating_steps_text(summary):
-        own = f"{milliseconds(step_ns)} in {which}"
-        return f"{whole}, the median of all steps; {own}: {', '.join(parts)}; medians, which need not sum"
-    return f"{whole}: {', '.join(parts)}; medians of all steps, which need not sum"
+    parts = ", ".join(
+        f"{name} {milliseconds(part)} ({percent(part / nearest_ns)})"
+        for key, name in _PARTS.items()
+        if (part := summary.parts_ns[key]) is not None
+    )
+    own = milliseconds(nearest_ns)
+    if (which := communicating_steps_text(summary)) and summary.communicating_step_ns:
+        median = milliseconds(summary.communicating_step_ns)
+        nearest = "" if own == median else f"; the one nearest to their medians, {own}"
+        return f"{whole}, the median of all steps; {median} in {which}{nearest}: {parts}"
+    if own != whole:
+        return f"{whole}, the median; the step nearest to all medians, {own}: {parts}"
+    several = summary.steps > 1 or summary.ranks > 1
+    return f"{whole}: {parts}{'; parts of the step nearest to all medians' if several else ''}"
 
 
 def _communication(summary: VariantSummary) -> str | None:
@@ -168,12 +185,9 @@ def _communication(summary: VariantSummary) -> str | None:
     elif (limit_ns := summary.blocking_at_most_ns) is not None and limit_ns < summary.exposed_ns:
         blocking = f"at most {milliseconds(limit_ns)} blocking"
     some = " that communicates" if communicating_steps_text(summary) else ""
-    # The difference shows in three digits.
-    differ = 200 * abs(summary.comm_ns - summary.overlapped_ns - summary.exposed_ns) > summary.comm_ns
     return (
         f"{milliseconds(summary.comm_ns)} per step{some}: {milliseconds(summary.overlapped_ns)} overlapped, "
         f"{milliseconds(summary.exposed_ns)} exposed, {blocking}"
-        f"{'; medians, which need not sum' if differ else ''}"
     )
 
 
