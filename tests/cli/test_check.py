@@ -19,9 +19,9 @@ from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import MS, known_truth
 from tests.nsys_factory import write_capture
 
-STEADY = (50, 50, 51, 51, 50)
-NOISY = (30, 45, 58, 70, 85)
-SLOW = (60, 60, 61, 61, 60)
+STEADY = (80, 80, 81, 81, 80)
+NOISY = (77, 78, 86, 97, 99)
+SLOW = (96, 96, 97, 97, 96)
 
 
 def capture(path: Path, step_ms: tuple[int, ...] = STEADY) -> Path:
@@ -151,7 +151,7 @@ def test_one_run_that_fails_is_enough(trace: Path, tmp_path: Path) -> None:
     assert [(entry["label"], entry["passed"]) for entry in document["runs"]] == [("known", True), ("slow", False)]
     assert (document["schema"], document["passed"], document["baseline"]) == (1, False, str(trace))
     failed = document["runs"][1]["verdicts"][0]
-    assert (failed["requirement"], failed["unit"], failed["measured"]) == ("step time against baseline", "ns", 60 * MS)
+    assert (failed["requirement"], failed["unit"], failed["measured"]) == ("step time against baseline", "ns", 96 * MS)
 
 
 def test_json_carries_nanoseconds_and_the_rank(trace: Path) -> None:
