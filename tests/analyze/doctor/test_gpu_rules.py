@@ -283,10 +283,11 @@ def test_copies_out_of_buckets_cost_at_most_what_the_slowest_rank_has_of_them() 
 
 
 def test_a_host_that_waits_in_backward() -> None:
+    """The last wait is behind the step's range, so the device's clock measures steps: 18.6 ms, not 15."""
     run = training(in_backward=lambda device, _bucket: device.synchronize(1_000), bucket_ns=3 * MS)
     (finding,) = [one for one in diagnose(run.trace()).findings if one.rule == "host synchronization in backward"]
-    assert "in a typical step, in which the stream of compute idles for 3.02 ms" in finding.evidence
-    assert finding.cost_ns == 3_015_001
+    assert "in a typical step, in which the stream of compute idles for 3.71 ms" in finding.evidence
+    assert finding.cost_ns == 3_713_002
 
 
 def test_waits_of_the_host_cost_at_most_what_the_slowest_rank_has_of_them() -> None:
