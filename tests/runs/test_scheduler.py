@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,13 +32,25 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [write_capture(folder / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(RANKS)]
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[str]:
-    """The address of a scheduler with two worker processes; one that is lost is started anew."""
+@contextmanager
+def cluster_of(workers: int) -> Iterator[Any]:
+    """A scheduler with worker processes; one that is lost is started anew.
+
+    Dask gives up where a connection takes half a minute, as between starting processes of a busy machine it may.
+    """
+    import dask
     from distributed import LocalCluster  # half a second, of each process that collects
 
+    limits = {"distributed.comm.timeouts.connect": "1h", "distributed.comm.timeouts.tcp": "1h"}
     kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(n_workers=2, host="127.0.0.1", **kind) as found:
+    with dask.config.set(limits), LocalCluster(n_workers=workers, host="127.0.0.1", **kind) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[str]:
+    """The address of a scheduler with two worker processes."""
+    with cluster_of(2) as found:
         yield found.scheduler_address
 
 
@@ -103,10 +117,7 @@ def test_a_scheduler_without_workers_is_told_and_waited_for(
     reports: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("ddp_prof.runs.workers.SECONDS_WITHOUT_WORKERS", 0.2)
-    from distributed import LocalCluster
-
-    kind = {"processes": True, "threads_per_worker": 1, "dashboard_address": None}
-    with LocalCluster(n_workers=0, host="127.0.0.1", **kind) as found:
+    with cluster_of(0) as found:
 
         class Worker(logging.Handler):
             """Comes when it is missed, and not after a time in which the program may not even have asked."""
