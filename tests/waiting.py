@@ -12,6 +12,12 @@ def wait_until(is_so: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def has_ended(noted: Path) -> bool:
+    """Whether a process has ended that notes its number in a file; where it had no time for that, it has."""
+    number = noted.read_text().strip() if noted.exists() else ""
+    return not number or not is_running(int(number))
+
+
 def is_running(process: int) -> bool:
     try:
         state = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]

@@ -193,10 +193,10 @@ def test_unprofiled_it_leaves_the_run_json_alone(machine: Machine) -> None:
 
 def test_a_limit_counts_the_run_and_nothing_else(machine: Machine) -> None:
     machine.workload("echo 'step 1 of many'; echo '[1/1] [100%] x.nsys-rep'; exec sleep 3333")
-    machine.program("nvidia-smi", "sleep 2; exit 9")  # what comes before takes its time
-    code, said, complaint = machine.capture("overlap", LIMIT_S="1")
+    machine.program("nvidia-smi", "sleep 4; exit 9")  # what comes before takes its time
+    code, said, complaint = machine.capture("overlap", LIMIT_S="3")
     assert (code, said) == (1, "")
-    assert complaint == "profile_variant: error: overlap: the run was not done after 1 s: step 1 of many\n"
+    assert complaint == "profile_variant: error: overlap: the run was not done after 3 s: step 1 of many\n"
     assert machine.traces == []
 
 

@@ -14,7 +14,7 @@ from ddp_prof.ingest import nsys_program as program
 from ddp_prof.ingest.load import load_trace
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
-from tests.waiting import is_running, wait_until
+from tests.waiting import has_ended, wait_until
 
 STAND_IN = """#!/bin/sh
 case "$1 $2" in
@@ -110,8 +110,7 @@ def test_what_an_nsys_started_ends_with_it(report: Path, tmp_path: Path, monkeyp
     monkeypatch.setattr(program, "EXPORT_LIMIT_S", 1)
     with pytest.raises(TraceError, match="not done after 1 s"):
         load_trace(report)
-    child = int((tmp_path / "child").read_text())
-    wait_until(lambda: not is_running(child))
+    wait_until(lambda: has_ended(tmp_path / "child"))
 
 
 def test_an_nsys_that_does_not_answer_is_none(report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,11 +184,10 @@ def test_no_browser_is_no_error(without_browser: Checkout) -> None:
 @pytest.mark.skipif("ID=debian" not in Path("/etc/os-release").read_text().splitlines(), reason="no apt of Debian")
 @pytest.mark.parametrize("code", [0, 1])
 def test_apt_installs_the_browser_while_pip_works(without_browser: Checkout, tmp_path: Path, code: int) -> None:
+    until_pip = 'until grep -q "^pip " "$CALLS"; do sleep 0.01; done'
     without_browser.program("id", "echo 0")
-    without_browser.program("apt-get", f'touch {tmp_path}/begun; sleep 0.2; echo "apt-get $*" >>"$CALLS"')
-    done = without_browser.run(
-        SCRIPT, PIP=f"for _ in {{1..500}}; do [ ! -e {tmp_path}/begun ] || exit {code}; sleep 0.01; done; exit 9"
-    )
+    without_browser.program("apt-get", f'touch {tmp_path}/begun; {until_pip}; echo "apt-get $*" >>"$CALLS"')
+    done = without_browser.run(SCRIPT, PIP=f"until [ -e {tmp_path}/begun ]; do sleep 0.01; done; exit {code}")
     assert done.returncode == code
     assert without_browser.calls == [
         "venv",

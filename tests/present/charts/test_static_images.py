@@ -22,7 +22,7 @@ from ddp_prof.present.timeline.build import build_timeline
 from ddp_prof.present.timeline.figure import draw_timeline
 from tests.conftest import ROOT
 from tests.present.runs import cpu_run, run_of
-from tests.waiting import is_running, wait_until
+from tests.waiting import has_ended, wait_until
 
 
 def figure():
@@ -174,7 +174,7 @@ def test_a_browser_that_never_answers_is_given_up_and_ended(
     monkeypatch.setattr(static_images, "SECONDS_TO_DRAW", 3)
     with pytest.raises(PictureError, match=r"could not be drawn with .*/silent: it gave no answer for 3 s$"):
         write_pictures([(figure(), folder / "a.png")])
-    wait_until(lambda: not is_running(int(silent.read_text())))
+    wait_until(lambda: has_ended(silent))
     assert list(folder.iterdir()) == []
 
 
@@ -184,7 +184,7 @@ def test_an_interrupted_program_does_not_leave_a_browser_that_never_answers(sile
         pictures.draw(figure(), tmp_path / "pictures" / "a.png")
         wait_until(lambda: silent.exists() and silent.read_text().endswith("\n"))
         raise KeyboardInterrupt
-    wait_until(lambda: not is_running(int(silent.read_text())))
+    wait_until(lambda: has_ended(silent))
 
 
 @pytest.mark.parametrize(
