@@ -223,7 +223,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for number, change in enumerate(draw(arguments.under, arguments.seed, arguments.count)):
             if arguments.only and number not in arguments.only:
                 continue
-            source = (ROOT / change.path).read_bytes()
+            source = (now.root / change.path).read_bytes()  # the checkout may change meanwhile
             there = source[change.start : change.end].decode()
             print(f"{number}: {change.path}:{change.line}: {there} -> {change.text}", flush=True)
             killer = now.first_failure(change)
