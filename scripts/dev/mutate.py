@@ -140,7 +140,7 @@ class Copy:
         if (ROOT.parent / "shared").exists():
             (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
         self.is_other = {name: commit is not None and self._is_other(name) for name in self._test_files()}
-        self.near, self.failing = near, dict[str, bool]()
+        self.near, self.tried, self.failing = near, list[list[str]](), dict[str, bool]()
         """Whether a test fails without a change."""
 
     def _test_files(self) -> list[str]:
@@ -172,37 +172,41 @@ class Copy:
         file = self.root / change.path
         before = file.read_bytes()
         for stage in self.stages(change):
+            if any(self.is_other.values()) and stage not in self.tried:  # many may fail with the package of today
+                self.tried.append(stage)
+                self.failing |= dict.fromkeys(self.run(stage, most=0), True)
             while True:
                 file.write_bytes(change.apply(before))
                 try:
-                    failed = self.run(
-                        [*stage, *(f"--deselect={name}" for name, fails in self.failing.items() if fails)]
-                    )
+                    found = self.run([*stage, *(f"--deselect={name}" for name, fails in self.failing.items() if fails)])
                 finally:
                     file.write_bytes(before)
-                if failed is None:
+                if not found:
                     break
+                failed = found[0]
                 if failed not in self.failing:
-                    self.failing[failed] = "::" in failed and self.run([failed]) is not None
+                    self.failing[failed] = "::" in failed and self.run([failed]) != []
                 if not self.failing[failed]:
                     return failed
         return None
 
-    def run(self, arguments: Sequence[str]) -> str | None:
-        """Return the first test that fails, or what else ended pytest."""
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}"]
-        environment = {**os.environ, "PYTHONPATH": str(self.root), "PYTHONDONTWRITEBYTECODE": "1"}
+    def run(self, arguments: Sequence[str], most: int = 1) -> list[str]:
+        """Return the first tests that fail, 0: all, or what else ended pytest."""
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}"]
+        command += [f"--maxfail={most}"]
+        environment = {**os.environ, "PYTHONPATH": str(self.root)}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run would compile the package and the tests again
         try:
             done = subprocess.run(
                 [*command, *arguments], cwd=self.root, env=environment, capture_output=True, text=True,
                 timeout=STAGE_S, check=False,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
-            return f"no end within {STAGE_S} s"
+            return [f"no end within {STAGE_S} s"]
         if done.returncode in (0, 5):  # all passed, none chosen
-            return None
-        found = re.search(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
-        return found[1] if found else f"pytest ended with {done.returncode}"
+            return []
+        found = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
+        return found or [f"pytest ended with {done.returncode}"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
