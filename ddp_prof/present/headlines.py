@@ -250,13 +250,15 @@ def _culprit_name(cause: RootCause) -> str:
 def _advice(cause: RootCause) -> str:
     if cause.step_ns and cause.pair_ns < _WORTH_ADVICE * cause.step_ns:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
-    if 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT:
-        return " 'ddp-prof skew' shows which rank arrives late." if cause.knows_late else ""
-    if cause.times_per_step > 1 and cause.carries_gradients:
+    waits = 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT
+    skew = " 'ddp-prof skew' shows which rank arrives late." if waits and cause.knows_late else ""
+    if cause.times_per_step > 1 and cause.carries_gradients:  # whoever waits, waits less often
         return (
             f" The step reduces this bucket {cause.times_per_step} times: if it accumulates gradients, no_sync() in "
-            "all passes but the last leaves the others out."
+            f"all passes but the last leaves the others out.{skew}"
         )
+    if waits:
+        return skew
     if cause.why == BLOCKING_CALL and cause.blocking == "compute_stream":
         return " Kernels that follow on that stream wait for them."
     if cause.why == BLOCKING_CALL and cause.carries_gradients and not cause.follows_own_bucket:

@@ -23,6 +23,7 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.unused_vote,
     communication.buffer_broadcast,
     communication.barrier,
+    communication.repeated_reduction,
     communication.net_gain,
     hosts.graph_replay,
     hosts.profiler_overhead,

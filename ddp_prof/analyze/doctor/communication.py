@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings
+from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, OPERATIONS, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
 from ddp_prof.analyze.kernels.kernel_times import limit_contention_ns
@@ -158,12 +158,69 @@ def buffer_broadcast(run: RunEvidence) -> Finding | None:
 
 def barrier(run: RunEvidence) -> Finding | None:
     """All ranks wait for each other without a message."""
+    couples = _reduction_couples_all(run)
     return _find_in_most_steps(
         run,
         "barrier in each step",
         lambda timings: timings.operation == _BARRIER,
-        "Leave dist.barrier() out of steps: the reduction of gradients makes ranks wait for each other already.",
+        "Leave dist.barrier() out of steps: the reduction of gradients makes ranks wait for each other already."
+        if couples
+        else "Leave dist.barrier() out of steps, unless ranks that share no reduction must wait for each other there.",
     )
+
+
+def _reduction_couples_all(run: RunEvidence) -> bool:
+    """Whether each rank reduces gradients with all others; where sizes of groups are not known: has no subgroups."""
+    for rank in run.analysis.ranks:
+        sizes = rank.timings.group_size[carry_gradients(rank)]
+        is_known = bool(len(sizes)) and bool((sizes != UNKNOWN).any()) and rank.world_size is not None
+        if not len(sizes) or (sizes.max() < (rank.world_size or 0) if is_known else rank.has_subgroups):
+            return False
+    return True
+
+
+def repeated_reduction(run: RunEvidence) -> Finding | None:
+    """Each bucket is reduced several times in a step, as without ``no_sync`` in gradient accumulation.
+
+    Found if in most steps that reduce gradients the buckets of the step follow each other several times.
+    """
+    gradients = run.gradients
+    if run.why_no_steps or not len(gradients):
+        return None
+    times = np.array(
+        [
+            _count_turns(list(zip(buckets.tolist(), sizes.tolist(), strict=True)))
+            for buckets, sizes in zip(
+                np.split(gradients.bucket, gradients.first[1:]),
+                np.split(gradients.bytes, gradients.first[1:]),
+                strict=True,
+            )
+        ]
+    )
+    chosen = times > 1
+    if 2 * np.count_nonzero(chosen) <= len(times):
+        return None
+    repeated = gradients.of_steps(chosen)
+    usual = median_or_zero(times[chosen])
+    spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
+    ranks, steps = run.where(repeated)
+    return Finding(
+        "buckets reduced several times",
+        f"In {np.count_nonzero(chosen)} of {len(times)} steps each bucket is reduced several times, typically {usual}.",
+        "If the step accumulates gradients, no_sync() around forward and backward of all micro-batches but the last "
+        "leaves the other reductions out.",
+        ranks,
+        steps,
+        None if run.collectives.reason else run.cost_ns(spared_ns.tolist()),
+    )
+
+
+def _count_turns(buckets: list[tuple[int, int]]) -> int:
+    """How often a step goes through its buckets, if it does so in one order; else, or if they are not known, 1."""
+    different = len(dict.fromkeys(buckets))
+    turns, rest = divmod(len(buckets), different)
+    is_known = all(bucket != UNKNOWN for bucket, _ in buckets)
+    return turns if is_known and not rest and buckets == buckets[:different] * turns else 1
 
 
 def _find_in_most_steps(

@@ -140,6 +140,7 @@ class Gradients(Table):
     is_copied: Mask
     exposed_ns: Ints
     phase: Ints
+    bucket: Ints
     bytes: Ints
     launch_ns: Ints
     start_ns: Ints

@@ -123,19 +123,20 @@ def _row(run: SummarizedRun) -> Row:
 
 
 def _lines(run: SummarizedRun) -> list[str]:
-    named = {
-        "read": _source_text(run.result, run.summary),
-        "step": _parts(run.summary),
-        "communication": _communication(run.summary),
-        "gain": run.headline,
-        "cause": None if run.summary.reason else run.cause,
-        "doctor": main_advice(run),
-        "notes": "; ".join(run.notes(run.headline)) or None,
-        "next": run.next_commands[0],
-        "": run.next_commands[1],
-    }
-    width = max(map(len, named)) + 2
-    return [f"{name:<{width}}{text}" for name, text in named.items() if text]
+    first, second = run.next_commands
+    named = [
+        ("read", _source_text(run.result, run.summary)),
+        ("step", _parts(run.summary)),
+        ("communication", _communication(run.summary)),
+        ("gain", run.headline),
+        ("cause", None if run.summary.reason else run.cause),
+        ("doctor", main_advice(run)),
+        *(("" if number else "notes", note) for number, note in enumerate(run.notes(run.headline))),
+        ("next", first),
+        ("", second),
+    ]
+    width = max(len(name) for name, _ in named) + 2
+    return [f"{name:<{width}}{text}" for name, text in named if text]
 
 
 def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:

@@ -24,6 +24,7 @@ from tests.analyze.doctor.test_gpu_rules import (
     queued,
     training,
     with_another,
+    with_buckets,
     with_sizes,
 )
 
@@ -63,6 +64,7 @@ FAULTY: dict[str, Callable[[], Diagnosis]] = {
     "vote on unused parameters": lambda: diagnose(with_sizes(training().trace(), [8 << 20] * 3 + [512])),
     "broadcast in forward": lambda: diagnose(with_another(BROADCAST, "forward")),
     "barrier in each step": lambda: diagnose(with_another("EpDeviceSync_barrier", "optimizer")),
+    "buckets reduced several times": lambda: diagnose(with_buckets([0, 1, 2] * 3)),
     "overlap without gain": lambda: diagnose(training().trace(), replace(NO_CONTENTION, contention_ns=50 * MS)),
     "CUDA graphs recorded whole": lambda: diagnose(with_graphs(training().trace())),
     "overhead of the profiler": lambda: diagnose(profiled(0.2)),

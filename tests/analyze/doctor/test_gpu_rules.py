@@ -17,7 +17,7 @@ from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
-from ddp_prof.analyze.doctor.communication import bucket_copies
+from ddp_prof.analyze.doctor.communication import _reduction_couples_all, bucket_copies
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.hosts import host_sync
 from ddp_prof.analyze.kernels.kernel_times import Contention
@@ -124,6 +124,50 @@ def with_another(name: str, where: str) -> Trace:
                     device.launch(1_000, 7, 4 * MS, is_collective=False)
         device.synchronize(1_000)
     return device.trace()
+
+
+def with_buckets(order: list[int]) -> Trace:
+    """Steps whose backwards reduce buckets in this order, in ranges that name them."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"), device.range("backward"):
+            for bucket in order:
+                device.launch(1_000, 7, 2 * MS, is_collective=False)
+                device.record(1_000, 7, 1)
+                device.wait(1_000, 20, 1)
+                with device.range(f"all_reduce|bucket={bucket}|bytes={(1 + bucket) << 20}|params=2"):
+                    device.launch(1_000, 20, MS, is_collective=True)
+        device.synchronize(1_000)
+    return device.trace()
+
+
+@pytest.mark.parametrize(
+    ("order", "times"),
+    [([0, 1, 2], 1), ([0, 1, 2] * 2, 2), ([0, 1, 2] * 3, 3), ([0, 0, 1, 1, 2, 2], 1), ([0, 1, 0], 1)],
+    ids=["once", "two passes", "three passes", "two models at once", "in no order"],
+)
+def test_a_step_that_reduces_each_bucket_several_times(order: list[int], times: int) -> None:
+    found = [one for one in diagnose(with_buckets(order)).findings if one.rule == "buckets reduced several times"]
+    assert [one.evidence for one in found] == (
+        [f"In {STEPS} of {STEPS} steps each bucket is reduced several times, typically {times}."] if times > 1 else []
+    )
+    assert all("no_sync()" in one.advice for one in found)
+
+
+@pytest.mark.parametrize(("group_size", "couples"), [(4, True), (2, False)])
+def test_a_barrier_is_called_needless_only_where_the_reduction_couples_all_ranks(
+    group_size: int, couples: bool
+) -> None:
+    run = evidence_of(with_buckets([0, 1, 2]))
+    ranks = [
+        replace(
+            rank,
+            world_size=4,
+            timings=replace(rank.timings, group_size=np.full(len(rank.timings), group_size)),
+        )
+        for rank in run.analysis.ranks
+    ]
+    assert _reduction_couples_all(replace(run, analysis=replace(run.analysis, ranks=tuple(ranks)))) is couples
 
 
 def queued(delay_ns: int) -> Trace:
