@@ -3,8 +3,8 @@
     from ddp_prof import annotate
 
     annotate.instrument(model, optimizer)
-    for index, batch in enumerate(loader):
-        with annotate.step(index, warmup=index < 2):
+    for batch in loader:
+        with annotate.step():
             ...
 
 Importing this needs no torch. Without a profiler a range costs a few microseconds. Ranges go to NVTX (Nsight Systems)
@@ -13,8 +13,8 @@ and to torch.profiler; ``DDP_PROF_RANGES=0`` in the environment switches them of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
-from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.annotate.ranges import (
@@ -93,8 +93,9 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
 def lightning_callback() -> Any:
     """Return a callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks.
 
-    It is for ``lightning`` or the older ``pytorch_lightning``, whichever is installed. A step is one iteration of the
-    loop: ``on_train_batch_start`` would begin it too late, after the loading of the batch and a broadcast to all ranks.
+    It is for ``lightning`` or the older ``pytorch_lightning``, whichever is installed. A step lasts from one step of
+    the optimizer to the next, loading and accumulation included, as under ``ddp-prof capture``, which needs no callback
+    and counts the same steps with one.
     """
     from ddp_prof.annotate.hooks import Instrumented
 
@@ -108,16 +109,7 @@ def lightning_callback() -> Any:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             undo.close()
             undo.callback(Instrumented(trainer.model or pl_module, list(trainer.optimizers)).remove)
-            loop = trainer.fit_loop.epoch_loop
-            original = loop.advance
-
-            @wraps(original)
-            def advance(*args: Any) -> None:
-                with step(loop.batch_progress.total.ready):
-                    original(*args)
-
-            loop.advance = advance
-            undo.callback(vars(loop).pop, "advance", None)
+            undo.callback(_count_steps())
 
         def on_train_end(self, *_: Any) -> None:
             undo.close()
@@ -131,24 +123,32 @@ def lightning_callback() -> Any:
 def trainer_callback() -> Any:
     """Return a callback for Hugging Face's ``Trainer(callbacks=[...])``: marks steps and what ``instrument`` marks.
 
-    The Trainer does not pass the DDP wrapper to a callback, so every DDP that is created later is marked.
+    A step is that of :func:`lightning_callback`. The Trainer does not pass the DDP wrapper to a callback, so every DDP
+    that is created later is marked.
     """
     from transformers import TrainerCallback
 
     from ddp_prof.annotate.hooks import Instrumented
 
-    marked, open_step = Instrumented(None, []), ExitStack()
+    undo = ExitStack()
+    undo.callback(Instrumented(None, []).remove)
 
     class Marks(TrainerCallback):  # type: ignore[misc]  # the package need not be installed
-        def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-            open_step.close()
-            open_step.enter_context(step(state.global_step))
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            open_step.close()
+        def on_train_begin(self, *_: Any, **__: Any) -> None:
+            undo.callback(_count_steps())
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
-            open_step.close()
-            marked.remove()
+            undo.close()
 
     return Marks()
+
+
+def _count_steps() -> Callable[[], None]:
+    """Mark steps from now on, unless a capture does; return what ends this."""
+    from ddp_prof.annotate import steps
+
+    if steps.counts:
+        return lambda: None
+    counted = steps.CountedSteps()
+    counted.begin()
+    return counted.stop

@@ -130,6 +130,9 @@ _passes = BackwardPasses()
 agreement_follows = False
 """Whether a DDP has run its first pass: in the second one, ranks agree on the order of its buckets."""
 
+at_synchronized_forward: list[Callable[[DistributedDataParallel], None]] = []
+"""Called before each forward of a marked DDP whose backward synchronizes gradients."""
+
 _marking_all: list[Instrumented] = []
 """The instances that mark everything created later (``ddp-prof capture``); others must mark nothing twice."""
 
@@ -144,7 +147,7 @@ class Instrumented:
         if not is_marked:
             self._undo.append(_passes.acquire())
             _warn_of_order(models)
-        if not models:
+        if not models and not is_marked:
             self._mark_future_objects()
         for each in models:
             self._mark_forward(each)
@@ -354,6 +357,9 @@ class BucketMarks:
 
     def begin_forward(self) -> None:
         """If a profiler records, install the hook, unless one is installed."""
+        if self._ddp.require_backward_grad_sync and torch.is_grad_enabled():
+            for call in at_synchronized_forward:
+                call(self._ddp)
         needs_hook = is_under_nsys() or not self._reduces_on_host
         if needs_hook and is_recorded() and not self._is_installed:
             self._register(None, lambda _state, bucket: self._reduce(bucket))

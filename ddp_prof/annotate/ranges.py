@@ -220,6 +220,10 @@ _active = _sinks if os.environ.get(RANGES_VARIABLE, "1") != "0" else ()
 
 steps_are_marked = False
 """Whether the program has called :func:`step`."""
+WARMUP_STEPS = 2
+"""The steps of a run that are warm-up if the program does not say which are."""
+_own_steps = 0
+_largest_index = -1
 at_own_step: Callable[[], None] | None = None
 """Called before each range of :func:`step`; set by ``ddp-prof capture``."""
 
@@ -237,14 +241,18 @@ def enable(on: bool = True) -> None:
 
 @contextmanager
 def only_sink(sink: Sink) -> Iterator[None]:
-    """Send ranges to ``sink`` only, not even to a profiler, also if ranges are switched off."""
-    global _sinks, _active
-    before = _sinks, _active
+    """Send ranges to ``sink`` only, not even to a profiler, also if ranges are switched off.
+
+    Steps that the program marks are counted anew.
+    """
+    global _sinks, _active, steps_are_marked, _own_steps, _largest_index
+    before = _sinks, _active, steps_are_marked, _own_steps, _largest_index
     _sinks = _active = (sink,)
+    steps_are_marked, _own_steps, _largest_index = False, 0, -1
     try:
         yield
     finally:
-        _sinks, _active = before
+        _sinks, _active, steps_are_marked, _own_steps, _largest_index = before
 
 
 def process(*, rank: int, world: int, variant: str, backend: str, device: str, ranks_per_gpu: int = 1) -> NestedRange:
@@ -260,13 +268,24 @@ def process(*, rank: int, world: int, variant: str, backend: str, device: str, r
     )
 
 
-def step(index: int, warmup: bool = False) -> NestedRange:
-    """Return the range around one training step; analysis leaves out steps marked as warm-up."""
-    global steps_are_marked
+def step(index: int | None = None, warmup: bool | None = None) -> NestedRange:
+    """Return the range around one training step; analysis leaves out steps marked as warm-up.
+
+    Args:
+        index: The number of the step; ``None``: one more than the largest so far in this run.
+        warmup: Whether it is warm-up; ``None``: the first two steps of the run are, if no number is given. A step whose
+            number came already never is: ``warmup=index < 2`` in each epoch means the steps of the first one.
+    """
+    global steps_are_marked, _own_steps, _largest_index
     steps_are_marked = True
     if at_own_step:
         at_own_step()
-    marks = {"warmup": 1} if warmup else {}
+    if warmup is None:
+        warmup = index is None and _own_steps < WARMUP_STEPS
+    index = _largest_index + 1 if index is None else index
+    is_warmup = warmup and index > _largest_index
+    _own_steps, _largest_index = _own_steps + 1, max(index, _largest_index)
+    marks = {"warmup": 1} if is_warmup else {}
     return NestedRange(range_names.format_range(range_names.STEP, index=index, **marks))
 
 

@@ -1,9 +1,6 @@
 """Marks and records an unchanged program in each of its ranks, for ``ddp-prof capture``.
 
-A step lasts from one ``step()`` of the first optimizer, or of one that takes its parameters over, to the next. Step 0
-begins at the first sign of training (a DDP or an FSDP2 unit is created, or a backward pass begins) and is marked as
-warm-up, because its true start is not known. So is the step after the first pass of a DDP: in it, ranks agree on the
-order of the buckets. If the program marks its steps by ``annotate.step``, only these are recorded as steps.
+``steps`` says what a step is.
 """
 
 from __future__ import annotations
@@ -25,12 +22,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch._C._profiler import _ExperimentalConfig
-from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.profiler import ProfilerActivity, profile
 
-from ddp_prof import range_names
-from ddp_prof.annotate import hooks, ranges
-from ddp_prof.annotate.hooks import Instrumented, process_range
+from ddp_prof.annotate import ranges
+from ddp_prof.annotate.hooks import Instrumented
+from ddp_prof.annotate.steps import CountedSteps
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
 """Path of torch.profiler's files without rank and suffix; not set if nsys records."""
@@ -55,7 +51,6 @@ def start() -> None:
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
         _wrap_with_call(FSDPParamGroup, "__init__", recording.begin)
-    register_optimizer_step_post_hook(recording.count)
     ranges.at_own_step = recording.begin_own_step
 
 
@@ -84,17 +79,14 @@ class _Kept:
 
 
 class _Recording:
-    """Counts steps, and records the chosen ones."""
+    """Records the chosen steps."""
 
     def __init__(self, trace: str | None, steps: str | None) -> None:
         first, _, end = (steps or "0:").partition(":")
         self._first, self._end = int(first), int(end) if end else None
         self._trace, self._process = trace, 0
-        self._optimizer: Any = None
-        self._since = set[int]()  # the ids of optimizers that stepped since self._optimizer did
-        self._step = -1
+        self._steps = CountedSteps(self._at_step)
         self._rank = 0
-        self._range: ranges.OpenRange | None = None
         self._profile: profile | None = None
         self._is_free = True
         self._thread, self._of_thread = 0, threading.local()
@@ -110,56 +102,27 @@ class _Recording:
 
     def begin(self) -> None:
         """Begin step 0, at the first sign of training."""
-        if self._step < 0:
+        if self._steps.index < 0:
             self._process = os.getpid()
             atexit.register(self.stop)
             if multiprocessing.parent_process():  # a forked process ends without calling atexit's functions
                 Finalize(None, self.stop, exitpriority=0)
             if self._first > 0:
                 ranges.enable(False)
-            self._begin_step()
+            self._steps.begin()
 
     def begin_own_step(self) -> None:
         """Close the range of the counted step before a step that the program marks."""
         self.begin()
-        self._end_step()
+        self._steps.close()
 
-    def _end_step(self) -> None:
-        if self._range is not None:
-            self._range.end()
-            self._range = None
-
-    def count(self, optimizer: Any, *_: Any) -> None:
-        """Count a step of the first optimizer; called after a step of any.
-
-        One that has parameters of it, and steps twice meanwhile, takes its place: some programs make one per epoch.
-        """
-        is_again = id(optimizer) in self._since
-        if self._optimizer is None or (is_again and _parameters(optimizer) & _parameters(self._optimizer)):
-            self._optimizer = optimizer
-        if optimizer is not self._optimizer:
-            self._since.add(id(optimizer))
-            return
-        self._since.clear()
-        if self._step >= 0:
-            self._begin_step()
-            if dist.is_available() and dist.is_initialized():  # without DDP no forward pass is marked with the rank
-                parameters = (one for group in optimizer.param_groups for one in group["params"])
-                with process_range(type(optimizer).__name__, parameters):
-                    pass
-
-    def _begin_step(self) -> None:
-        self._end_step()
+    def _at_step(self, index: int) -> None:
+        """Start or stop to record, between two steps."""
         self._rank = _find_rank(self._rank)  # at the end the process group may be gone
-        self._step += 1
-        if self._step == self._first:
+        if index == self._first:
             self._start()
-        if self._step == self._end:
+        if index == self._end:
             self.stop()
-        if not ranges.steps_are_marked:
-            warmup = {"warmup": 1} if self._step == 0 or hooks.agreement_follows else {}
-            self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self._step, **warmup))
-        hooks.agreement_follows = False
 
     def _start(self) -> None:
         ranges.enable()
@@ -185,9 +148,7 @@ class _Recording:
         if recorded is not None and not RECORDS_ALL_THREADS and self._thread != threading.get_ident():
             sys.stderr.write("ddp-prof: the thread that trains did not end, so the trace of this rank is not written\n")
             recorded = None
-        if self._range is not None:  # no step of the optimizer will end this range
-            with ranges.NestedRange(range_names.format_range(range_names.STEP, index=self._step, unfinished=1)):
-                pass
+        self._steps.mark_unfinished()
         if recorded is not None:
             recorded.stop()
             target = Path(f"{self._trace}.rank{self._rank}.json.gz")
@@ -200,11 +161,11 @@ class _Recording:
         elif self._nsys_waits():
             torch.cuda.synchronize()
             is_shared = bool(os.environ.get(SHARED_VARIABLE))
-            if is_shared and self._step == self._end:
+            if is_shared and self._steps.index == self._end:
                 _meet()
-            if not is_shared or self._step == self._end:  # else nsys records until the last rank has ended
+            if not is_shared or self._steps.index == self._end:  # else nsys records until the last rank has ended
                 torch.cuda.profiler.stop()  # type: ignore[no-untyped-call]  # torch's omission
-        if self._step == self._end:
+        if self._steps.index == self._end:
             ranges.enable(False)
 
 
@@ -220,10 +181,6 @@ def _meet() -> None:
         if store.add(f"{name}/count", 1) == here:
             store.set(name, "")
         store.wait([name], MEETING)
-
-
-def _parameters(optimizer: Any) -> set[torch.Tensor]:
-    return {parameter for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _find_rank(default: int) -> int:

@@ -14,6 +14,7 @@ from torch import nn
 
 from ddp_prof import annotate
 from ddp_prof.annotate.ranges import NestedRange
+from ddp_prof.annotate.steps import CountedSteps
 
 STEPS = 3
 IN_A_STEP = {"backward", "optimizer"}
@@ -26,16 +27,26 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, name: str, base: str) -> None:
     monkeypatch.setitem(sys.modules, name, module)
 
 
-def run_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def accumulate(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """A step of two batches."""
     optimizer.zero_grad()
-    model(torch.ones(1, 4)).sum().backward()
+    for _ in range(2):
+        with NestedRange("load"):
+            batch = torch.ones(1, 4)
+        model(batch).sum().backward()
     optimizer.step()
 
 
 def check(recorder: annotate.Recorder, in_a_step: set[str] = IN_A_STEP) -> None:
+    """A step lasts from one step of the optimizer to the next; the first is warm-up, the last not finished."""
     steps = [each for each in recorder.ranges if each.text.startswith("step|")]
-    assert [each.text for each in steps] == [f"step|index={index}" for index in range(STEPS)]
-    for step in steps:
+    assert [each.text for each in steps] == [
+        "step|index=0|warmup=1",
+        *(f"step|index={index}" for index in range(1, STEPS)),
+        f"step|index={STEPS}|unfinished=1",
+        f"step|index={STEPS}",
+    ]
+    for step in steps[:STEPS]:
         inside = {
             each.text for each in recorder.ranges if step.start_ns <= each.start_ns and each.end_ns <= step.end_ns
         }
@@ -48,27 +59,16 @@ def test_lightning_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
-    class Loop:
-        """As Lightning's: a turn loads a batch before it calls callbacks."""
-
-        batch_progress = SimpleNamespace(total=SimpleNamespace(ready=0))
-
-        def advance(self, _fetcher: object) -> None:
-            with NestedRange("load"):
-                self.batch_progress.total.ready += 1
-            run_step(model, optimizer)
-
-    loop = Loop()
-    trainer = SimpleNamespace(model=model, optimizers=[optimizer], fit_loop=SimpleNamespace(epoch_loop=loop))
+    trainer = SimpleNamespace(model=model, optimizers=[optimizer])
     with annotate.only_sink(recorder):
         callback.on_train_start(trainer, model)
         for _ in range(STEPS):
-            loop.advance(None)
+            accumulate(model, optimizer)
         callback.on_train_end(trainer, model)
         marked = len(recorder.ranges)
-        loop.advance(None)
-    assert [each.text for each in recorder.ranges[marked:]] == ["load"]
-    assert sum(each.text == "forward" for each in recorder.ranges) == STEPS
+        accumulate(model, optimizer)
+    assert [each.text for each in recorder.ranges[marked:]] == ["load"] * 2
+    assert sum(each.text == "forward" for each in recorder.ranges) == 2 * STEPS
     check(recorder, {"load", *IN_A_STEP})
 
 
@@ -78,13 +78,36 @@ def test_trainer_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with annotate.only_sink(recorder):
-        for index in range(STEPS):
-            state = SimpleNamespace(global_step=index)
-            callback.on_step_begin(None, state, None, model=model)
-            run_step(model, optimizer)
-            callback.on_step_end(None, state, None, model=model)
+        callback.on_train_begin(None, None, None)
+        for _ in range(STEPS):
+            accumulate(model, optimizer)
         callback.on_train_end(None, None, None)
+    check(recorder, {"load", *IN_A_STEP})
+
+
+@pytest.mark.parametrize("trainer", ["lightning.pytorch", "transformers"])
+def test_a_callback_leaves_steps_to_a_capture(trainer: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which counts the same ones: each is marked once."""
+    stand_in(monkeypatch, trainer, "Callback" if "lightning" in trainer else "TrainerCallback")
+    model, recorder = nn.Linear(4, 4), annotate.Recorder()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with annotate.only_sink(recorder):
+        marks = annotate.instrument()
+        capture = CountedSteps()
+        capture.begin()
+        if "lightning" in trainer:
+            callback = annotate.lightning_callback()
+            callback.on_train_start(SimpleNamespace(model=model, optimizers=[optimizer]), model)
+        else:
+            callback = annotate.trainer_callback()
+            callback.on_train_begin(None, None, None)
+        for _ in range(STEPS):
+            accumulate(model, optimizer)
+        callback.on_train_end(None, None, None)
+        capture.stop()
+        marks.remove()
     check(recorder)
+    assert sum(each.text == "optimizer" for each in recorder.ranges) == STEPS
 
 
 @pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")

@@ -182,3 +182,19 @@ def test_nccl_averages_within_the_collective(
     monkeypatch.setattr(collective, "name_group", lambda group: {})
     tensor: Any = SimpleNamespace(is_cuda=is_cuda)
     assert hooks.average_op(tensor, None) == getattr(hooks.dist.ReduceOp, op)
+
+
+def test_warm_up_is_counted_over_the_run_not_over_each_epoch() -> None:
+    by_number, by_itself = annotate.Recorder(), annotate.Recorder()
+    with annotate.only_sink(by_number):
+        for _epoch in range(2):
+            for index in range(3):
+                with annotate.step(index, warmup=index < 2):
+                    pass
+    with annotate.only_sink(by_itself):
+        for _step in range(4):
+            with annotate.step():
+                pass
+    marked = [f"step|index={index}{'|warmup=1' * (index < 2)}" for index in range(4)]
+    assert [each.text for each in by_itself.ranges] == marked
+    assert [each.text for each in by_number.ranges] == [*marked[:3], *(f"step|index={index}" for index in range(3))]

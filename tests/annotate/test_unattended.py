@@ -71,3 +71,33 @@ def test_a_program_that_trains_in_a_thread(thread: str, tmp_path: Path) -> None:
     assert [step.step for step in rank.marked_steps] == ([2] if thread == "is given DDP" else [1, 2])
     events = json.loads(gzip.decompress((tmp_path / "x.rank0.json.gz").read_bytes()))["traceEvents"]
     assert sum(event["name"] == "AddmmBackward0" for event in events) == 3
+
+
+WITHOUT_OPTIMIZER = """
+import os, torch
+import torch.distributed as dist
+from ddp_prof.annotate import unattended
+unattended.start()
+store = dist.FileStore(os.environ["DDP_PROF_TRACE"] + ".store", 1)
+dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+for _ in range(5):
+    with model.no_sync():
+        model(torch.ones(4, 8)).sum().backward()
+    model(torch.ones(4, 8)).sum().backward()
+    for parameter in model.parameters():
+        parameter.data -= 0.1 * parameter.grad
+        parameter.grad = None
+"""
+
+
+@pytest.mark.torch
+def test_without_an_optimizer_a_step_begins_with_a_forward_that_synchronizes(tmp_path: Path) -> None:
+    """Of the first DDP; the steps of its construction and of the agreement on its buckets are warm-up."""
+    subprocess.run(
+        [sys.executable, "-c", WITHOUT_OPTIMIZER], env=os.environ | {"DDP_PROF_TRACE": str(tmp_path / "x")}, check=True
+    )
+    (run,) = dp.load_runs(tmp_path / "x.rank0.json.gz")
+    (rank,) = run.overlap().ranks
+    assert [step.step for step in rank.marked_steps] == [2, 3]
+    assert len({step.collectives for step in rank.marked_steps}) == 1
