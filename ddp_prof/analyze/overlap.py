@@ -26,7 +26,10 @@ from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work, sum_by_group
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
+from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
+    NO_NCCL_KERNEL,
+    NOTHING,
     Attribution,
     Diagnostics,
     gather_diagnostics,
@@ -229,6 +232,7 @@ class TraceOverlap(FrameResult):
         ranks: The ranks in these files, which may be some of the job's only.
         world_size: Number of ranks in the job, ``None`` if unknown.
         caveats: Why the run is not representative; also in ``warnings``.
+        missing: What the traces lack altogether, and what records it; ``None`` if nothing.
     """
 
     trace: Path
@@ -242,6 +246,12 @@ class TraceOverlap(FrameResult):
     world_size: int | None = None
     caveats: tuple[Caveat, ...] = ()
     files: int = 1
+    missing: str | None = None
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether nothing was recorded that tells what a device or a host did."""
+        return bool(self.missing) and all(rank.reason == NOTHING for rank in self.ranks)
 
     @property
     def outliers(self) -> Outliers | None:
@@ -342,6 +352,7 @@ def measure_overlap(
         warnings=diagnostics.warnings(),
         world_size=trace.world_size,
         caveats=diagnostics.all_caveats,
+        missing=find_missing(trace, ranks),
     )
 
 
@@ -412,6 +423,11 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
         total |= dict.fromkeys(_TIMES)
         steps = [step for step in steps if step.host_ns is not None]
         steps = [replace(step, length=StepLength(step.length.start_ns, step.length.ns)) for step in steps]
+    elif ranks[0].reason == NO_NCCL_KERNEL and all(rank.reason == NO_NCCL_KERNEL for rank in ranks):
+        total |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns"))
+        steps = [
+            replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns)) for step in steps
+        ]
     elif any(part.hides_work for part in parts):
         # While a kernel without a name or a graph recorded as a whole runs, it is not known what the device does.
         hidden: dict[str, Any] = {"compute_only_ns": None, "idle_ns": None}
@@ -449,7 +465,19 @@ def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
         ),
         world_size=max((result.world_size or 0 for result in results), default=0) or None,
         caveats=tuple(dict.fromkeys(caveat for result in results for caveat in result.caveats)),
+        missing=_merge_missing([(names[result.trace], result.missing) for result in results]),
     )
+
+
+def _merge_missing(files: Sequence[tuple[str, str | None]]) -> str | None:
+    """What all files lack; if some do, the first of them and what it lacks."""
+    lacking = [(name, missing) for name, missing in files if missing]
+    if not lacking:
+        return None
+    (name, missing), *others = lacking
+    if len(lacking) == len(files):
+        return missing
+    return f"{name}{f' and {len(others)} more' if others else ''}: {missing}"
 
 
 def _last_ends(file: Path, rank: RankOverlap) -> RankSteps:

@@ -30,6 +30,10 @@ ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record mo
 
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
+EMPTY = "this capture is empty"
+
+NO_NCCL_KERNEL = "no NCCL kernel was recorded, although ranges name collectives"
+
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
 
 _WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
@@ -50,8 +54,21 @@ def why_unknown(rank: RankEvents) -> str | None:
         return reason
     if np.any(rank.events.category == Category.COMMUNICATION):
         return NO_DURATIONS
-    is_left_out = rank.including_warmup.union_of(Category.COMMUNICATION).length_ns
-    return WARMUP_COMMUNICATES if is_left_out else NO_COMMUNICATION
+    if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
+        return WARMUP_COMMUNICATES
+    is_named = rank.device is not None and named_collectives(rank.trace)
+    return NO_NCCL_KERNEL if is_named else NO_COMMUNICATION
+
+
+def named_collectives(trace: Trace) -> list[str]:
+    """The names of ranges that NCCL, or torch for it, opens where a collective is called: ``nccl:all_reduce``."""
+    used = set(distinct(trace.spans.name_id))
+    return [name for at, name in enumerate(trace.names) if at in used and _NCCL_RANGE.match(name)]
+
+
+_NCCL_RANGE = re.compile(
+    r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
+)
 
 
 def _count_messages(trace: Trace) -> int:
@@ -112,7 +129,7 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
     doubtful = [reason for reason, communicates in ranks if reason and communicates]
     if not doubtful and None in reasons:
         return None
-    return merge_reasons(doubtful or reasons) if ranks else NO_COMMUNICATION
+    return merge_reasons(doubtful or reasons) if ranks else EMPTY
 
 
 def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:

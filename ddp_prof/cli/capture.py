@@ -11,6 +11,8 @@ from ddp_prof.cli.options import Loader
 from ddp_prof.cli.terminal import EXIT_CODE, is_quiet, say
 from ddp_prof.errors import DdpProfError, TraceError, shell_quote
 
+NOTHING_RECORDED = 1
+"""Exit code of a program that ended well, but of which nothing was recorded that tells what it did."""
 _LONGEST_STEPS = 40
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
 
@@ -90,6 +92,9 @@ def capture(
         return
     say(f"{len(files)} trace{'s' if len(files) > 1 else ''} in {folder}", err=True)
     try:
+        if all(run.overlap().has_nothing for run in runs):
+            say("nothing was recorded that tells what the program did", err=True)
+            context.meta[EXIT_CODE] = code or NOTHING_RECORDED
         show(TableOptions(quiet=is_quiet()), summary_views(runs))
     except TraceError as error:
         say(f"no summary: {error}", err=True)

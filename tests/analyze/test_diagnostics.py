@@ -9,6 +9,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.inventory import take_inventory
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.analyze.quality import (
+    EMPTY,
     GRAPHS,
     NO_COMMUNICATION,
     NO_DURATIONS,
@@ -102,7 +103,7 @@ def test_activities_without_correlation_numbers_are_not_trimmed() -> None:
         ([(NO_DURATIONS, True), (NO_COMMUNICATION, False)], NO_DURATIONS),
         ([(None, False), (NO_COMMUNICATION, False)], None),
         ([(NO_DURATIONS, True), (GRAPHS, True)], GRAPHS),
-        ([], NO_COMMUNICATION),
+        ([], EMPTY),
     ],
 )
 def test_a_run_is_known_where_all_of_its_ranks_are_that_communicate(

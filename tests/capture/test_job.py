@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import multiprocessing.util
 import os
 import shlex
@@ -563,6 +565,19 @@ def test_each_trace_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "warning" not in done.stderr
     assert "2 ranks" in done.stdout
     assert sorted(file.name for file in read) == ["sh.rank0.json.gz", "sh.rank1.json.gz"]
+
+
+def test_a_capture_that_brought_back_nothing_ends_as_a_failure(tmp_path: Path) -> None:
+    """The program itself ended well."""
+    (tmp_path / "out").mkdir()
+    for rank in (0, 1):
+        document = {"schemaVersion": 1, "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": []}
+        (tmp_path / f"{rank}.json.gz").write_bytes(gzip.compress(json.dumps(document).encode()))
+    move = f'for rank in 0 1; do mv "{tmp_path}/$rank.json.gz" "{tmp_path}/out/sh.rank$rank.json.gz"; done'
+    done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", "sh", "-c", move)
+    assert done.exit_code == 1
+    assert "nothing was recorded that tells what the program did" in done.stderr
+    assert "missing        this capture is empty: " in done.stdout
 
 
 def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:

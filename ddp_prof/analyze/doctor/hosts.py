@@ -175,6 +175,8 @@ def _name_late_hosts(
 
 
 def _idle_between_steps(run: RunEvidence) -> Finding | None:
+    if run.overlap.missing:  # what ran between steps may be what was not recorded
+        return None
     between = [median_or_zero(facts.between_ns) for facts in run.facts]
     whole = [ns + median_or_zero(rank.lengths_ns) for ns, rank in zip(between, run.overlap.ranks, strict=True)]
     evidence = (

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
-from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, reason_of_run
+from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL, reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
 from ddp_prof.variants import BASELINE
 
@@ -99,7 +99,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
     reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
-    is_lost = any(rank.comm_ns for rank in result.ranks) or reason in (GRAPHS, NO_DURATIONS)
+    is_lost = any(rank.comm_ns for rank in result.ranks) or reason in (GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL)
     if not any(communicating) and is_lost:
         by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]

@@ -57,6 +57,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
         "headline": headline,
+        "missing": result.missing,
     }
     return TableView(title, rows, notes, document, digest=DIGEST)
 
@@ -88,6 +89,7 @@ def profiler_name(result: TraceOverlap) -> str:
 
 def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     """Return what is unknown or assumed, one line each, without reasons that the headline gives."""
+    first = [f"missing: {result.missing}"] if result.missing else []
     reasons = [
         f"{rank.name}: no overlap figure: {rank.reason}"
         for rank in result.ranks
@@ -102,7 +104,7 @@ def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
     if hosts := sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies):
         reasons.append(f"blocking is that of streams; the host waited for a collective {count_noun(hosts, 'time')}")
     outliers = [outliers_text(result.outliers)] if result.outliers else []
-    return [*reasons, *outliers, *_differences(result), *result.step_notes, *result.warnings]
+    return [*first, *reasons, *outliers, *_differences(result), *result.step_notes, *result.warnings]
 
 
 def _differences(result: TraceOverlap) -> Iterator[str]:

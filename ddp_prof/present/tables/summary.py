@@ -102,6 +102,7 @@ def _document(run: SummarizedRun) -> Document:
     )
     return {
         **values_of(run.summary, *known, "blocking_ns", "blocking_at_most_ns", "gain_at_most"),
+        "missing": run.result.missing,
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,
@@ -124,14 +125,16 @@ def _row(run: SummarizedRun) -> Row:
 
 def _lines(run: SummarizedRun) -> list[str]:
     first, second = run.next_commands
+    notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     named = [
         ("read", _source_text(run.result, run.summary)),
+        ("missing", run.result.missing),
         ("step", _parts(run.summary)),
         ("communication", _communication(run.summary)),
         ("gain", run.headline),
         ("cause", None if run.summary.reason else run.cause),
         ("doctor", main_advice(run)),
-        *(("" if number else "notes", note) for number, note in enumerate(run.notes(run.headline))),
+        *(("" if number else "notes", note) for number, note in enumerate(notes)),
         ("next", first),
         ("", second),
     ]

@@ -1,0 +1,32 @@
+"""What a capture lacks altogether, and what records it: the first that is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.quality import NOTHING, named_collectives, why_unknown_work
+from ddp_prof.trace import Category, Trace
+
+_RECORD_GPU = "record with nsys profile --trace=cuda,nvtx, or with ProfilerActivity.CUDA of torch.profiler"
+_RECORD_CPU = "on a CPU, with 'from ddp_prof import annotate; annotate.instrument(model, optimizer)' in the program"
+
+
+def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
+    """Say what is missing in a trace, and the flag or line that records it; ``None`` if nothing is known to be."""
+    if not any(map(len, (trace.activities, trace.spans, trace.calls, trace.operators))):
+        return (
+            "this capture is empty: no work of a GPU, no call, no range and no operator was recorded: "
+            f"{_RECORD_GPU}, while the program trains"
+        )
+    if not len(trace.activities) and all(why_unknown_work(rank) == NOTHING for rank in ranks):
+        return f"no GPU activities were recorded: {_RECORD_GPU}; {_RECORD_CPU}"
+    is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
+    if len(trace.activities) and is_silent and (named := named_collectives(trace)):
+        return (
+            f"no NCCL kernel was recorded, although '{named[0]}' names a collective: its device was not recorded, or "
+            f"the profiler lost its kernels: {_RECORD_GPU}, for the whole step"
+        )
+    return None

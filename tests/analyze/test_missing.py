@@ -1,0 +1,103 @@
+"""What a capture lacks altogether is the first that is said of it, with what records it."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import run
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import write_capture
+
+STEP = {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 0, "dur": 90, "pid": 1, "tid": 1}
+GEMM = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 5, "dur": 9, "pid": 0, "tid": 7, "args": {"device": 0}}
+
+
+def without(drops: Callable[[str], bool]) -> Callable[[Path], list[Path]]:
+    """An export without some of its tables."""
+
+    def make(folder: Path) -> list[Path]:
+        path = write_capture(folder / "x.sqlite", known_truth(2))
+        with closing(sqlite3.connect(path)) as database:
+            tables = database.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
+            for (name,) in tables:
+                if drops(name):
+                    database.execute(f"DROP TABLE {name}")
+            database.commit()
+        return [path]
+
+    return make
+
+
+def kineto(*events: dict[str, Any], ranks: int = 1) -> Callable[[Path], list[Path]]:
+    def make(folder: Path) -> list[Path]:
+        paths = [folder / f"x_rank{rank}.json" for rank in range(ranks)]
+        for rank, path in enumerate(paths):
+            place = {"backend": "nccl", "rank": rank, "world_size": 2}
+            path.write_text(json.dumps({"schemaVersion": 1, "distributedInfo": place, "traceEvents": events}))
+        return paths
+
+    return make
+
+
+def named(name: str) -> dict[str, Any]:
+    return STEP | {"name": name, "ts": 4, "dur": 3}
+
+
+EMPTY, NO_GPU = "this capture is empty: ", "no GPU activities were recorded: record with nsys profile --trace=cuda,nvtx"
+CAPTURES = {
+    "an export without tables": (without(lambda table: not table.startswith("META")), EMPTY),
+    "an export of nothing but strings": (without(lambda table: table.startswith(("CUPTI", "NVTX"))), EMPTY),
+    "an export without CUDA": (without(lambda table: table.startswith("CUPTI")), NO_GPU),
+    "an export of calls and ranges": (without(lambda table: table.endswith(("KERNEL", "MEMCPY", "MEMSET"))), NO_GPU),
+    "an empty profile": (kineto(), EMPTY),
+    "two empty profiles": (kineto(ranks=2), EMPTY),
+    "a profile of a range": (kineto(STEP), NO_GPU),
+    "a profile of ranges of NCCL alone": (kineto(STEP, named("nccl:all_reduce")), NO_GPU),
+    **{f"a profile without the kernel of {name}": (
+        kineto(STEP, named(name), GEMM), f"no NCCL kernel was recorded, although '{name}' names a collective: ")
+       for name in ("nccl:all_reduce", "nccl:_all_gather_base", "nccl:broadcast", "ncclAllReduce", "nccl:coalesced")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CAPTURES)
+def test_it_is_the_first_that_is_said(name: str, tmp_path: Path) -> None:
+    make, told = CAPTURES[name]
+    paths = make(tmp_path)
+    lines = run("summary", *paths).stdout.splitlines()
+    assert lines[1].split(maxsplit=1)[0] == "missing"
+    assert " ".join(lines[1].split()[1:]).startswith(told)
+    text = " ".join(lines)
+    assert "works alone" not in text, "that nobody communicates is not known"
+    assert "is not known: " in next(line for line in lines if line.startswith("gain"))
+    notes = [line for line in run("overlap", *paths).stdout.splitlines() if line.startswith("note: ")]
+    assert notes[0].startswith(f"note: missing: {told}")
+    document = json.loads(run("overlap", *paths, "--format", "json").stdout)
+    assert document["missing"].startswith(told)
+    assert all(rank[key] is None for rank in document["ranks"] for key in ("comm_ns", "exposed_ns", "overlap_ratio"))
+    (compared,) = json.loads(run("compare", *paths, "--format", "json").stdout)["variants"]
+    assert [compared[key] for key in ("comm_ns", "overlapped_ns", "exposed_ns", "overlap_ratio")] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "events",
+    [(STEP, GEMM), (STEP, GEMM | {"name": "ncclDevKernel_AllReduce_Sum_f32"}), (STEP, GEMM, named("nccl setup"))],
+)
+def test_nothing_is_missing_where_nothing_says_so(events: tuple[dict[str, Any], ...], tmp_path: Path) -> None:
+    paths = kineto(*events)(tmp_path)
+    assert json.loads(run("overlap", *paths, "--format", "json").stdout)["missing"] is None
+    assert "missing " not in run("summary", *paths).stdout
+
+
+def test_of_several_files_the_one_that_lacks_it_is_named(tmp_path: Path) -> None:
+    whole = kineto(STEP, GEMM | {"name": "ncclDevKernel_AllReduce_Sum_f32"}, ranks=2)(tmp_path)
+    empty = json.loads(whole[1].read_text()) | {"traceEvents": []}
+    whole[1].write_text(json.dumps(empty))
+    document = json.loads(run("overlap", *whole, "--one-run", "--format", "json").stdout)
+    assert document["missing"].startswith("x_rank1.json: this capture is empty: ")
