@@ -235,7 +235,9 @@ class Trace(Brief):
 
     Attributes:
         source: Format of the file; see :data:`SOURCE_NAMES`.
-        producer: The profiler's version, ``None`` if the file does not hold it.
+        producer: Version of the program that wrote the file, ``None`` if the file does not hold it: of an export, that
+            of the nsys that exported it.
+        recorder: Version of the nsys that recorded it, ``None`` if neither a report nor a manifest tells.
         names: The string table that every ``name_id`` refers to.
         threads: Known names of threads by (process, lane).
         names_autograd: Whether these include the names of all threads in which autograd ran.
@@ -266,6 +268,7 @@ class Trace(Brief):
     overhead: Overhead
     collective_metadata: CollectiveMetadata = field(default_factory=lambda: empty(CollectiveMetadata))
     synchronizations: Synchronizations = field(default_factory=lambda: empty(Synchronizations))
+    recorder: str | None = None
     operators: Operators = field(default_factory=lambda: empty(Operators))
     collective_calls: CollectiveCalls = field(default_factory=lambda: empty(CollectiveCalls))
     sync_source: str = "none"

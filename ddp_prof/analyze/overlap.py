@@ -233,6 +233,7 @@ class TraceOverlap(FrameResult):
         world_size: Number of ranks in the job, ``None`` if unknown.
         caveats: Why the run is not representative; also in ``warnings``.
         missing: What the traces lack altogether, and what records it; ``None`` if nothing.
+        producer, recorder: See :class:`ddp_prof.trace.Trace`.
     """
 
     trace: Path
@@ -247,6 +248,7 @@ class TraceOverlap(FrameResult):
     caveats: tuple[Caveat, ...] = ()
     files: int = 1
     missing: str | None = None
+    recorder: str | None = None
 
     @property
     def has_nothing(self) -> bool:
@@ -353,6 +355,7 @@ def measure_overlap(
         world_size=trace.world_size,
         caveats=diagnostics.all_caveats,
         missing=find_missing(trace, ranks),
+        recorder=trace.recorder,
     )
 
 
@@ -424,7 +427,7 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
         steps = [step for step in steps if step.host_ns is not None]
         steps = [replace(step, length=StepLength(step.length.start_ns, step.length.ns)) for step in steps]
     elif ranks[0].reason == NO_NCCL_KERNEL and all(rank.reason == NO_NCCL_KERNEL for rank in ranks):
-        total |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns"))
+        # Sums over the rank are of what was recorded; what a step communicated is not known.
         steps = [
             replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns)) for step in steps
         ]

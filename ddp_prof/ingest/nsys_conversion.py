@@ -28,13 +28,12 @@ from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
-from ddp_prof.ingest.nsys_program import find_nsys
+from ddp_prof.ingest.nsys_program import find_nsys, recording_version
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space, sqlite_uri
 from ddp_prof.trace import Trace
 
 EXPORT_TO_REPORT = 4
 """Assumed ratio of the sizes of an export and its report; measured: 3.2 to 3.4."""
-_VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+)[.@]\d+-[0-9a-f]")
 
 
 def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
@@ -42,7 +41,8 @@ def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
     beside = path.with_suffix(".sqlite")
 
     def load(export: Path) -> Trace:
-        return replace(load_nsys_sqlite(export, options, path), path=path, source="nsys-report")
+        trace = load_nsys_sqlite(export, options, path)
+        return replace(trace, path=path, source="nsys-report", recorder=recording_version(path) or trace.recorder)
 
     if is_exported(path):
         return load(beside)
@@ -81,9 +81,7 @@ def _export(report: Path, target: Path) -> None:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     reason = next((line for line in lines if "error" in line.lower() or "version" in line.lower()), "")
-    with report.open("rb") as file:
-        version = _VERSION.search(file.read(4_000_000))
-    made_by = version.group(1).decode().replace("@", ".") if version else "0"
+    made_by = (recording_version(report) or "0").rpartition(".")[0] or "0"
     made_by_numbers, own_numbers = ([int(part) for part in one.split(".")] for one in (made_by, nsys.version))
     if made_by_numbers > own_numbers:
         raise TraceError(

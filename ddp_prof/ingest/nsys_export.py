@@ -18,6 +18,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, enrich
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
+from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant_column, gather_batches, open_sqlite
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
@@ -140,6 +141,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
             *enrich.report_losses("nsys", _diagnoses(file)),
         ),
         manifest=manifest,
+        recorder=_recorder(file.path, manifest),
         **{**facts, **({"epoch_ns": 0} if is_utc else {})},
     )
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
@@ -154,6 +156,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         return trace
     start, *of_kernels = launches.result().values()
     return enrich.add_launch_shapes(trace, [column[start != UNKNOWN] for column in of_kernels])
+
+
+def _recorder(path: Path, manifest: Manifest | None) -> str | None:
+    """Return the version of the nsys that recorded an export, by the report beside it or the manifest."""
+    name, _, version = (manifest.profiler or "" if manifest else "").partition(" ")
+    return recording_version(path) or (version.split(" ")[0] if name == "nsys" and version else None)
 
 
 def _read_facts(file: SqliteFile, activities: Activities, strings: Mapping[int, str]) -> dict[str, Any]:

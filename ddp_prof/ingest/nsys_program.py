@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import held_bytes
 
 PLACES = (
@@ -117,3 +118,19 @@ def _run(command: Sequence[str], limit_s: float) -> tuple[int, str]:
                 os.killpg(program.pid, signal.SIGKILL)
             raise
     return program.returncode, errors + output
+
+
+REPORT_SUFFIXES = (".nsys-rep", ".qdrep")
+_VERSION = re.compile(rb"(20\d\d[.@]\d+[.@]\d+[.@]\d+)-[0-9a-f]")
+_HEADER_BYTES = 4_000_000
+
+
+def recording_version(file: Path) -> str | None:
+    """Return the version of the nsys that recorded a report, or the report beside an export; ``None`` if not known."""
+    for report in (file, *map(file.with_suffix, REPORT_SUFFIXES)):
+        if report.suffix in REPORT_SUFFIXES and is_file(report):
+            with suppress(OSError), report.open("rb") as opened:
+                head = opened.read(_HEADER_BYTES)
+                if found := b"Profiler Report" in head[:4096] and _VERSION.search(head):
+                    return found[1].decode().replace("@", ".")
+    return None

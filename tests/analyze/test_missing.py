@@ -80,7 +80,9 @@ def test_it_is_the_first_that_is_said(name: str, tmp_path: Path) -> None:
     assert notes[0].startswith(f"note: missing: {told}")
     document = json.loads(run("overlap", *paths, "--format", "json").stdout)
     assert document["missing"].startswith(told)
-    assert all(rank[key] is None for rank in document["ranks"] for key in ("comm_ns", "exposed_ns", "overlap_ratio"))
+    assert all(rank["overlap_ratio"] is None and rank["reason"] for rank in document["ranks"])
+    steps = [step for rank in document["ranks"] for step in rank["steps"]]
+    assert all(step[key] is None for step in steps for key in ("comm_ns", "exposed_ns", "idle_ns"))
     (compared,) = json.loads(run("compare", *paths, "--format", "json").stdout)["variants"]
     assert [compared[key] for key in ("comm_ns", "overlapped_ns", "exposed_ns", "overlap_ratio")] == [None] * 4
 

@@ -1,12 +1,16 @@
-"""Which nsys is taken."""
+"""Which nsys is taken, and which recorded."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from ddp_prof.ingest.nsys_program import find_nsys, list_nsys
+from ddp_prof.ingest.nsys_program import find_nsys, list_nsys, recording_version
+from tests.command_line import run
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import write_capture
 
 NSYS = "#!/bin/sh\necho NVIDIA Nsight Systems version 2022.4.2.1-abc\n"
 
@@ -57,3 +61,46 @@ def test_the_one_that_is_named_or_none(environ: dict[str, str], tmp_path: Path) 
 
 def test_none(environ: dict[str, str]) -> None:
     assert find_nsys({**environ, "NSYS_SEARCH": ""}) is None
+
+
+HEADS = {
+    "a report of today": (".nsys-rep", b"NVIDIA Tegra Profiler Report 2024@6@2@225-246235244400v0.\n", "2024.6.2.225"),
+    "a report with points": (
+        ".nsys-rep",
+        b"NVIDIA Tegra Profiler Report 1.\n\0\x072021.3.1.54-ee9c30a\0",
+        "2021.3.1.54",
+    ),
+    "an old report": (".qdrep", b"NVIDIA Tegra Profiler Report 2021@3@1@54-210334234v0.\n", "2021.3.1.54"),
+    "a report without a version": (".nsys-rep", b"NVIDIA Tegra Profiler Report 1.\n", None),
+    "no report": (".nsys-rep", b"2021.3.1.54-ee9c30a", None),
+}
+
+
+@pytest.mark.parametrize("name", HEADS)
+def test_the_version_that_recorded_is_that_of_the_report(name: str, tmp_path: Path) -> None:
+    suffix, head, version = HEADS[name]
+    (tmp_path / f"x{suffix}").write_bytes(head)
+    assert recording_version(tmp_path / f"x{suffix}") == version
+    assert recording_version(tmp_path / "x.sqlite") == version, "of an export, the report beside it"
+    assert recording_version(tmp_path / "y.sqlite") is None
+
+
+@pytest.mark.parametrize(
+    ("recorded", "said"),
+    [
+        ("2021@3@1@54", "recorded by nsys 2021.3.1.54, exported by nsys 2024.6.0.1"),
+        ("2024@6@0@1", "nsys 2024.6.0.1"),
+        (None, "exported by nsys 2024.6.0.1"),
+    ],
+)
+def test_recorded_and_exported_are_told_apart(recorded: str | None, said: str, tmp_path: Path) -> None:
+    """A .qdrep of 2021 that a later nsys opened was said to be recorded by that one."""
+    trace = write_capture(tmp_path / "x.sqlite", known_truth(2))
+    if recorded:
+        (tmp_path / "x.qdrep").write_bytes(f"NVIDIA Tegra Profiler Report {recorded}-210334234v0.\n".encode())
+    assert run("summary", trace).stdout.splitlines()[0].endswith(f" · {said}")
+    document = json.loads(run("overlap", trace, "--format", "json").stdout)
+    version = recorded.replace("@", ".") if recorded else None
+    assert (document["recorder"], document["producer"]) == (version, "2024.6.0.1")
+    notes = run("compare", trace, "--format", "csv").stderr
+    assert f"note: {said if 'ed by' in said else f'recorded by {said}'}\n" in notes

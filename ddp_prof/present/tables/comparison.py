@@ -42,7 +42,7 @@ def compare_view(
 ) -> TableView:
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
-    notes = [how_to_read(summaries), f"recorded by {recorders}"]
+    notes = [how_to_read(summaries), recorders if "ed by nsys" in recorders else f"recorded by {recorders}"]
     base = next((summary for summary in summaries if summary.label == BASELINE), None)
     if other := [summary.label for summary in summaries if base and summary.device != base.device]:
         notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")

@@ -52,6 +52,7 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         "schema": SCHEMA,
         "trace": str(result.trace),
         **values_of(result, "label", "source", "producer", "device"),
+        "recorder": result.recorder,
         "attribution": values_of(result.attribution, "activities", "device_time", "method"),
         "ranks": [_rank_document(rank) for rank in result.ranks],
         "outliers": asdict(result.outliers) if result.outliers else None,
@@ -83,8 +84,14 @@ def _title(result: TraceOverlap) -> str:
 
 
 def profiler_name(result: TraceOverlap) -> str:
-    name = SOURCE_NAMES.get(result.source, result.source)
-    return f"{name} {result.producer}" if result.producer and name == "nsys" else name
+    """Name the profiler, with the versions of the nsys that recorded and of the one that exported, where known."""
+    name, recorder, exporter = SOURCE_NAMES.get(result.source, result.source), result.recorder, result.producer
+    if name != "nsys" or not (recorder or exporter):
+        return name
+    if recorder and exporter and (recorder == exporter or exporter.startswith(f"{recorder}.")):
+        return f"nsys {exporter}"
+    by = ((recorder, "recorded by"), (exporter, "exported by"))
+    return ", ".join(f"{verb} nsys {version}" for version, verb in by if version)
 
 
 def overlap_notes(result: TraceOverlap, headline: str = "") -> list[str]:
