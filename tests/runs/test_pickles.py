@@ -38,8 +38,9 @@ def test_each_result_survives_the_way(trace: Path) -> None:
     options = LoadOptions(with_launches=True)
     try:
         events = load_events(trace, options)
-    except TraceError as error:
-        assert trace in FOREIGN, error
+    except TraceError:
+        if trace not in FOREIGN:
+            raise
         pytest.skip("a trace of another program")
     results = measure_events(events, options, tuple(MEASURES))
     assert same(unpickle_with_names(pickle_with_names(results)), results)
