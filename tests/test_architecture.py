@@ -18,6 +18,7 @@ FOLDERS = sorted({path.parent for path in SOURCES})
 
 GROUND = {
     "errors",
+    "communication",
     "range_names",
     "variants",
     "run_config",

@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives, mea
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import carry_gradients
-from ddp_prof.analyze.core.attribution import NOTIFY
+from ddp_prof.communication import NOTIFY
 from ddp_prof.manifest import Manifest
 from ddp_prof.trace import UNKNOWN
 

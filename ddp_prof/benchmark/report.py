@@ -8,13 +8,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ddp_prof.analyze.core.attribution import ALL_REDUCE, bus_factor
+from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.benchmark.charts import draw_figures
 from ddp_prof.benchmark.findings import BucketModel, TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
+from ddp_prof.communication import ALL_REDUCE
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
 from ddp_prof.present.html.page import write_figure, write_shared_plotly

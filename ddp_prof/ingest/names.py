@@ -1,7 +1,7 @@
 """The names of a trace, and the category of a kernel by its name.
 
-A kernel communicates if its name matches a pattern of :data:`COMMUNICATION_KERNELS`; else it computes, unless
-torch.profiler recorded a collective's arguments with it. A kernel without a name is UNKNOWN. The names of copies,
+A kernel communicates if it is of a library of :data:`.LIBRARIES`; else it computes, unless torch.profiler recorded a
+collective's arguments with it. A kernel without a name is UNKNOWN. The names of copies,
 memory sets, graph launches, streams and threads do not matter.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ddp_prof.communication import LIBRARIES
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.trace import UNKNOWN, Category, Ints, SyncKind, distinct_rows
@@ -72,51 +73,6 @@ def intern_texts(column: Any, names: NameTable) -> Ints:
     return index[integer_array(encoded.indices)]
 
 
-COMMUNICATION_KERNELS = {
-    "NCCL 2.27 symmetric": r"ncclSymDevKernel_",
-    "NCCL >= 2.28 symmetric": r"ncclSymkDevKernel_",
-    "NCCL >= 2.19": r"ncclDevKernel_",
-    "NCCL 2.8 to 2.18": r"ncclKernel_",
-    "NCCL <= 2.7": r"(?<![A-Za-z])nccl\w{1,200}Kernel",
-    "NCCL, one rank": r"oneRankReduce",
-    "RCCL": r"rcclGenericKernel",
-    "MSCCL": r"mscclKernel",
-    "MCCL": r"(?<![A-Za-z])mcclKernel_",
-    # At the start of a word: AsyncClear and FuncClamp contain the four letters, too.
-    "other NCCL descendants": r"(?-i:(?<![A-Za-z])nccl|Nccl|NCCL)",
-    "PyTorch symmetric memory": r"multimem_\w{0,200}(?:reduce|gather)",
-    "PyTorch symmetric memory, barriers": r"c10d::symmetric_memory::\w{0,200}(?:barrier|signal)",
-    "PyTorch symmetric memory, NVSHMEM": r"c10d::nvshmem_extension::",
-    "PyTorch symmetric memory, TensorRT-LLM": r"(?:one|two)_?shot_?all_?reduce",
-    "vLLM, aiter": r"cross_device_(?:reduce|all_gather|store)|aiter::(?:allgather|reduce_scatter|ar_ll128)_",
-    "QuickReduce": r"quickreduce::",
-    "FlashInfer, TensorRT-LLM": (
-        r"allreduce_fusion|moeA2A(?:Dispatch|Combine)|(?:helix|moe)AllToAllKernel|mixed_comm::|rmsNormLamport"
-        r"|minimax_reduce_\w{0,200}lamport"
-    ),
-    "SGLang": (
-        r"all_reduce_(?:one|two)_shot_(?:push_)?kernel|parallel_qknorm_across_head|reduce_scatter_res_kernel"
-        r"|(?<![A-Za-z_])all_gather_kernel"
-    ),
-    "UCC": r"ucc_(?:ec_cuda|eee_task)_",
-    "Mooncake": r"mooncake::",
-    "XLA": r"(?:AllReduce|RaggedAllToAll(?:Device)?|MultiGpuBarrier)KernelImpl",
-    "NVSHMEM": r"nvshmemi_|_on_stream_kernel",
-    "MSCCL++": r"mscclpp",
-    "Transformer Engine": r"userbuffers_",
-    "oneCCL": r"oneccl",
-    # The kernel that counts tokens before a dispatch only computes.
-    "DeepEP, UCCL": (
-        r"(?:::ep|deep_ep(?:::legacy)?|uccl)::(?:intranode|internode|internode_ll|elastic|ep|bucket|pp|engram|comm)::"
-        "(?!get_dispatch_layout)"
-    ),
-    "NIXL EP": r"nixl_ep::(?:ep_kernels|ht)::(?!get_dispatch_layout)",
-    "pplx": r"a2a_(?:dispatch|combine)_(?:send|recv)_kernel",
-    "HybridEP": r"hybrid_ep::(?:dispatch|combine|device_sync)_kernel",
-    "MORI": r"(?<![A-Za-z])Ep(?:Dispatch|Combine)\w{0,200}Kernel",
-}
-"""Patterns for names of communication kernels, by library; case is ignored."""
-
 WAITING_CALLS = {
     "StreamWaitEvent": SyncKind.STREAM_WAIT,
     "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
@@ -130,7 +86,7 @@ WAITING_CALLS = {
 
 def kernel_categories(names: Iterable[str], comm_patterns: Iterable[str] = ()) -> Ints:
     """Return COMMUNICATION or COMPUTE for each name, and UNKNOWN at the last position, which is index -1."""
-    patterns = (*COMMUNICATION_KERNELS.values(), *comm_patterns)
+    patterns = (*(library.pattern for library in LIBRARIES), *comm_patterns)
     communicating = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
     found = (Category.COMMUNICATION if communicating.search(name) else Category.COMPUTE for name in names)
     return np.array([*found, Category.UNKNOWN], np.int64)

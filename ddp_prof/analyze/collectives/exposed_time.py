@@ -61,9 +61,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
-from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Table, concatenate, distinct, select, take_or_unknown
 

@@ -23,8 +23,8 @@ from itertools import permutations
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
-from ddp_prof.analyze.core.attribution import OPERATIONS, POINT_TO_POINT
 from ddp_prof.analyze.core.steps import CLEARLY
+from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.table import concatenate, count_before, distinct_rows, positions
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 

@@ -13,7 +13,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
-from ddp_prof.analyze.core.attribution import OPERATIONS, bus_factor
+from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
 from ddp_prof.analyze.result_bases import (
@@ -25,6 +25,7 @@ from ddp_prof.analyze.result_bases import (
     none_for_unknown,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
+from ddp_prof.communication import OPERATIONS
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, distinct, select, take_or_unknown
 

@@ -25,23 +25,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import (
-    ALL_REDUCE,
-    BACKWARD_PHASE,
-    NOTIFY,
-    OPERATIONS,
-    POINT_TO_POINT,
-    SYNCHRONIZE_PHASE,
-    Events,
-    find_operations,
-    last_by_step,
-)
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, find_operations, last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import RankResult
+from ddp_prof.communication import ALL_REDUCE, NOTIFY, OPERATIONS, POINT_TO_POINT
 from ddp_prof.range_names import FORWARD, PHASES, parse_range
 from ddp_prof.table import positions
 from ddp_prof.trace import (

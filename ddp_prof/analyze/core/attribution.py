@@ -8,13 +8,13 @@ ranges around collectives, or gloo's own events as torch.profiler records them; 
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Phases, Steps
 from ddp_prof.analyze.intervals import Intervals, innermost, union
+from ddp_prof.communication import ALL_REDUCE, OPERATIONS, operation_of
 from ddp_prof.range_names import (
     BACKWARD,
     BUCKETS,
@@ -43,57 +43,6 @@ from ddp_prof.trace import (
     select,
     take_or_unknown,
 )
-
-ALL_REDUCE = "all_reduce"
-NOTIFY = "notify"
-"""DeepEP's kernel that tells peers the sizes of the next dispatch or combine: a part of that one collective."""
-
-POINT_TO_POINT = "send_recv"
-
-_SIGNS = (
-    ("notifydispatch", NOTIFY),
-    ("notifycombine", NOTIFY),
-    ("onecclreducebase", None),  # oneCCL uses this name for an all-reduce, too
-    ("allreducebarrier", "barrier"),
-    ("allreduce", ALL_REDUCE),
-    ("onerankreduce", ALL_REDUCE),
-    ("minimaxreduce", ALL_REDUCE),
-    ("allgather", "all_gather"),
-    ("reducescatter", "reduce_scatter"),
-    ("crossdevicereduce", ALL_REDUCE),
-    ("alltoall", "all_to_all"),
-    ("broadcast", "broadcast"),
-    ("bcast", "broadcast"),
-    ("sendrecv", POINT_TO_POINT),
-    ("ncclsend", POINT_TO_POINT),
-    ("ncclrecv", POINT_TO_POINT),
-    ("gather", "gather"),
-    ("scatter", "scatter"),
-    ("barrier", "barrier"),
-    ("epdevicesync", "barrier"),
-    *((library, "all_to_all") for library in ("deepep", "hybridep", "nixlep", "uccl", "epdispatch", "epcombine")),
-    ("mooncakedispatch", "all_to_all"),
-    ("mooncakecombine", "all_to_all"),
-    ("aadispatch", "all_to_all"),  # moeA2ADispatchKernel, a2a_dispatch_send_kernel
-    ("aacombine", "all_to_all"),
-    ("reduce", "reduce"),
-)
-"""Substrings of names (lower-case letters only) and their operations; the first match counts. ``None``: unknown."""
-
-OPERATIONS = tuple(dict.fromkeys(operation for _, operation in _SIGNS if operation))
-"""All known operations; tables store an index into this tuple."""
-
-
-def operation_of(name: str) -> str | None:
-    """The operation that a name stands for; ``None`` if unknown, as for ``ncclDevKernel_Generic``.
-
-    >>> operation_of("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
-    'all_reduce'
-    """
-    letters = re.sub(r"[^a-z]", "", name.lower())
-    if letters in ("send", "recv"):
-        return POINT_TO_POINT
-    return next((operation for sign, operation in _SIGNS if sign in letters), None)
 
 
 def find_operations(trace: Trace, name_ids: Ints) -> Ints:

@@ -10,8 +10,6 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import (
     BACKWARD_PHASE,
-    NOTIFY,
-    OPERATIONS,
     OPTIMIZER_PHASE,
     SYNCHRONIZE_PHASE,
     CollectiveRanges,
@@ -23,7 +21,6 @@ from ddp_prof.analyze.core.attribution import (
     host_communication,
     host_events,
     last_by_step,
-    operation_of,
 )
 from ddp_prof.analyze.core.blocking import (
     NO_COPIES,
@@ -52,6 +49,7 @@ from ddp_prof.analyze.core.steps import (
     find_steps,
 )
 from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.communication import NOTIFY, OPERATIONS, operation_of
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
 from ddp_prof.table import Brief, begins_run

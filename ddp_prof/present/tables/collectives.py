@@ -9,8 +9,8 @@ from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
-from ddp_prof.analyze.core.attribution import NOTIFY
 from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
+from ddp_prof.communication import NOTIFY
 from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document

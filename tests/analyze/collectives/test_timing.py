@@ -5,15 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from ddp_prof.analyze.collectives.timing import find_timings
-from ddp_prof.analyze.core.attribution import bus_factor, operation_of
+from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import NO_TIME
 from tests.drawing import PID, draw_trace
-from tests.ingest.test_kernel_categories import EXAMPLES
 from tests.measuring import collectives_of, results_of
 from tests.nsys_factory import Capture, Kernel, Range, write_capture
 
@@ -121,47 +118,6 @@ def test_a_frame_has_a_row_a_collective() -> None:
     assert frame.shape[0] == 2
     parts = frame[["when_tail_ns", "when_backward_ns", "why_transfer_ns", "exposed_ns"]].sum()
     assert parts.tolist() == [4, 4, 8, 8]
-
-
-@pytest.mark.parametrize(
-    ("name", "operation"),
-    [
-        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
-        ("ncclSymkDevKernel_ReduceScatter_LL", "reduce_scatter"),
-        ("_allgather_base", "all_gather"),
-        ("all_to_allv", "all_to_all"),
-        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "send_recv"),
-        ("broadcast", "broadcast"),
-        ("send", "send_recv"),
-        ("nccl:send 0->1", "send_recv"),
-        ("nccl:all_reduce_barrier, op_id = 7", "barrier"),
-        ("nccl:coalesced", None),
-        ("void vllm::cross_device_reduce_1stage<float, 2>(...)", "all_reduce"),
-        ("void sglang::cross_device_reduce_scatter<__half, 8>(...)", "reduce_scatter"),
-        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(...)", "all_to_all"),
-        ("void deep_ep::intranode::barrier<8>(...)", "barrier"),
-        ("hybrid_ep::combine_kernel<...>(...)", "all_to_all"),
-        ("hybrid_ep::device_sync_kernel<8>(...)", "barrier"),
-        ("EpCombineIntraNodeKernel_bf16_nop2p", "all_to_all"),
-        ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel(...)", "all_to_all"),
-        ("void a2a_combine_recv_kernel<16u, 8u, ...>(...)", "all_to_all"),
-        ("void nixl_ep::ep_kernels::dispatch<true, false, 7168>(...)", "all_to_all"),
-        ("void mooncake::combine<4, 8, 7168, 8>(mooncake::CombineKernelArgs)", "all_to_all"),
-        ("void flashinfer::minimax_ar::minimax_reduce_rms_kernel_lamport<__half, 4>(...)", "all_reduce"),
-        ("void deep_ep::bucket::nvlink_all_reduce<8, 16, 1024, 1l, false, 0>(...)", "all_reduce"),
-        ("void (anonymous namespace)::all_reduce_one_shot_push_kernel<__nv_bfloat16, 8u, true>(...)", "all_reduce"),
-        ("void stream_executor::gpu::MultiGpuBarrierKernelImpl<...>(...)", "barrier"),
-        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", None),
-        ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", None),
-    ],
-)
-def test_operations_are_told_from_names(name: str, operation: str | None) -> None:
-    assert operation_of(name) == operation
-
-
-def test_names_of_all_libraries_are_looked_at() -> None:
-    unknown = {library for library, example in EXAMPLES.items() if operation_of(example) is None}
-    assert unknown == {"RCCL", "MSCCL", "Transformer Engine", "UCC", "oneCCL"}, "names that do not tell the operation"
 
 
 def test_bus_bandwidth_counts_what_an_ideal_link_carries() -> None:

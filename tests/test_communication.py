@@ -1,10 +1,13 @@
+"""What communicates, and by which operation: each row of the table, and names that only look like one."""
+
 from __future__ import annotations
 
 import re
 
 import pytest
 
-from ddp_prof.ingest.names import COMMUNICATION_KERNELS, kernel_categories
+from ddp_prof.communication import LIBRARIES, OPERATIONS, Library, library_of, operation_of
+from ddp_prof.ingest.names import kernel_categories
 from ddp_prof.trace import Category
 
 
@@ -12,49 +15,65 @@ def category_of(name: str) -> Category:
     return Category(kernel_categories([name])[0])
 
 
-EXAMPLES = {
-    "NCCL 2.27 symmetric": "ncclSymDevKernel_AllReduce_AGxLL_R_sum_f32",
-    "NCCL >= 2.28 symmetric": "ncclSymkDevKernel_AllGather_LL",
-    "NCCL >= 2.19": "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)",
-    "NCCL 2.8 to 2.18": "ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)",
-    "NCCL <= 2.7": "ncclAllReduceRingLLKernel_sum_f32(ncclColl)",
-    "NCCL, one rank": "void oneRankReduce<FuncPreMulSum<float>>(void*, void*)",
-    "RCCL": "rcclGenericKernel_1(ncclDevComm*)",
-    "MCCL": "mcclKernel_AllReduce_RING_SIMPLE_Sum___mt_bfloat16(mcclWorkElem)",
-    "MSCCL": "mscclKernel_Sum_half_LL_false(ncclDevComm*)",
-    "other NCCL descendants": "void my_nccl_all_to_all<float>()",
-    "PyTorch symmetric memory": "multimem_all_gather_kernel<16>(...)",
-    "PyTorch symmetric memory, barriers": "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int)",
-    "PyTorch symmetric memory, NVSHMEM": "c10d::nvshmem_extension::allToAllV(void*, void*, long*, long*)",
-    "PyTorch symmetric memory, TensorRT-LLM": "void two_shot_all_reduce_kernel_inplace<c10::BFloat16, 16>(...)",
-    "vLLM, aiter": "void vllm::cross_device_reduce_1stage<half>()",
-    "QuickReduce": "quickreduce::allreduce_prototype_twoshot<AllReduceTwoshot<...>>()",
-    "FlashInfer, TensorRT-LLM": "void allreduce_fusion_kernel_oneshot_lamport<...>()",
-    "SGLang": "void (anonymous namespace)::all_reduce_one_shot_push_kernel<__nv_bfloat16, 8u, true>(...)",
-    "UCC": "executor_start(ucc_ec_cuda_executor_state*, int*)",
-    "Mooncake": "mooncake::(anonymous namespace)::allReduceExecutorKernel(mooncake::AllReduceExecutorArgs)",
-    "XLA": "void stream_executor::gpu::RaggedAllToAllKernelImpl<8l>(...)",
-    "NVSHMEM": "void barrier_on_stream_kernel_threadgroup<1>(int, int)",
-    "MSCCL++": "void allreduce_simple<__half>(mscclpp::SmChannelDeviceHandle *, ...)",
-    "Transformer Engine": "kuserbuffers_pushsend(int*, int*, int4*, int4*, int)",
-    "oneCCL": "oneccl_reduce_base<float, 2, 16, 1, 1, 2>",
-    "DeepEP, UCCL": "void deep_ep::intranode::dispatch<8, 768>(...)",
-    "NIXL EP": "void nixl_ep::ep_kernels::dispatch<true, false, 7168>(...)",
-    "pplx": "void a2a_combine_recv_kernel<16u, 8u, ...>(...)",
-    "HybridEP": "void hybrid_ep::dispatch_kernel<...>(hybrid_ep::dispatch_kernel_param_t<unsigned short>)",
-    "MORI": "void mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>(mori::moe::EpDispatchCombineArgs<hip_bfloat16>)",
-}
-"""A kernel of each library."""
+@pytest.mark.parametrize("library", LIBRARIES, ids=lambda library: library.name)
+def test_each_example_of_a_library_is_its_own_and_tells_its_operation(library: Library) -> None:
+    assert library.examples
+    assert library.seen
+    for kernel, operation in library.examples.items():
+        assert library_of(kernel) is library, f"an earlier row has {kernel}"
+        assert operation_of(kernel) == operation
+        assert category_of(kernel) is Category.COMMUNICATION
 
 
-def test_there_is_an_example_of_each_library() -> None:
-    assert EXAMPLES.keys() == COMMUNICATION_KERNELS.keys()
+def test_each_rule_of_the_table_has_an_example() -> None:
+    """So that no rule stands there whose last name went, and none is spelt so that it finds nothing."""
+    for library in LIBRARIES:
+        letters = [re.sub(r"[^a-z]", "", kernel.lower()) for kernel in library.examples]
+        for word, operation in library.words:
+            of_word = [kernel for kernel, text in zip(library.examples, letters, strict=True) if word in text]
+            assert operation in [library.examples[kernel] for kernel in of_word], (library.name, word)
+            assert operation is None or operation in OPERATIONS
 
 
-@pytest.mark.parametrize("library", EXAMPLES)
-def test_the_kernels_of_each_library_are_known(library: str) -> None:
-    assert re.search(COMMUNICATION_KERNELS[library], EXAMPLES[library], re.IGNORECASE)
-    assert category_of(EXAMPLES[library]) is Category.COMMUNICATION
+def test_names_of_libraries_are_given_once() -> None:
+    names = [library.name for library in LIBRARIES]
+    assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", "all_reduce"),
+        ("ncclSymkDevKernel_ReduceScatter_LL", "reduce_scatter"),
+        ("_allgather_base", "all_gather"),
+        ("all_to_allv", "all_to_all"),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", "send_recv"),
+        ("broadcast", "broadcast"),
+        ("send", "send_recv"),
+        ("nccl:send 0->1", "send_recv"),
+        ("nccl:all_reduce_barrier, op_id = 7", "barrier"),
+        ("nccl:coalesced", None),
+        ("void vllm::cross_device_reduce_1stage<float, 2>(...)", "all_reduce"),
+        ("void sglang::cross_device_reduce_scatter<__half, 8>(...)", "reduce_scatter"),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(...)", "all_to_all"),
+        ("void deep_ep::intranode::barrier<8>(...)", "barrier"),
+        ("hybrid_ep::combine_kernel<...>(...)", "all_to_all"),
+        ("hybrid_ep::device_sync_kernel<8>(...)", "barrier"),
+        ("EpCombineIntraNodeKernel_bf16_nop2p", "all_to_all"),
+        ("void tensorrt_llm::kernels::moe_comm::moeA2ADispatchKernel(...)", "all_to_all"),
+        ("void a2a_combine_recv_kernel<16u, 8u, ...>(...)", "all_to_all"),
+        ("void nixl_ep::ep_kernels::dispatch<true, false, 7168>(...)", "all_to_all"),
+        ("void mooncake::combine<4, 8, 7168, 8>(mooncake::CombineKernelArgs)", "all_to_all"),
+        ("void flashinfer::minimax_ar::minimax_reduce_rms_kernel_lamport<__half, 4>(...)", "all_reduce"),
+        ("void deep_ep::bucket::nvlink_all_reduce<8, 16, 1024, 1l, false, 0>(...)", "all_reduce"),
+        ("void (anonymous namespace)::all_reduce_one_shot_push_kernel<__nv_bfloat16, 8u, true>(...)", "all_reduce"),
+        ("void stream_executor::gpu::MultiGpuBarrierKernelImpl<...>(...)", "barrier"),
+        ("ncclDevKernel_Generic(ncclDevKernelArgsStorage<4096ul>)", None),
+        ("oneccl_reduce_base<float, 2, 16, 1, 1, 2>", None),
+    ],
+)
+def test_operations_are_told_from_names(name: str, operation: str | None) -> None:
+    assert operation_of(name) == operation
 
 
 @pytest.mark.parametrize(
