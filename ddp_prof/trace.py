@@ -172,6 +172,8 @@ class CollectiveMetadata(Table):
         bytes: Size of the input or the output, whichever is larger.
         group_id: Index into :attr:`Trace.names` of the communicator's name, the same on all its ranks.
         sequence: Number of the collective within the communicator.
+        span: Of a copy, the row in :class:`Spans` of the range that launched it: all copies of that range are one
+            operation.
     """
 
     activity: Ints
@@ -180,6 +182,7 @@ class CollectiveMetadata(Table):
     group_id: Ints
     group_size: Ints
     sequence: Ints
+    span: Ints
 
 
 @dataclass(frozen=True)

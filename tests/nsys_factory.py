@@ -28,6 +28,8 @@ class Kernel:
     device: int = 0
     kind: str = "kernel"
     bytes: int = 0
+    copy_kind: int = 8
+    """Of a copy: 1 to the device, 8 within it, 10 to another device."""
     grid: int = 64
     number: int | None = None
     """Of the launch call; by default calls are numbered as they are listed."""
@@ -270,7 +272,7 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
             demangledName=writer.string(kernel.name),
             shortName=writer.string(kernel.name.partition("(")[0]),
             bytes=kernel.bytes,
-            copyKind=8,
+            copyKind=kernel.copy_kind,
             gridX=kernel.grid,
             gridY=1,
             gridZ=1,

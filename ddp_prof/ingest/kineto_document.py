@@ -39,6 +39,7 @@ class EventArguments(msgspec.Struct, gc=False):
     original_stream: Any = None  # if the event is drawn on another one
     correlation: Any = None
     bytes: Any = None
+    copy_kind: Any = msgspec.field(default=None, name="copy kind")
     grid: msgspec.Raw = msgspec.Raw()  # decoded only if launch shapes are read
     block: msgspec.Raw = msgspec.Raw()
     registers: Any = msgspec.field(default=None, name="registers per thread")

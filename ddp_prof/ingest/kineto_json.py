@@ -20,13 +20,13 @@ import msgspec
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import ReadOptions, enrich
+from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
 from ddp_prof.ingest.kineto_processes import number_processes
 from ddp_prof.ingest.names import WAITING_CALLS, NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, select
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, fill, select
 from ddp_prof.trace import (
     AUTOGRAD,
     Activities,
@@ -105,9 +105,10 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     told = (distributed.get("rank"), distributed.get("world_size"), document.baseTimeNanoseconds)
     rank, world, base_ns = _parse_integers(told).tolist()
     synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
+    copies = _events_of_categories(by_category, _COPY)
     activities = concatenate(
         _activities(by_category[_KERNEL], names, Kind.KERNEL, options.comm_patterns),
-        _activities(_events_of_categories(by_category, _COPY), names, Kind.COPY),
+        _activities(copies, names, Kind.COPY),
         _activities(_events_of_categories(by_category, _MEMORY_SET), names, Kind.MEMORY_SET),
     )
     host_operations = [] if len(activities) else operations
@@ -158,7 +159,13 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         gpus=dict(_read_gpu_names(document.deviceProperties, max(1, processes))),
     )
     trace = enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))
-    trace = enrich.name_operations(enrich.doubt_ranks(enrich.name_ranks(trace)))
+    trace = enrich.doubt_ranks(enrich.name_ranks(trace))
+    within_device = np.zeros(len(activities), np.bool_)
+    first = len(by_category[_KERNEL])
+    within_device[first : first + len(copies)] = [*map(_is_within_device, copies)]
+    of_one_rank = _spans([event for event in operations if _is_of_one_rank(event)], NameTable(), np.empty(0, np.int64))
+    trace = collectives.mark_copies_that_communicate(trace, within_device, of_one_rank)
+    trace = collectives.name_operations(trace)
     if not options.with_launches:
         return trace
     kernels = by_category[_KERNEL]
@@ -282,7 +289,8 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_KERNEL)
     else:
         name_id = _intern_names(events, names, unnamed=kind.name.lower())
-        category = np.full(len(events), Category.MEMORY, np.int64)
+        is_between = np.array([kind is Kind.COPY and _is_between_devices(event) for event in events], np.bool_)
+        category = np.where(is_between, Category.COMMUNICATION, Category.MEMORY).astype(np.int64)
     start_ns, end_ns = _times(events)
     lane, original_lane = _argument(events, "stream", otherwise="tid"), _argument(events, "original_stream")
     correlation = _argument(events, "correlation")
@@ -304,6 +312,34 @@ def _activities(events: Sequence[Event], names: NameTable, kind: Kind, comm_patt
 def _is_collective(kernel: Event) -> bool:
     """Whether a kernel has a collective's arguments, as torch's own kernels have, too, that it launches in the call."""
     return (kernel.args or NO_ARGUMENTS).collective is not None and not _OF_TORCH.match(str(kernel.name))
+
+
+_COPY_KIND = re.compile(r"([HDAP]to[HDAP])\b")
+_COPY_KINDS = {"8": "DtoD", "10": "PtoP"}
+"""Kinds of copies by CUPTI's numbers."""
+
+
+def _copy_kind(copy: Event) -> str:
+    """The kind of a copy, such as ``DtoD``: an argument since torch 2.13, before that a part of its name."""
+    kind = (copy.args or NO_ARGUMENTS).copy_kind
+    if kind is not None:
+        return _COPY_KINDS.get(str(kind), str(kind))
+    found = _COPY_KIND.search(str(copy.name))
+    return found[1] if found else ""
+
+
+def _is_between_devices(copy: Event) -> bool:
+    return _copy_kind(copy) == "PtoP"
+
+
+def _is_within_device(copy: Event) -> bool:
+    """Whether a copy is, or may be, from memory of a device to memory of the same device."""
+    return _copy_kind(copy) in ("DtoD", "")
+
+
+def _is_of_one_rank(operation: Event) -> bool:
+    """Whether an operator is torch's record of a collective in a group of one rank."""
+    return operation.name == "record_param_comms" and (operation.args or NO_ARGUMENTS).group_size in (1, "1")
 
 
 def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
@@ -431,10 +467,12 @@ def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> Collecti
     events = [kernels[row] for row in activity]
     rows = [event.args or NO_ARGUMENTS for event in events]
     elements = zip(_argument(events, "elements_in").tolist(), _argument(events, "elements_out").tolist(), strict=True)
-    sizes = [enrich.message_bytes(both, one.element_type) for both, one in zip(elements, rows, strict=True)]
+    sizes = [collectives.message_bytes(both, one.element_type) for both, one in zip(elements, rows, strict=True)]
     # Some releases give all subgroups of a split group the same name.
     groups = [None if one.group is None else f"{one.group} {one.group_ranks}".strip() for one in rows]
-    return CollectiveMetadata(
+    return fill(
+        CollectiveMetadata,
+        len(activity),
         activity=np.array(activity, np.int64),
         op_id=np.array([names.intern(str(one.collective)) for one in rows], np.int64),
         bytes=np.array([size if _is_count(size, _MOST) else UNKNOWN for size in sizes], np.int64),

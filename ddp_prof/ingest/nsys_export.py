@@ -16,19 +16,20 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import ReadOptions, enrich
+from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant_column, gather_batches, open_sqlite
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
-from ddp_prof.table import UNKNOWN, Ints, distinct, select
+from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
 
-KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+KERNELS, COPIES = "CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY"
+COPY_KIND = "copyKind"
 ACTIVITIES = {
     KERNELS: Kind.KERNEL,
-    "CUPTI_ACTIVITY_KIND_MEMCPY": Kind.COPY,
+    COPIES: Kind.COPY,
     "CUPTI_ACTIVITY_KIND_MEMSET": Kind.MEMORY_SET,
     "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": Kind.GRAPH,
 }
@@ -90,6 +91,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     _require_export(file)
     # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
     activity_columns = file.start(_activity_columns, file)
+    copy_kinds = file.start(file.read_integers, COPIES, ("start", COPY_KIND))
     range_rows = file.start(_range_rows, file)
     call_columns = file.start(_call_columns, file, options.with_launches)
     synchronizations = file.start(read_synchronizations, file)
@@ -107,6 +109,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         columns["globalPid"] = np.full_like(columns["globalPid"], tid[0])
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
+    within_device = _mark_copies(activities, copy_kinds.result()[COPY_KIND])
     call_details = None
     if options.with_launches:
         name_id = names.intern_ids(calls["nameId"], strings, partial(_CALL_VERSION.sub, ""))
@@ -148,10 +151,10 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
     trace = enrich.doubt_ranks(enrich.name_ranks(find_streams_of_records(trace)))
-    trace = enrich.mark_copy_engine_collectives(trace)
+    trace = collectives.mark_copies_that_communicate(trace, within_device[has_start["activities"]])
     if 1 in ranges["hasPayload"]:
-        trace = enrich.add_nccl_metadata(trace, _nccl_payloads(file, strings))
-    trace = enrich.name_operations(trace)
+        trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
+    trace = collectives.name_operations(trace)
     if not launches:
         return trace
     start, *of_kernels = launches.result().values()
@@ -257,6 +260,19 @@ def _activities(columns: dict[str, Ints], name_id: Ints, names: NameTable, comm_
         correlation=columns["correlationId"],
         bytes=columns["bytes"],
     )
+
+
+_WITHIN_DEVICE, _BETWEEN_DEVICES = (8, 0, UNKNOWN), 10
+"""Kinds of copies, as CUPTI numbers them; 0 is "unknown"."""
+
+
+def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
+    """Make copies between devices COMMUNICATION; return which activities are, or may be, copies within one device."""
+    copies = np.flatnonzero(activities.kind == Kind.COPY)
+    activities.category[copies[copy_kind == _BETWEEN_DEVICES]] = Category.COMMUNICATION
+    within_device = np.zeros(len(activities), np.bool_)
+    within_device[copies[np.isin(copy_kind, _WITHIN_DEVICE)]] = True
+    return within_device
 
 
 def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:

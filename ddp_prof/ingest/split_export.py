@@ -35,6 +35,8 @@ from ddp_prof.ingest.nsys_export import (
     ACTIVITY_COLUMNS,
     CALL_COLUMNS,
     CALLS,
+    COPIES,
+    COPY_KIND,
     IS_RANGE,
     KERNELS,
     NVTX,
@@ -126,6 +128,7 @@ _COLUMNS = {
     CALLS: CALL_COLUMNS,
     NVTX: (*RANGE_COLUMNS, "textId", "text", "jsonText", "jsonTextId"),
     **dict.fromkeys(ACTIVITIES, (*ACTIVITY_COLUMNS, "demangledName", "shortName", "mangledName")),
+    COPIES: (*ACTIVITY_COLUMNS, COPY_KIND),
 }
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.ingest.enrich import message_bytes
+from ddp_prof.ingest.collectives import message_bytes
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import UNKNOWN, Category
 from tests.ingest.test_kineto_json import event, write

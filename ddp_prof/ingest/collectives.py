@@ -1,0 +1,281 @@
+"""Facts about collectives that their kernels do not hold: which copies are one, operation, bytes and communicator.
+
+Ranges of torch and NCCL around the launch calls name the operation. Kineto writes operation, bytes and communicator
+into the event of a kernel (PyTorch 2.2 and later). NCCL 2.16 and later passes them to NVTX as payloads, which Nsight
+Systems exports as ``jsonText`` with ``--include-json=true``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ddp_prof.communication import BARRIER, REDUCTIONS, operation_of
+from ddp_prof.ingest.names import NameTable
+from ddp_prof.table import (
+    UNKNOWN,
+    Ints,
+    Mask,
+    concatenate,
+    distinct_rows,
+    fill,
+    positions,
+    select,
+    take_or_unknown,
+)
+from ddp_prof.trace import Calls, Category, CollectiveMetadata, Kind, Spans, Trace
+
+_COLLECTIVE = re.compile(
+    r"^nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Bcast|Reduce|AlltoAll|AllToAll|Gather|Scatter|Send|Recv)v?$"
+)
+_GROUP = ("ncclGroupStart", "ncclGroupEnd")
+
+
+_TORCH = ("nccl:", "xccl:", "mccl:")
+"""How torch's ranges around collectives on a device begin."""
+
+
+def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank: Spans | None = None) -> Trace:
+    """Make a copy COMMUNICATION if it carries out a collective: if the range that launched it is of one.
+
+    NCCL 2.28 and later lets the copy engines carry out collectives on symmetric windows::
+
+        nccl:_all_gather_base    L L                   both copies are the collective
+        nccl:all_gather          K L L                 a kernel is; the copies put the parts where they belong
+
+    Copies add nothing, so they are no reductions. In a group of one rank, a copy is all that a collective does, and it
+    is no communication: ``of_one_rank`` are the known collectives of such groups. ``within_device`` tells which
+    activities may be the copies asked for: from memory of a device to memory of the same device. ``ncclGroupEnd``
+    launches the collectives of a group, so its range counts, too.
+    """
+    rows = np.flatnonzero(within_device & (trace.launching_calls != UNKNOWN))
+    rows = rows[trace.activities.category[rows] == Category.MEMORY]
+    if not len(rows) or trace.world_size == 1:
+        return trace
+    calls = select(trace.calls, trace.launching_calls[rows])
+    nccl_calls = [row for row, members in find_nccl_calls(trace).items() if any(_may_copy(trace, m) for m in members)]
+    communicates = _inside(select(trace.spans, np.array(nccl_calls, np.int64)), calls)
+    torch_ranges = np.array([row for row in _find_torch_ranges(trace).tolist() if _may_copy(trace, row)], np.int64)
+    by_torch = last_opened(select(trace.spans, torch_ranges), calls)
+    if np.any(by_torch != UNKNOWN):
+        kernels = (trace.activities.kind == Kind.KERNEL) & (trace.launching_calls != UNKNOWN)
+        launches = select(trace.calls, np.unique(trace.launching_calls[kernels]))
+        with_kernel = last_opened(select(trace.spans, torch_ranges), launches)
+        communicates |= (by_torch != UNKNOWN) & ~np.isin(by_torch, with_kernel)
+    if of_one_rank is not None:
+        communicates &= ~_inside(of_one_rank, calls)
+    if not communicates.any():
+        return trace
+    category = trace.activities.category.copy()
+    category[rows[communicates]] = Category.COMMUNICATION
+    return replace(trace, activities=replace(trace.activities, category=category))
+
+
+def _may_copy(trace: Trace, span: int) -> bool:
+    """Whether copies alone can carry out what a range of a collective stands for."""
+    return operation_of(trace.names[trace.spans.name_id[span]]) not in (*REDUCTIONS, BARRIER)
+
+
+def _find_torch_ranges(trace: Trace) -> Ints:
+    """Return the rows of torch's ranges around collectives."""
+    ids = [index for index, name in enumerate(trace.names) if name.startswith(_TORCH)]
+    return np.flatnonzero(np.isin(trace.spans.name_id, ids))
+
+
+def name_operations(trace: Trace) -> Trace:
+    """Take a collective's operation from the range around its launch, if the profiler recorded none.
+
+    The name of the kernel is only a hint: NCCL runs an all-to-all as a kernel called ``SendRecv``, and some releases
+    run every operation as that kernel. Torch's ranges (``nccl:all_to_all``) say more than NCCL's own (``ncclSend``).
+    """
+    recorded = trace.collective_metadata
+    rows = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    rows[recorded.activity[recorded.op_id != UNKNOWN]] = False
+    activity = np.flatnonzero(rows)
+    if not len(activity):
+        return trace
+    calls = select(trace.calls, trace.launching_calls[activity])
+    torch_ranges = _find_torch_ranges(trace)
+    # A group of NCCL's calls has the operation that they share; a mix of sends and receives counts as receives.
+    members_of, group_ops = find_nccl_calls(trace), []
+    for members in members_of.values():
+        names = {int(trace.spans.name_id[row]): trace.names[trace.spans.name_id[row]] for row in members}
+        ops = [key for key, name in names.items() if name != "ncclSend" or "ncclRecv" not in names.values()]
+        group_ops.append(ops[0] if len(ops) == 1 else UNKNOWN)
+    nccl_ranges = np.array(list(members_of), np.int64)
+    op_id, span = np.full(len(activity), UNKNOWN, np.int64), np.full(len(activity), UNKNOWN, np.int64)
+    for ranges, name_id in (
+        (torch_ranges, trace.spans.name_id[torch_ranges]),
+        (nccl_ranges, np.array(group_ops, np.int64)),
+    ):
+        open_range = last_opened(select(trace.spans, ranges), calls)
+        op_id = np.where(op_id == UNKNOWN, take_or_unknown(name_id, open_range), op_id)
+        span = np.where(span == UNKNOWN, take_or_unknown(ranges, open_range), span)
+    span[trace.activities.kind[activity] != Kind.COPY] = UNKNOWN
+    row = positions(recorded.activity, len(trace.activities))[activity]
+    is_known, is_new = (op_id != UNKNOWN) | (span != UNKNOWN), row == UNKNOWN
+    completed = recorded.op_id.copy()
+    completed[row[is_known & ~is_new]] = op_id[is_known & ~is_new]
+    added = is_known & is_new
+    found = fill(CollectiveMetadata, int(added.sum()), activity=activity[added], op_id=op_id[added], span=span[added])
+    return replace(trace, collective_metadata=concatenate(replace(recorded, op_id=completed), found))
+
+
+def find_nccl_calls(trace: Trace) -> dict[int, list[int]]:
+    """Return the NCCL calls that may launch collectives, and the calls of these collectives, as rows of the spans.
+
+    Each call launches its own collective. In a group, the end of the outermost group launches all::
+
+        ncclGroupStart  ncclAllReduce  ncclAllReduce  ncclGroupEnd
+                             A              B            A and B
+    """
+    calls: dict[int, list[int]] = {}
+    is_collective = np.array([bool(_COLLECTIVE.match(name)) for name in (*trace.names, "")])
+    if not is_collective.any():
+        return calls
+    is_start, is_end = (np.array([name == border for name in (*trace.names, "")]) for border in _GROUP)
+    spans = trace.spans
+    rows = np.flatnonzero((is_collective | is_start | is_end)[spans.name_id])
+    rows = rows[np.lexsort((spans.start_ns[rows], spans.lane[rows], spans.process[rows]))]
+    name_id = spans.name_id[rows]
+    depth, members, thread = 0, list[int](), (UNKNOWN, UNKNOWN)
+    columns = (rows, spans.process[rows], spans.lane[rows], is_start[name_id], is_end[name_id])
+    for row, process, lane, starts, ends in zip(*(column.tolist() for column in columns), strict=True):
+        if thread != (process, lane):
+            depth, members, thread = 0, [], (process, lane)
+        if starts:
+            members = members if depth else []
+            depth += 1
+        elif ends:
+            depth = max(0, depth - 1)
+            if members and not depth:
+                calls[row], members = members, []
+        else:
+            calls[row] = [row]
+            members.append(row)
+    return calls
+
+
+def last_opened(ranges: Spans, calls: Calls) -> Ints:
+    """Return for each call the range that its thread opened last, ``UNKNOWN`` if that range has ended by then."""
+    found = np.full(len(calls), UNKNOWN, np.int64)
+    for of_ranges, of_calls in _by_thread(ranges, calls):
+        ordered = of_ranges[np.argsort(ranges.start_ns[of_ranges], kind="stable")]
+        at = np.searchsorted(ranges.start_ns[ordered], calls.start_ns[of_calls], side="right") - 1
+        holds = (at >= 0) & (ranges.end_ns[ordered[at]] > calls.start_ns[of_calls])
+        found[of_calls[holds]] = ordered[at[holds]]
+    return found
+
+
+def _inside(ranges: Spans, calls: Calls) -> Mask:
+    inside = np.zeros(len(calls), np.bool_)
+    for of_ranges, of_calls in _by_thread(ranges, calls):
+        at = calls.start_ns[of_calls]
+        begun = np.searchsorted(np.sort(ranges.start_ns[of_ranges]), at, side="right")
+        ended = np.searchsorted(np.sort(ranges.end_ns[of_ranges]), at, side="right")
+        inside[of_calls] = begun > ended
+    return inside
+
+
+def _by_thread(ranges: Spans, calls: Calls) -> Iterator[tuple[Ints, Ints]]:
+    """Yield the rows of the ranges and of the calls of each thread that has ranges."""
+    first, which = distinct_rows(ranges.process, ranges.lane)
+    for thread, row in enumerate(first.tolist()):
+        is_own_call = (calls.process == ranges.process[row]) & (calls.lane == ranges.lane[row])
+        yield np.flatnonzero(which == thread), np.flatnonzero(is_own_call)
+
+
+ELEMENT_BYTES = {
+    "double": 8, "long": 8, "complexfloat": 8, "complexdouble": 16, "float": 4, "int": 4, "half": 2, "short": 2,
+    "char": 1, "byte": 1, "bool": 1,
+}  # fmt: skip
+"""Size of an element by the C++ name of its type in torch, in lower case."""
+_BITS = re.compile(r"\d{1,3}$")
+"""Ends the other names, as in ``BFloat16``, ``UInt64`` and ``float32``. All Float8 types have one byte."""
+
+_WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
+"""NCCL's calls whose recorded size is the whole message; for all others it is the share of one rank."""
+
+
+def message_bytes(elements: Iterable[object], element_type: object) -> int:
+    """Return the bytes of the larger buffer, ``UNKNOWN`` if the number of elements or their type is unknown."""
+    kind = str(element_type).lower()
+    bits = _BITS.search(kind)
+    size = 1 if kind.startswith("float8") else int(bits[0]) // 8 if bits else ELEMENT_BYTES.get(kind)
+    counts = [element for element in elements if isinstance(element, int)]
+    return max(counts) * size if counts and size else UNKNOWN
+
+
+def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str], str]) -> Trace:
+    """Give each collective the payload of the NCCL call that is open when it is launched.
+
+    A collective launched outside of such a call, for example by a CUDA graph, stays unknown. If one kernel carries out
+    a whole group, its size is the sum over the group. If several kernels do, their sizes are known only if there is one
+    kernel for each call and all calls are alike.
+
+    ``payloads`` are the JSON texts of NCCL's ranges, by process, thread, start and name.
+    """
+    spans, nccl_calls = trace.spans, find_nccl_calls(trace)
+    is_launched = (trace.activities.category == Category.COMMUNICATION) & (trace.launching_calls != UNKNOWN)
+    activities = np.flatnonzero(is_launched)
+    rows, launches = np.array(list(nccl_calls), np.int64), select(trace.calls, trace.launching_calls[activities])
+    call = take_or_unknown(rows, last_opened(select(spans, rows), launches))
+    kernels = Counter(call.tolist())
+    found = []
+    for activity, row in zip(activities.tolist(), call.tolist(), strict=True):
+        keys = [
+            (int(spans.process[member]), int(spans.lane[member]), int(spans.start_ns[member]), name)
+            for member in nccl_calls.get(row, ())
+            if (name := trace.names[spans.name_id[member]])
+        ]
+        if any(key in payloads for key in keys):
+            members = [_size_and_group(key[-1], payloads.get(key, "")) for key in keys]
+            found.append((activity, *_merge_members(members, kernels[row])))
+    names = NameTable(trace.names)
+    metadata = fill(
+        CollectiveMetadata,
+        len(found),
+        activity=np.array([activity for activity, _, _ in found], np.int64),
+        bytes=np.array([size if size < 2**62 else UNKNOWN for _, size, _ in found], np.int64),
+        group_id=np.array([UNKNOWN if group is None else names.intern(group) for *_, group in found], np.int64),
+    )
+    return replace(trace, collective_metadata=metadata, names=tuple(names))
+
+
+def _merge_members(members: Sequence[tuple[int, str | None]], kernels: int) -> tuple[int, str | None]:
+    """Return the bytes and the communicator of one of the ``kernels`` of a group, by those of the group's calls."""
+    sizes, groups = [size for size, _ in members], {group for _, group in members}
+    size = UNKNOWN
+    if kernels == 1 and UNKNOWN not in sizes:
+        size = sum(sizes)
+    elif kernels == len(members) and len(set(members)) == 1:
+        size = sizes[0]
+    return size, groups.pop() if len(groups) == 1 else None
+
+
+def _size_and_group(name: str, payload: str) -> tuple[int, str | None]:
+    """Return the bytes of a call's message and the name of its communicator."""
+    try:
+        fields = dict(_fields(json.loads(payload)))
+    except (ValueError, RecursionError):
+        fields = {}
+    size, group = fields.get("message size [bytes]"), fields.get("nccl communicator id")
+    is_whole = isinstance(size, int) and size >= 0 and _WHOLE_MESSAGE.match(name)
+    return (size if is_whole and isinstance(size, int) else UNKNOWN), (None if group is None else str(group))
+
+
+def _fields(document: Any) -> Iterable[tuple[str, Any]]:
+    """Yield all fields of a JSON document, at any depth: the nesting of payloads is not documented."""
+    if isinstance(document, dict):
+        for key, value in document.items():
+            yield key.lower(), value
+            yield from _fields(value)
+    elif isinstance(document, list):
+        for entry in document:
+            yield from _fields(entry)
