@@ -20,12 +20,14 @@ BROADCAST, REDUCE, GATHER, SCATTER, BARRIER = "broadcast", "reduce", "gather", "
 POINT_TO_POINT = "send_recv"
 PEER_COPY = "peer_copy"
 """A copy from one device to another."""
+DEVICE_BARRIER = "device_barrier"
+"""A kernel in which devices wait for each other, around copies for example; ``dist.barrier()`` launches none."""
 NOTIFY = "notify"
 """A kernel that prepares a collective, such as DeepEP's that tells peers the sizes: a part of that operation."""
 
 OPERATIONS = (
     *(NOTIFY, BARRIER, ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BROADCAST, POINT_TO_POINT, GATHER, SCATTER),
-    *(REDUCE, PEER_COPY),
+    *(REDUCE, PEER_COPY, DEVICE_BARRIER),
 )
 """All known operations; tables store an index into this tuple."""
 
@@ -152,10 +154,11 @@ LIBRARIES = (
         "PyTorch symmetric memory, barriers",
         r"c10d::symmetric_memory::\w{0,200}(?:barrier|signal)",
         {
-            "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int)": BARRIER,
+            "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int)": DEVICE_BARRIER,
             "c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int, int)": None,
         },
         _OF_TRACES,
+        words=[("barrier", DEVICE_BARRIER)],
     ),
     Library(
         "PyTorch symmetric memory, NVSHMEM",
@@ -236,14 +239,22 @@ LIBRARIES = (
     Library(
         "XLA",
         r"(?:AllReduce|RaggedAllToAll(?:Device)?|MultiGpuBarrier)KernelImpl",
-        {"void stream_executor::gpu::RaggedAllToAllKernelImpl<8l>(...)": ALL_TO_ALL},
+        {
+            "void stream_executor::gpu::RaggedAllToAllKernelImpl<8l>(...)": ALL_TO_ALL,
+            "void stream_executor::gpu::MultiGpuBarrierKernelImpl<...>(...)": DEVICE_BARRIER,
+        },
         _OF_TRACES,
+        words=[("barrier", DEVICE_BARRIER)],
     ),
     Library(
         "NVSHMEM",
         r"nvshmemi_|_on_stream_kernel",
-        {"void barrier_on_stream_kernel_threadgroup<1>(int, int)": BARRIER, "nvshmemi_proxy_quiet_entrypoint()": None},
+        {
+            "void barrier_on_stream_kernel_threadgroup<1>(int, int)": DEVICE_BARRIER,
+            "nvshmemi_proxy_quiet_entrypoint()": None,
+        },
         _OF_SOURCE,
+        words=[("barrier", DEVICE_BARRIER)],
     ),
     Library(
         "MSCCL++",
@@ -277,14 +288,16 @@ LIBRARIES = (
             "void deep_ep::internode::cached_notify<false>(...)": NOTIFY,
             "void deep_ep::elastic::dispatch_deterministic_prologue_impl<...>(...)": NOTIFY,
             "void deep_ep::bucket::nvlink_all_reduce<8, 16, 1024, 1l, false, 0>(...)": ALL_REDUCE,
-            "void deep_ep::internode_ll::clean_low_latency_buffer<256>(...)": BARRIER,
+            "void deep_ep::intranode::barrier<8>(...)": DEVICE_BARRIER,
+            "void deep_ep::internode_ll::clean_low_latency_buffer<256>(...)": DEVICE_BARRIER,
             "void deep_ep::pp::pp_send_recv<...>(...)": POINT_TO_POINT,
         },
         _OF_SOURCE,
         words=[
             ("notify", NOTIFY),
             ("prologue", NOTIFY),
-            ("cleanlowlatencybuffer", BARRIER),
+            ("barrier", DEVICE_BARRIER),
+            ("cleanlowlatencybuffer", DEVICE_BARRIER),
             ("reducegrads", None),
             ("dispatch", ALL_TO_ALL),
             ("combine", ALL_TO_ALL),  # before the common word within combine_reduce_epilogue
@@ -315,10 +328,10 @@ LIBRARIES = (
         r"hybrid_ep::(?:dispatch|combine|device_sync)_kernel",
         {
             "void hybrid_ep::dispatch_kernel<...>(hybrid_ep::dispatch_kernel_param_t<unsigned short>)": ALL_TO_ALL,
-            "hybrid_ep::device_sync_kernel<8>(...)": BARRIER,
+            "hybrid_ep::device_sync_kernel<8>(...)": DEVICE_BARRIER,
         },
         _OF_TRACES,
-        words=[("devicesync", BARRIER), ("", ALL_TO_ALL)],
+        words=[("devicesync", DEVICE_BARRIER), ("", ALL_TO_ALL)],
     ),
     Library(
         "MORI",

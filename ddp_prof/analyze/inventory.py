@@ -16,7 +16,7 @@ from ddp_prof.analyze.quality import NO_BACKWARD, ONLY_WARMUP, diagnose
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
-from ddp_prof.trace import Category, Kind, Trace
+from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +112,14 @@ def _process_inventory(
     mine, names = trace.activities.process == process, trace.spans.name_id[trace.spans.process == process]
     kind = trace.activities.kind[mine]
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
+    mine_with_warmup = [rank.including_warmup for rank in ranks if rank.process == process]
     steps = rank.including_warmup.steps if rank else find_steps(trace, process, step_range)[0]
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
         devices=tuple(np.unique(trace.activities.device[mine]).tolist()),
         kernels=int((kind == Kind.KERNEL).sum()),
-        collectives=int((trace.activities.category[mine] == Category.COMMUNICATION).sum()),
+        collectives=sum(int((own.is_collective & (own.events.activity != UNKNOWN)).sum()) for own in mine_with_warmup),
         copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
         calls=int((trace.calls.process == process).sum()),
         ranges=len(names),

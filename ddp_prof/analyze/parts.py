@@ -142,6 +142,7 @@ def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: in
         groups=tuple(groups),
         backward_end_ns=np.max([part.backward_end_ns for part in parts], axis=0),
         device_phases=concatenate(select(phases, np.argsort(phases.step, kind="stable")), outside),
+        pauses=concatenate(*(part.pauses for part in parts)),
         compute=reduce(or_, (part.compute for part in parts)),
         compute_stream=compute_stream,
         times=concatenate(*(part.times for part in parts)),

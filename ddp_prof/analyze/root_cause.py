@@ -10,7 +10,6 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives, mea
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import carry_gradients
-from ddp_prof.communication import NOTIFY
 from ddp_prof.manifest import Manifest
 from ddp_prof.trace import UNKNOWN
 
@@ -110,11 +109,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
     (culprit, culprit_ns), *_ = parts.most_common(1)
     own = [collective for collective in step if _match_key(collective) == culprit]
     # Ranks may have different numbers of collectives, so these are counted on one rank.
-    mine = [
-        collective
-        for collective in step
-        if collective.step_identity == own[0].step_identity and (collective.op != NOTIFY or own[0].op == NOTIFY)
-    ]
+    mine = [collective for collective in step if collective.step_identity == own[0].step_identity]
     same = [collective for collective in step if collective.op == own[0].op]
     last = {collective.step_identity: collective.index for collective in sorted(same, key=lambda one: one.index)}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]

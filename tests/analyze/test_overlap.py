@@ -474,8 +474,8 @@ def test_what_prepares_a_collective_counts_with_it(tmp_path: Path) -> None:
     assert (rank.collectives, rank.steps[0].collectives, rank.kernels) == (2, 2, 5)
     assert (rank.comm_ns, rank.compute_ns) == (24, 6)
     found = collectives_of(trace)
-    assert [one.op for one in found] == ["notify", "all_to_all", "notify", "all_to_all"]
-    assert sum(one.exposed_ns for one in found) == rank.exposed_ns == 24
+    assert [(one.op, one.index, one.exposed_ns) for one in found] == [("all_to_all", 0, 12), ("all_to_all", 1, 12)]
+    assert [(one.launch_ns, one.start_ns, one.end_ns) for one in found] == [(2, 20, 36), (4, 40, 56)]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
-from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS
+from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS, sum_by_group
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES
@@ -107,13 +107,19 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PhaseParts(Table):
-    """Parts of collectives (``row`` of the timings), each at one ``when``, an index into :data:`WHENS`."""
+class Pieces(Table):
+    """Pieces of the time of collectives; ``row`` is that of the timings."""
 
     row: Ints
-    when: Ints
     start_ns: Ints
     end_ns: Ints
+
+
+@dataclass(frozen=True)
+class PhaseParts(Pieces):
+    """Pieces of the time of collectives, each at one ``when``, an index into :data:`WHENS`."""
+
+    when: Ints
 
 
 def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, PhaseParts]) -> Exposure:
@@ -123,17 +129,37 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, P
     for why, cells in parts.items():
         np.add.at(pairs[:, :, WHYS.index(why)], (cells.row, cells.when), _exposed_ns(rank, cells))
     first, last = assign_instants(timings)
-    waiting = Part(first, wait_end_ns(timings, wait_ns))
+    waiting = cut_pauses(rank, Part(first, wait_end_ns(timings, wait_ns)))
+    owned = cut_pauses(rank, Part(first, last))
     return Exposure(
-        overlapped_ns=rank.compute.covered_ns(first, last),
+        overlapped_ns=sum_by_group(rank.compute.covered_ns(owned.start_ns, owned.end_ns), owned.row, len(timings)),
         exposed_ns=pairs.sum(axis=(1, 2)),
-        exposed_wait_ns=_exposed_ns(rank, waiting),
+        exposed_wait_ns=sum_by_group(_exposed_ns(rank, waiting), waiting.row, len(timings)),
         pairs_ns=pairs,
     )
 
 
-def _exposed_ns(rank: RankCollectives, part: Part | PhaseParts) -> Ints:
-    return part.end_ns - part.start_ns - rank.compute.covered_ns(part.start_ns, part.end_ns)
+def _exposed_ns(rank: RankCollectives, pieces: Pieces) -> Ints:
+    return pieces.end_ns - pieces.start_ns - rank.compute.covered_ns(pieces.start_ns, pieces.end_ns)
+
+
+def cut_pauses(rank: RankCollectives, part: Part) -> Pieces:
+    """The pieces of a part of each collective in which it, or another of its step, communicates."""
+    rows = np.flatnonzero(part.end_ns > part.start_ns)
+    pieces = Pieces(rows, part.start_ns[rows], part.end_ns[rows])
+    if not len(rank.pauses) or not len(rows):
+        return pieces
+    # On an axis with all steps end to end, neither pieces nor pauses overlap.
+    low, high = int(pieces.start_ns.min()), int(pieces.end_ns.max())
+    pauses = select(rank.pauses, (rank.pauses.end_ns > low) & (rank.pauses.start_ns < high))
+    shift = (rank.timings.step[rows] + 1) * (high - low) - low
+    of_pauses = (pauses.step + 1) * (high - low) - low
+    order = np.argsort(pieces.start_ns + shift, kind="stable")
+    pieces, shift = select(pieces, order), shift[order]
+    on_axis = Intervals(pieces.start_ns + shift, pieces.end_ns + shift)
+    cut = on_axis - union(np.maximum(pauses.start_ns, low) + of_pauses, np.minimum(pauses.end_ns, high) + of_pauses)
+    piece = np.searchsorted(on_axis.start_ns, cut.start_ns, side="right") - 1
+    return Pieces(pieces.row[piece], cut.start_ns - shift[piece], cut.end_ns - shift[piece])
 
 
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
@@ -158,29 +184,31 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
 
 
 def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
-    """Cut a part of each collective at the borders of the device's phases; empty pieces are left out."""
-    row, stretch = _overlapping_stretches(rank, part)
+    """Cut a part of each collective at its pauses and the borders of the device's phases, without empty pieces."""
+    pieces = cut_pauses(rank, part)
+    of_piece, stretch = _overlapping_stretches(rank, pieces)
+    row, start_ns, end_ns = pieces.row[of_piece], pieces.start_ns[of_piece], pieces.end_ns[of_piece]
     phases = rank.device_phases
     ends = np.append(phases.start_ns[1:], _LATEST)
     ends[np.append(phases.step[1:] != phases.step[:-1], True)] = _LATEST
-    start = np.maximum(part.start_ns[row], phases.start_ns[stretch])
-    end = np.minimum(part.end_ns[row], ends[stretch])
+    start = np.maximum(start_ns, phases.start_ns[stretch])
+    end = np.minimum(end_ns, ends[stretch])
     when = _classify_when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
     is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == NO_TIME)
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
-    in_tail = PhaseParts(row, np.full(len(row), WHENS.index(TAIL)), tail_from, end)
-    cells = concatenate(PhaseParts(row, when, start, tail_from), in_tail)
+    in_tail = PhaseParts(row, tail_from, end, np.full(len(row), WHENS.index(TAIL)))
+    cells = concatenate(PhaseParts(row, start, tail_from, when), in_tail)
     return select(cells, cells.end_ns > cells.start_ns)
 
 
-def _overlapping_stretches(rank: RankCollectives, part: Part) -> tuple[Ints, Ints]:
-    """Pairs of a collective (row) and a stretch of its step's phases that overlap in the collective's part."""
+def _overlapping_stretches(rank: RankCollectives, pieces: Pieces) -> tuple[Ints, Ints]:
+    """Pairs of a piece of a collective and a stretch of its step's phases that overlap."""
     phases = rank.device_phases
-    rows = np.flatnonzero(part.end_ns > part.start_ns)
+    rows = np.arange(len(pieces))
     if not len(rows):
         return rows, rows
-    step, start, end = rank.timings.step[rows], part.start_ns[rows], part.end_ns[rows]
+    step, start, end = rank.timings.step[pieces.row], pieces.start_ns, pieces.end_ns
     step = np.where(step == UNKNOWN, phases.step[-1], step)
     # On an axis with all steps end to end, stretches are in order, so one search is enough.
     low, high = int(start.min()), int(end.max()) + 1

@@ -3,7 +3,7 @@
 All ranks issue the collectives of a communicator in the same order (otherwise they would hang). So the n-th collective
 of a kind in a step of one communicator is the same on all its ranks. If the profiler recorded the sequence number
 within the communicator, that number is used instead. Collectives that do not fit are left unmatched: if sizes differ,
-or their number in a step. Sends and receives are not collectives and have no match.
+or their number in a step. Sends, receives and copies between devices are not collectives and have no match.
 
 If communicators have no names, their common order is not known: each rank may launch them in another order. Each
 communicator uses streams of its own, so the n-th collective of a stream is matched with the n-th one of the other
@@ -24,7 +24,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.steps import CLEARLY
-from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
+from ddp_prof.communication import OPERATIONS, PEER_COPY, POINT_TO_POINT
 from ddp_prof.table import concatenate, count_before, distinct_rows, positions
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, select, take_or_unknown
 
@@ -43,8 +43,9 @@ _OFTEN = 4
 LOOKED_AT = 1_000
 """Only this number of collectives is compared to distinguish communicators."""
 
-_NO_COLLECTIVE = OPERATIONS.index(POINT_TO_POINT)
-NEEDS_ALL = {OPERATIONS.index(name) for name in ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier")}
+_NO_COLLECTIVES = (OPERATIONS.index(POINT_TO_POINT), OPERATIONS.index(PEER_COPY))
+_NEED_ALL = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "barrier", "device_barrier")
+NEEDS_ALL = {OPERATIONS.index(name) for name in _NEED_ALL}
 """Operations that cannot end on any rank before all ranks have begun."""
 _OF_ONE_SIZE = {OPERATIONS.index(name) for name in ("all_reduce", "broadcast", "reduce")}
 """Operations with the same size on each rank."""
@@ -93,7 +94,7 @@ def match_collectives(ranks: Sequence[RankCollectives]) -> Matches:
     streams = _pair_streams(ranks)
     rows = _find_pairs(ranks, streams)
     rows = rows[((rows != UNKNOWN).sum(axis=1) > 1) & _do_parts_agree(ranks, rows)]
-    candidates = sum(int((rank.timings.operation != _NO_COLLECTIVE).sum()) for rank in ranks)
+    candidates = sum(int((~np.isin(rank.timings.operation, _NO_COLLECTIVES)).sum()) for rank in ranks)
     meets = _do_parts_meet(ranks, rows)
     matches = Matches(rows[meets], candidates - int((rows[meets] != UNKNOWN).sum()), by_stream=any(streams))
     unnamed = Matches(rows, 0).column(ranks, "group", UNKNOWN).max(axis=1) == UNKNOWN
@@ -134,7 +135,7 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
             np.where(has_number, UNKNOWN, np.bincount(own_kind)[own_kind]),
         ]
     )
-    chosen = np.flatnonzero((timings.operation != _NO_COLLECTIVE) & (has_number | (step != UNKNOWN)))
+    chosen = np.flatnonzero(~np.isin(timings.operation, _NO_COLLECTIVES) & (has_number | (step != UNKNOWN)))
     first, which = distinct_rows(*key[:, chosen])
     found = np.full((len(first), len(ranks)), UNKNOWN, np.int64)
     found[positions(np.argsort(first), len(first))[which], of_rank[chosen]] = row[chosen]
@@ -146,7 +147,7 @@ def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
     lanes = []
     for rank in ranks:
         timings = rank.timings
-        unnamed = (timings.group == UNKNOWN) & (timings.operation != _NO_COLLECTIVE) & (timings.lane != UNKNOWN)
+        unnamed = (timings.group == UNKNOWN) & ~np.isin(timings.operation, _NO_COLLECTIVES) & (timings.lane != UNKNOWN)
         lanes.append(np.unique(timings.lane[unnamed]).tolist())
     most = max(map(len, lanes), default=0)
     unpaired: list[Streams] = [{} for _ in ranks]

@@ -26,13 +26,23 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, find_operations, last_by_step
+from ddp_prof.analyze.core.operations import Pauses, find_pauses
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import RankResult
-from ddp_prof.communication import ALL_REDUCE, NOTIFY, OPERATIONS, POINT_TO_POINT
+from ddp_prof.communication import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    BROADCAST,
+    DEVICE_BARRIER,
+    NOTIFY,
+    OPERATIONS,
+    PEER_COPY,
+    POINT_TO_POINT,
+)
 from ddp_prof.range_names import FORWARD, PHASES, parse_range
 from ddp_prof.table import positions
 from ddp_prof.trace import (
@@ -41,6 +51,7 @@ from ddp_prof.trace import (
     Category,
     CollectiveMetadata,
     Ints,
+    Kind,
     Mask,
     Table,
     Trace,
@@ -59,7 +70,9 @@ FEW_BYTES = 64 * 1024
 READY_SOURCES = ("kernel", "hook")
 """The source of the ready time: the end of the last gradient kernel, or the hook that launched the collective."""
 
-_WITHOUT_GRADIENTS = [OPERATIONS.index(operation) for operation in ("all_gather", "broadcast", POINT_TO_POINT)]
+_WITHOUT_GRADIENTS = [
+    OPERATIONS.index(operation) for operation in (ALL_GATHER, BROADCAST, POINT_TO_POINT, PEER_COPY, DEVICE_BARRIER)
+]
 """Operations that do not wait for gradients."""
 
 
@@ -116,6 +129,7 @@ class RankCollectives(RankResult):
         groups, consumers: Names of communicators, and of the operations that need collectives.
         step_keys: See ``Steps.keys``. A capture without steps is step 0, or no step if other ranks have steps.
         compute: Compute of the rank, at least all that overlaps its collectives.
+        pauses: When its collectives paused.
         reason: Why its overlapped communication is not known; ``None`` if it is.
         unknown_work: Why its events are not known; ``None`` if they are, even if there are none.
     """
@@ -136,6 +150,7 @@ class RankCollectives(RankResult):
     times: StepTimes
     compute_stream: int
     has_subgroups: bool
+    pauses: Pauses
     qualifier: str = ""
     of_several: bool = False
     reason: str | None = None
@@ -165,10 +180,14 @@ class RankCollectives(RankResult):
 
 
 def collective_rows(rank: RankEvents) -> Ints:
-    """Rows of a rank's events that are collectives, ordered by step and launch."""
-    events = rank.events
-    rows = np.flatnonzero(events.category == Category.COMMUNICATION)
-    return rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
+    """Rows of a rank's events that stand for its collectives, ordered by step and launch."""
+    rows, parts = np.flatnonzero(rank.is_collective), rank.operation_parts
+    return rows[np.lexsort((parts.start_ns[rows], parts.launch_ns[rows], rank.events.step[rows]))]
+
+
+def collectives_of_events(rank: RankEvents) -> Ints:
+    """For each event the row of its collective in the rank's timings, ``UNKNOWN`` if it does not communicate."""
+    return take_or_unknown(positions(collective_rows(rank), len(rank.events)), rank.operation_parts.head)
 
 
 def consumer_activities(rank: RankEvents) -> Ints:
@@ -179,7 +198,8 @@ def consumer_activities(rank: RankEvents) -> Ints:
 def find_timings(rank: RankEvents) -> RankCollectives:
     trace = rank.trace
     rows = collective_rows(rank)
-    events = select(rank.events, rows)
+    parts = select(rank.operation_parts, rows)
+    events = replace(select(rank.events, rows), start_ns=parts.start_ns, end_ns=parts.end_ns, launch_ns=parts.launch_ns)
     names, needs = _consumer_columns(rank, rows)
     at = take_or_unknown(positions(trace.collective_metadata.activity, len(trace.activities)), events.activity)
     recorded = CollectiveMetadata(
@@ -232,6 +252,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         times=rank.step_times,
         compute_stream=rank.compute_stream,
         has_subgroups=trace.has_subgroups,
+        pauses=find_pauses(rank.events, rank.operation_parts),
         reason=why_unknown(rank),
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
@@ -277,8 +298,13 @@ def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], di
     consumer = consumer_activities(rank)
     name_id = take_or_unknown(activities.name_id, consumer)
     used = np.unique(name_id[name_id != UNKNOWN])
+    head = rank.operation_parts.head
+    by_collective_ns = blocking.by_event_ns.copy()
+    of_parts = np.flatnonzero((head != UNKNOWN) & (head != np.arange(len(head))))
+    of_parts = of_parts[(by_collective_ns[of_parts] != UNKNOWN) & (by_collective_ns[head[of_parts]] != UNKNOWN)]
+    np.add.at(by_collective_ns, head[of_parts], by_collective_ns[of_parts])
     return tuple(rank.trace.names[name] for name in used.tolist()), {
-        "blocking_ns": blocking.by_event_ns[rows],
+        "blocking_ns": by_collective_ns[rows],
         "slack_ns": take_or_unknown(blocking.consumers.slack_ns, needed, NO_TIME),
         "consumer": np.where(name_id == UNKNOWN, UNKNOWN, np.searchsorted(used, name_id)),
         "consumer_lane": take_or_unknown(activities.lane, consumer),
@@ -358,7 +384,10 @@ def _find_operations(trace: Trace, events: Events, recorded: CollectiveMetadata,
     is_vague = (by_kernel == UNKNOWN) | (by_kernel == OPERATIONS.index(POINT_TO_POINT))
     by_name = np.where(is_vague & (by_range != UNKNOWN), by_range, by_kernel)
     by_profiler = find_operations(trace, recorded.op_id)
-    return np.where(by_profiler == UNKNOWN, by_name, by_profiler)
+    found = np.where(by_profiler == UNKNOWN, by_name, by_profiler)
+    is_copy = take_or_unknown(trace.activities.kind, events.activity) == Kind.COPY
+    # Which range launched a copy is known only of collectives that the copy engines carry out.
+    return np.where(is_copy & (found == UNKNOWN) & (recorded.span == UNKNOWN), OPERATIONS.index(PEER_COPY), found)
 
 
 _REDUCTIONS = (UNKNOWN, OPERATIONS.index(ALL_REDUCE), OPERATIONS.index("reduce_scatter"))

@@ -31,6 +31,7 @@ from ddp_prof.analyze.core.blocking import (
     unknown_blocking,
 )
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
+from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -49,7 +50,7 @@ from ddp_prof.analyze.core.steps import (
     find_steps,
 )
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.communication import NOTIFY, OPERATIONS, operation_of
+from ddp_prof.communication import OPERATIONS
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
 from ddp_prof.table import Brief, begins_run
@@ -321,12 +322,13 @@ class RankEvents(Brief):
         return rows
 
     @cached_property
+    def operation_parts(self) -> OperationParts:
+        return find_operation_parts(self.trace, self.events)
+
+    @property
     def is_collective(self) -> Mask:
-        """Mask of the events that are collectives; a kernel that only prepares a collective is not counted."""
-        rows: Mask = self.events.category == Category.COMMUNICATION
-        parts = [row for row, name in enumerate(self.trace.names) if NOTIFY in name and operation_of(name) == NOTIFY]
-        is_part = np.isin(take_or_unknown(self.trace.activities.name_id, self.events.activity), parts)
-        return rows & ~is_part if parts else rows
+        """Mask of the events that are counted as collectives: one of each operation."""
+        return self.operation_parts.is_head
 
     @cached_property
     def gradient_threads(self) -> frozenset[int]:

@@ -33,7 +33,14 @@ from itertools import pairwise
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import TAIL, assign_instants, backward_end_ns, wait_end_ns
+from ddp_prof.analyze.collectives.exposed_time import (
+    TAIL,
+    Part,
+    assign_instants,
+    backward_end_ns,
+    cut_pauses,
+    wait_end_ns,
+)
 from ddp_prof.analyze.collectives.results import Collective, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
@@ -222,15 +229,19 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
     # peer; otherwise it is tail if one of them is in the tail of its step.
     first, last = assign_instants(rank.timings)
     wait_end = wait_end_ns(rank.timings, wait_ns)
-    waiting = union(first, wait_end) - rank.compute
-    in_tail = union(np.clip(backward_end_ns(rank), wait_end, last), last) - rank.compute - waiting
-    wait, tail = waiting.covered_ns(start, end), in_tail.covered_ns(start, end)
+    wait, tail = (
+        cut_pauses(rank, part)
+        for part in (Part(first, wait_end), Part(np.clip(backward_end_ns(rank), wait_end, last), last))
+    )
+    waiting = union(wait.start_ns, wait.end_ns) - rank.compute
+    in_tail = union(tail.start_ns, tail.end_ns) - rank.compute - waiting
+    waiting_ns, tail_ns = waiting.covered_ns(start, end), in_tail.covered_ns(start, end)
     return {
         "step": times.length_ns,
         "compute": times.compute_ns,
-        "transfer": times.exposed_ns - wait - tail,
-        "tail": tail,
-        "wait": wait,
+        "transfer": times.exposed_ns - waiting_ns - tail_ns,
+        "tail": tail_ns,
+        "wait": waiting_ns,
         "calls": times.calls_ns,
         "rest": times.length_ns - times.compute_ns - times.exposed_ns - times.calls_ns,
     }

@@ -10,7 +10,6 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
-from ddp_prof.communication import NOTIFY
 from ddp_prof.present.columns import Row, ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
@@ -46,7 +45,7 @@ def collectives_view(
     If ``by`` is ``None``, the rows for programs are collectives; the rows for people are buckets, or the worst
     collectives if there are no buckets.
     """
-    count = sum(collective.op != NOTIFY for collective in result.collectives)
+    count = len(result.collectives)
     source = f"{source_name(run.trace, run.files)} · device: {run.device}"
     title = join_lines([f"{source} · {count_noun(count, 'collective')}", headline.text])
     outliers = [outliers_text(result.outliers)] if result.outliers else []

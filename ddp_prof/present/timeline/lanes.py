@@ -17,7 +17,7 @@ from ddp_prof.present.timeline import model
 from ddp_prof.present.timeline.model import Boxes, Lane, RankExposure
 from ddp_prof.range_names import PHASES, PROCESS
 from ddp_prof.table import concatenate, distinct, empty, fill, positions, select, take_or_unknown
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, Trace
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, Trace
 
 _SHOWN_AS = {
     Category.COMPUTE: (model.COMPUTE, "compute", theme.COMPUTE),  # coloured by the phase that launched it
@@ -117,7 +117,10 @@ def _device_boxes(
     if trace.shape_id is not None and trace.registers is not None:
         columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}
     if category == Category.COMMUNICATION:
-        found = columns["collective"] = _collectives(explained, start, end, activities.lane[rows])
+        parts = rank.operation_parts
+        first, last = (take_or_unknown(column, event, NO_TIME) for column in (parts.start_ns, parts.end_ns))
+        stream = take_or_unknown(rank.events.lane, take_or_unknown(parts.head, event))
+        found = columns["collective"] = _collectives(explained, first, last, stream)
         for name in ("bucket", "bytes"):  # measured collectives have the values of the tables
             columns[name] = np.where(
                 found == UNKNOWN, columns[name], take_or_unknown(getattr(explained.timings, name), found)

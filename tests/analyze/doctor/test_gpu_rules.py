@@ -25,7 +25,7 @@ from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs
 from ddp_prof.runs import run as runs
-from ddp_prof.table import select
+from ddp_prof.table import fill, select
 from ddp_prof.trace import HOST_WAITS, UNKNOWN, Category, CollectiveMetadata, Overhead, SyncKind, Trace
 from tests.analyze.critical.scheduler import Device
 from tests.command_line import run
@@ -68,8 +68,7 @@ def named(trace: Trace, contention: Contention = NO_CONTENTION) -> list[str]:
 def with_sizes(trace: Trace, sizes: list[int]) -> Trace:
     """The trace with bytes for the collectives, which run on stream 20; ``sizes`` repeat."""
     rows = np.flatnonzero(trace.activities.lane == 20)
-    unknown = np.full(len(rows), UNKNOWN)
-    noted = CollectiveMetadata(rows, unknown, np.resize(column(sizes), len(rows)), unknown, unknown, unknown)
+    noted = fill(CollectiveMetadata, len(rows), activity=rows, bytes=np.resize(column(sizes), len(rows)))
     return replace(trace, collective_metadata=noted)
 
 
