@@ -34,6 +34,7 @@ from ddp_prof.analyze.quality import (
     Diagnostics,
     gather_diagnostics,
     has_no_usable_events,
+    hides_graphs,
     hides_work,
     measure_attribution,
     merge_attributions,
@@ -90,8 +91,8 @@ class StepOverlap:
         step_key: Unique number of the step within its rank, see ``Steps.keys``; ``None`` in a capture without steps.
         start_ns: Start of the step's window; ``None`` if the step launched nothing.
         host_ns: Length of the host's range; ``None`` in a capture without steps, which counts as a single step.
-        compute_only_ns, idle_ns: ``None`` if kernels have no name, or if CUDA graphs were recorded as a whole, which
-            hides what ran in them.
+        compute_only_ns, idle_ns: ``None`` if kernels have no name. These, and everything else that depends on what
+            computed, are ``None`` if CUDA graphs were recorded as a whole, which hides what ran in them.
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` if no compute of
             backward is known, or if the step does not communicate.
         comm_end_ns: End of the step's last communication; ``None`` if it has none.
@@ -362,13 +363,14 @@ def measure_overlap(
 class RankPart(NamedTuple):
     """One rank in a span of time: what is measured there, and what decides which figures of the rank are known.
 
-    ``is_blind`` and ``hides_work`` are the results of :func:`has_no_usable_events` and :func:`hides_work`. ``lost_ns``
-    is how long communication without a recorded launch ran during steps.
+    ``is_blind``, ``hides_work`` and ``hides_graphs`` are the results of the functions of :mod:`.quality` with these
+    names. ``lost_ns`` is how long communication without a recorded launch ran during steps.
     """
 
     overlap: RankOverlap
     is_blind: bool
     hides_work: bool
+    hides_graphs: bool
     lost_ns: int
 
 
@@ -409,7 +411,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         step_work_ns=lead.work_ns,
         held_work_ns=lead.held_ns,
     )
-    return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), (lost & span).length_ns)
+    return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), (lost & span).length_ns)
 
 
 def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
@@ -431,14 +433,21 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
         steps = [
             replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns)) for step in steps
         ]
+    elif any(part.hides_graphs for part in parts):
+        # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
+        if total["comm_ns"]:
+            total |= dict.fromkeys(("overlapped_ns", "exposed_ns"))
+        steps = [replace(step, **_IN_GRAPHS, length=replace(step.length, **_LENGTH_IN_GRAPHS)) for step in steps]
     elif any(part.hides_work for part in parts):
-        # While a kernel without a name or a graph recorded as a whole runs, it is not known what the device does.
+        # While a kernel without a name runs, it is not known what the device does.
         hidden: dict[str, Any] = {"compute_only_ns": None, "idle_ns": None}
         steps = [replace(step, **hidden, length=replace(step.length, **hidden)) for step in steps]
     return replace(
         ranks[0],
         **total,
-        backward_overlapped_ns=sum(backward_ns) if backward_ns and not is_blind else None,
+        backward_overlapped_ns=sum(backward_ns)
+        if backward_ns and not is_blind and total["overlapped_ns"] is not None
+        else None,
         reason=merge_reasons([rank.reason for rank in ranks]),
         steps=tuple(steps),
     )
@@ -448,6 +457,13 @@ _COUNTS, _TIMES = (
     ("kernels", "collectives", "step_work_ns", "held_work_ns"),
     ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns"),
 )
+_LENGTH_IN_GRAPHS: dict[str, Any] = dict.fromkeys(
+    ("compute_only_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "idle_ns")
+)
+_IN_GRAPHS: dict[str, Any] = _LENGTH_IN_GRAPHS | dict.fromkeys(
+    ("other_comm_ns", "backward_overlapped_ns", "tail_ns", "blocking_ns", "blocking_at_most_ns")
+)
+"""Figures of a step, and of its length, that are not known if graphs were recorded as a whole."""
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

@@ -87,7 +87,7 @@ def why_unknown_work(rank: RankEvents) -> str | None:
         return ONLY_MESSAGES
     if not len(rank.events):
         return NOTHING
-    if np.any(rank.events.category == Category.OTHER):
+    if hides_graphs(rank):
         return GRAPHS
     if rank.hides_waits:
         return UNMARKED_WAITS
@@ -140,6 +140,11 @@ def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
 def hides_work(rank: RankEvents) -> bool:
     """Whether the rank has activities of unknown content: CUDA graphs recorded as a whole, or unnamed kernels."""
     return bool(np.isin(rank.events.category, (Category.OTHER, Category.UNKNOWN)).any())
+
+
+def hides_graphs(rank: RankEvents) -> bool:
+    """Whether the rank ran CUDA graphs that were recorded as a whole: what computed meanwhile is then not known."""
+    return bool(np.any(rank.events.category == Category.OTHER))
 
 
 def has_no_usable_events(rank: RankEvents) -> bool:

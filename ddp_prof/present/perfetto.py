@@ -119,10 +119,11 @@ def _names(kind: str, pid: int, tid: int, title: str) -> list[str]:
 def _counters(ranks: Sequence[RankEvents], pid: int, zero_ns: int, *, is_alone: bool) -> Iterator[list[str]]:
     """Yield two counters that are 0 or 1; their integrals are the rank's overlapped and exposed time.
 
-    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden.
+    Ranks without communication have none: an exposed time of 0 would mean that all communication was hidden. Nor have
+    ranks of which CUDA graphs were recorded as a whole: what these computed is not known.
     """
     for events in (rank.including_warmup for rank in ranks):
-        if not len(events.union_of(Category.COMMUNICATION)):
+        if not len(events.union_of(Category.COMMUNICATION)) or len(events.union_of(Category.OTHER)):
             continue
         title = "communication" if is_alone else f"communication, GPU {events.device}"
         parts = events.time_by_part(EVER)

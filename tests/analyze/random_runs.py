@@ -26,6 +26,10 @@ MAIN, AUTOGRAD, OTHER_THREAD = 1, 2, 3
 COMPUTE_STREAM, SECOND_STREAM, COMM_STREAM = 7, 8, 9
 PHASES = ("forward", "backward", "synchronize", "optimizer")
 STALL_NS = 40
+ENGINES = ("kernel", "copies", "prepared")
+PEER_COPY = "Memcpy PtoP (Device -> Device)"
+ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
+NOTIFY, DISPATCH = "deep_ep::intranode::notify_dispatch<8>(x)", "deep_ep::intranode::dispatch<8>(x)"
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,8 @@ class Plan:
         rounds: Steps, or what would be steps where the capture has none.
         pace: Of ranks that keep one, the length of a step, then begin and end of each collective in it, from there on.
         late: Rank that is late in two of three steps of these, ``None`` for none.
+        engines: What carries out each collective of a step: a kernel, copies between devices, or a kernel that another
+            one prepares.
     """
 
     numbers: tuple[int, ...] | None
@@ -58,6 +64,7 @@ class Plan:
     rounds: int
     pace: tuple[int, tuple[tuple[int, int], ...]] | None
     late: int | None
+    engines: tuple[str, ...]
 
 
 @st.composite
@@ -80,6 +87,7 @@ def plans(draw: st.DrawFn) -> Plan:
         rounds=count or draw(st.integers(1, 4)),
         pace=pace,
         late=draw(st.sampled_from([None, 0, 1, 1])),
+        engines=tuple(draw(st.sampled_from([("kernel",) * 4] * 81 + [*itertools.product(ENGINES, repeat=4)]))),
     )
 
 
@@ -126,11 +134,11 @@ class _File:
 
     def launch(
         self, process: int, thread: int | None, at: int, start: int, length: int, stream: int, category: Category,
-        device: int, *, by_last_call: bool = False,
+        device: int, *, by_last_call: bool = False, name: str = ALL_REDUCE, kind: Kind | None = None,
     ) -> None:  # fmt: skip
         """An activity and, with a thread, the call that launched it, of a number that comes again after some calls."""
-        kind = {Category.MEMORY: Kind.COPY, Category.OTHER: Kind.GRAPH}.get(category, Kind.KERNEL)
-        name = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)" if category == Category.COMMUNICATION else category.name
+        kind = kind or {Category.MEMORY: Kind.COPY, Category.OTHER: Kind.GRAPH}.get(category, Kind.KERNEL)
+        name = name if category == Category.COMMUNICATION else category.name
         self.launched += not by_last_call
         correlation = 100 + self.launched % self.numbers
         self.activities.append({
@@ -287,6 +295,27 @@ def _draw_collectives(
         length += STALL_NS if plan.stalled == index and bucket == 0 else 0
         if plan.device == "cuda":
             device, start = bucket % devices, time + at + delay + ahead
-            file.launch(process, thread, time + at, start, length, stream, Category.COMMUNICATION, device)
+            where = (stream, Category.COMMUNICATION, device)
+            if plan.engines[bucket] == "kernel":
+                file.launch(process, thread, time + at, start, length, *where)
+            elif plan.engines[bucket] == "prepared":
+                pause = draw(small(3))
+                file.launch(process, thread, time + at, start, draw(small(3)), *where, name=NOTIFY)
+                file.launch(process, thread, time + at + pause, start + 3 + pause, length, *where, name=DISPATCH)
+            else:
+                for number in range(draw(st.integers(1, 3))):
+                    begin, lasts = start + draw(small(6)), length if number == 0 else draw(small(4))
+                    where = (stream if number < 2 else COMM_STREAM + 2, Category.COMMUNICATION, device)
+                    file.launch(
+                        process,
+                        thread,
+                        time + at,
+                        begin,
+                        lasts,
+                        *where,
+                        by_last_call=number > 0,
+                        name=PEER_COPY,
+                        kind=Kind.COPY,
+                    )
         elif length:
             file.say_all_reduce(process, bucket, time + at, time + at + length)

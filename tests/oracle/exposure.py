@@ -23,7 +23,7 @@ def ready_at(rank: Rank, collective: Event) -> int | None:
     """
     if collective.stream is None:
         return collective.launch
-    if collective.step is None or collective.launch is None:
+    if collective.step is None or collective.launch is None or collective.operation == "peer_copy":
         return None
     follows = collective.phase is None and is_after_backward(rank, collective)
     if collective.phase not in ("backward", "synchronize") and not follows:
@@ -71,7 +71,7 @@ def explain(ranks: list[Rank], apart: int = 1_000_000) -> None:
         every = rank.collectives()
         for step in [None, *rank.steps]:
             own = [e for e in every if e.step is step]
-            for time in sorted(united(own)):
+            for time in sorted(united([part for e in own for part in e.parts])):
                 in_flight = [(e.end, place) for place, e in enumerate(own) if e.start <= time < e.end]
                 owner = own[max(in_flight)[1]]
                 if time in compute:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ddp_prof.trace import Category, Kind, Trace
 
@@ -50,6 +50,10 @@ class Event:
     wait: int | None = None
     transfer: int | None = None
     bucket: int | None = None
+    operation: str = "all_reduce"
+    call: int | None = None
+    parts: list[Event] = field(default_factory=list)
+    """Of an operation, what it consists of."""
 
     @property
     def instants(self) -> set[int]:
@@ -72,6 +76,7 @@ class Rank:
     all_steps: list[Step]
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
+    operations: list[Event] | None = None
 
     def select_category(self, category: Category, step: Step | None = None) -> list[Event]:
         return [e for e in self.events if e.category == category and (step is None or e.step is step)]
@@ -95,13 +100,55 @@ class Rank:
         return position if len(set(numbers)) < len(numbers) or step.number is None else step.number
 
     def collectives(self) -> list[Event]:
-        """Those outside of steps first, then step by step, in the order of launch."""
+        """Operations: those outside of steps first, then step by step, in the order of launch."""
         where = {id(step): index for index, step in enumerate(self.steps)}
 
         def order(e: Event) -> tuple[int, int, int]:
             return (-1 if e.step is None else where[id(e.step)], LONG_AGO if e.launch is None else e.launch, e.start)
 
-        return sorted(self.select_category(Category.COMMUNICATION), key=order)
+        if self.operations is None:
+            self.operations = sorted(_joined(self.select_category(Category.COMMUNICATION)), key=order)
+        return self.operations
+
+
+def _joined(events: list[Event]) -> list[Event]:
+    """The operations that events are parts of, in the order of the event that each is named after.
+
+    The copies of one call are one, named after the last to end. What prepares an all-to-all is part of the one that
+    comes next on its stream, if nothing else does and both are of one step.
+    """
+    groups = [[e] for e in events if e.operation not in ("peer_copy", "notify") or e.call is None]
+    calls: dict[int, list[Event]] = {}
+    for e in events:
+        if e.operation == "peer_copy" and e.call is not None:
+            calls.setdefault(e.call, []).append(e)
+    groups += [sorted(of_call, key=lambda e: e.end) for of_call in calls.values()]
+    kernels = [e for e in events if e.is_kernel]
+    for e in events:
+        if e.operation == "notify" and e.call is not None:
+            mine = sorted(
+                (one for one in kernels if one.stream == e.stream and one.step is e.step), key=lambda x: x.start
+            )
+            place = next(index for index, one in enumerate(mine) if one is e)
+            after = next((one for one in mine[place:] if one.operation != "notify"), None)
+            if after is not None and after.operation == "all_to_all":
+                next(group for group in groups if group[-1] is after).insert(0, e)
+            else:
+                groups.append([e])
+    where = {id(e): place for place, e in enumerate(events)}
+    return [_operation(group) for group in sorted(groups, key=lambda group: where[id(group[-1])])]
+
+
+def _operation(parts: list[Event]) -> Event:
+    launches = [e.launch for e in parts if e.launch is not None]
+    return replace(
+        parts[-1],
+        start=min(e.start for e in parts),
+        end=max(e.end for e in parts),
+        launch=min(launches, default=None),
+        parts=parts,
+        exposed=Counter(),
+    )
 
 
 def united(events: list[Event]) -> set[int]:
@@ -249,10 +296,11 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
     rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
     table, events = trace.activities, {}
     for row in rows:
-        launch, thread = _launch_of(trace, row)
+        launch, thread, call = _launch_of(trace, row)
         events[row] = Event(
             int(table.start_ns[row]), int(table.end_ns[row]), Category(int(table.category[row])), int(table.lane[row]),
-            launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch),
+            launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch), call=call,
+            operation=_operation_of(trace, row),
         )  # fmt: skip
     if not any(phase == "backward" for phase, _ in phases):
         autograd = _autograd_threads(trace, process, steps, ranges, list(events.values()))
@@ -263,8 +311,15 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
     return [e for row, e in events.items() if table.device[row] == device]
 
 
-def _launch_of(trace: Trace, row: int) -> tuple[int | None, int | None]:
-    """Start and thread of the last call before the activity that has its number, else of the first one after it.
+def _operation_of(trace: Trace, row: int) -> str:
+    if trace.activities.kind[row] == Kind.COPY:
+        return "peer_copy"
+    name = trace.names[trace.activities.name_id[row]]
+    return "notify" if "notify" in name else "all_to_all" if "dispatch" in name else "all_reduce"
+
+
+def _launch_of(trace: Trace, row: int) -> tuple[int | None, int | None, int | None]:
+    """Start, thread and row of the last call before the activity that has its number, else of the first one after it.
 
     A call is part of the one before of its number and thread, as a driver's of the runtime's, if nothing of that number
     starts between them, nor any call of the thread, or if both start at once.
@@ -289,7 +344,7 @@ def _launch_of(trace: Trace, row: int) -> tuple[int | None, int | None]:
         last = (at, c)
     before = [call for call in launches if call[0] <= start]
     at, c = (before[-1] if before else launches[0]) if launches else (None, None)
-    return at, None if c is None else int(calls.lane[c])
+    return at, None if c is None else int(calls.lane[c]), c
 
 
 def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:

@@ -62,7 +62,8 @@ def _pair(ranks: list[Rank], streams: list[dict[int, int]]) -> list[Row]:
     has_buckets = all(any(e.bucket is not None for e in rank.collectives()) for rank in ranks if rank.collectives())
     for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
         every = rank.collectives()
-        kinds = [(_key(rank, e), of_rank.get(e.stream), e.bucket if has_buckets else None) for e in every]
+        every = [e for e in every if e.operation != "peer_copy"]
+        kinds = [(_key(rank, e), of_rank.get(e.stream), e.bucket if has_buckets else None, e.operation) for e in every]
         for place, (e, kind) in enumerate(zip(every, kinds, strict=True)):
             if kind[0] is not None:
                 key = (kind, kinds[:place].count(kind), kinds.count(kind))
@@ -76,7 +77,10 @@ def _pair(ranks: list[Rank], streams: list[dict[int, int]]) -> list[Row]:
 
 def _streams(ranks: list[Rank]) -> list[dict[int, int]]:
     """By the streams of each rank those of the rank with most: of one number, or as the ends clearly fit better."""
-    own = [sorted({e.stream for e in rank.collectives() if e.stream is not None}) for rank in ranks]
+    own = [
+        sorted({e.stream for e in rank.collectives() if e.stream is not None and e.operation != "peer_copy"})
+        for rank in ranks
+    ]
     most = max(map(len, own))
     if most < 2:
         return [{} for _ in ranks]
@@ -127,7 +131,7 @@ def _far(row: Row, ranks: list[Rank], found: Clocks, apart: int) -> list[bool]:
 
 def _agree_in_groups(rows: list[Row], ranks: list[Rank], apart: int) -> bool:
     """Whether the differences of ends vary much between some ranks, and little between others."""
-    whole = [row for row in rows if None not in row]
+    whole = [row for row in rows if None not in row and row[0].operation != "notify"]
     if len(ranks) < 4 or len(whole) < 3:
         return False
     varies = []
@@ -145,8 +149,8 @@ def _is_sure(found: Clocks, apart: int) -> bool:
 
 
 def _meet(ranks: list[Rank], row: Row) -> bool:
-    """Whether each part begins before any of the same file ends: all of them are all-reduces."""
-    parts = [(rank.file, e) for rank, e in zip(ranks, row, strict=True) if e is not None]
+    """Whether each part begins before any of the same file ends, as those of most operations do."""
+    parts = [(rank.file, e) for rank, e in zip(ranks, row, strict=True) if e is not None and e.operation != "notify"]
     return all(one.start <= other.end for file, one in parts for name, other in parts if name == file)
 
 

@@ -29,7 +29,7 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "step": step.number,
         "host_ns": step.end - step.start if rank.has_steps else None,
         "kernels": sum(e.is_kernel for e in launched),
-        "collectives": len(rank.select_category(Category.COMMUNICATION, step)),
+        "collectives": sum(e.step is step for e in rank.collectives()),
     }
     figures = {
         "comm_ns": len(own),
@@ -43,7 +43,14 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "idle_ns": None if hides else len(idle),
         "other_comm_ns": len(idle & every),
     }
+    if hides_graphs(rank):
+        figures = dict.fromkeys(figures) | {name: figures[name] for name in ("comm_ns", "window_ns")}
     return known | (dict.fromkeys(figures) if misses_launches(rank) else figures)
+
+
+def hides_graphs(rank: Rank) -> bool:
+    """Whether graphs were recorded whole: what computed is not known, nor what it hid."""
+    return any(e.category == Category.OTHER for e in rank.events)
 
 
 def misses_launches(rank: Rank) -> bool:
@@ -120,7 +127,7 @@ def length_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     hides = any(e.category in (Category.OTHER, Category.UNKNOWN) for e in rank.events)
     if hides:
         figures |= {"compute_only_ns": None, "idle_ns": None}
-    if rank.is_blind or not rank.events:
+    if rank.is_blind or not rank.events or hides_graphs(rank):
         figures = dict.fromkeys(names)
     start = first_work(rank, step) if runs_ahead(rank) else step.start
     return {"start_ns": start, "ns": len(window), **figures}
@@ -138,4 +145,6 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
         "exposed_ns": len(every - compute),
         "backward_overlapped_ns": len(every & backward) if backward else None,
     }
+    if hides_graphs(rank) and every:
+        known |= dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
     return {name: None if blind else value for name, value in known.items()}

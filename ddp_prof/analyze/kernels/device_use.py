@@ -27,7 +27,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
-from ddp_prof.analyze.quality import has_no_usable_events, hides_work, why_unknown_work
+from ddp_prof.analyze.quality import has_no_usable_events, hides_graphs, hides_work, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints
@@ -175,12 +175,14 @@ class DeviceUse(FrameResult):
 
 
 def measure_rank_use(rank: RankEvents) -> RankUse:
-    hidden = () if has_no_usable_events(rank) else measure_hidden(rank)
+    communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
+    is_unknown = has_no_usable_events(rank) or (hides_graphs(rank) and communicates)
+    hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
-        overlapped_ns=None if has_no_usable_events(rank) else sum(part.overlapped_ns for part in hidden),
+        overlapped_ns=None if is_unknown else sum(part.overlapped_ns for part in hidden),
         hidden=hidden,
         idle=measure_idle(rank),
     )

@@ -112,6 +112,10 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     step = _median_step_length(result)
     known = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
     exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in known], list(map(keys_of, known)))
+    is_hidden = any(step.comm_ns is not None and step.exposed_ns is None for step in steps)
+    if is_hidden:
+        # What hid the communication of some steps is not known: those of other ranks do not stand for them.
+        exposed = None
     blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
@@ -138,8 +142,8 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         exposed_memory_ns=nearest.exposed_memory_ns,
         idle_ns=nearest.idle_ns,
         parts_ns={name: getattr(nearest, f"{name}_ns") for name in PARTS},
-        overlap_ratio=_share_of_communication(result, "overlapped_ns"),
-        backward_overlap_ratio=_share_of_communication(result, "backward_overlapped_ns"),
+        overlap_ratio=None if is_hidden else _share_of_communication(result, "overlapped_ns"),
+        backward_overlap_ratio=None if is_hidden else _share_of_communication(result, "backward_overlapped_ns"),
         speedup=speedup,
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
