@@ -167,13 +167,13 @@ class CollectiveMetadata(Table):
     """Facts about collectives that the profiler recorded besides their kernels; ``UNKNOWN`` if it did not.
 
     Attributes:
-        activity: Row in :class:`Activities` of the collective's kernel or copy.
+        activity: Row in :class:`Activities` of the collective's kernel or copy; ``UNKNOWN`` for one of gloo.
         op_id: Index into :attr:`Trace.names` of the operation, as the profiler names it.
         bytes: Size of the input or the output, whichever is larger.
         group_id: Index into :attr:`Trace.names` of the communicator's name, the same on all its ranks.
         sequence: Number of the collective within the communicator.
         span: Of a copy, the row in :class:`Spans` of the range that launched it: all copies of that range are one
-            operation.
+            operation. Of a collective of gloo, its own row there.
     """
 
     activity: Ints

@@ -16,7 +16,16 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.communication import BARRIER, REDUCTIONS, operation_of
+from ddp_prof.communication import (
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    BARRIER,
+    BROADCAST,
+    REDUCE,
+    REDUCE_SCATTER,
+    REDUCTIONS,
+    operation_of,
+)
 from ddp_prof.ingest.names import NameTable
 from ddp_prof.table import (
     UNKNOWN,
@@ -37,7 +46,7 @@ _COLLECTIVE = re.compile(
 _GROUP = ("ncclGroupStart", "ncclGroupEnd")
 
 
-_TORCH = ("nccl:", "xccl:", "mccl:")
+TORCH_RANGES = ("nccl:", "xccl:", "mccl:")
 """How torch's ranges around collectives on a device begin."""
 
 
@@ -84,7 +93,7 @@ def _may_copy(trace: Trace, span: int) -> bool:
 
 def _find_torch_ranges(trace: Trace) -> Ints:
     """Return the rows of torch's ranges around collectives."""
-    ids = [index for index, name in enumerate(trace.names) if name.startswith(_TORCH)]
+    ids = [index for index, name in enumerate(trace.names) if name.startswith(TORCH_RANGES)]
     return np.flatnonzero(np.isin(trace.spans.name_id, ids))
 
 
@@ -196,6 +205,8 @@ ELEMENT_BYTES = {
     "char": 1, "byte": 1, "bool": 1,
 }  # fmt: skip
 """Size of an element by the C++ name of its type in torch, in lower case."""
+_SPELLINGS = re.compile(r"^c10::|^(?:un)?signed |(?<=long|hort) int$|[<> ]")
+"""What ``Input type`` has besides: ``c10::BFloat16``, ``long int``, ``unsigned char``, ``c10::complex<float>``."""
 _BITS = re.compile(r"\d{1,3}$")
 """Ends the other names, as in ``BFloat16``, ``UInt64`` and ``float32``. All Float8 types have one byte."""
 
@@ -205,7 +216,7 @@ _WHOLE_MESSAGE = re.compile(r"nccl(?:AllReduce|Broadcast|Bcast|Reduce)$")
 
 def message_bytes(elements: Iterable[object], element_type: object) -> int:
     """Return the bytes of the larger buffer, ``UNKNOWN`` if the number of elements or their type is unknown."""
-    kind = str(element_type).lower()
+    kind = _SPELLINGS.sub("", str(element_type).lower())
     bits = _BITS.search(kind)
     size = 1 if kind.startswith("float8") else int(bits[0]) // 8 if bits else ELEMENT_BYTES.get(kind)
     counts = [element for element in elements if isinstance(element, int)]
@@ -246,6 +257,44 @@ def add_nccl_metadata(trace: Trace, payloads: Mapping[tuple[int, int, int, str],
         group_id=np.array([UNKNOWN if group is None else names.intern(group) for *_, group in found], np.int64),
     )
     return replace(trace, collective_metadata=metadata, names=tuple(names))
+
+
+_OF_INPUT = (ALL_REDUCE, BROADCAST, REDUCE, REDUCE_SCATTER, ALL_TO_ALL)
+"""Operations whose input is not smaller than their output, or of which this is not known beforehand (all-to-all)."""
+
+
+def add_input_sizes(trace: Trace, calls: Spans, input_bytes: Ints, call_bytes: Ints) -> Trace:
+    """Give collectives without a recorded size that of the arguments of the range and the call that launched them.
+
+    ``input_bytes`` are those of the inputs of each of the trace's ranges, ``call_bytes`` those of the largest argument
+    of each of ``calls``, torch's operators; ``UNKNOWN`` where not recorded. Ranges of gloo have no activity: their rows
+    of :class:`CollectiveMetadata` have the range itself.
+    """
+    if np.all(input_bytes == UNKNOWN) and np.all(call_bytes == UNKNOWN):
+        return trace
+    told = np.array([operation_of(name) in _OF_INPUT for name in (*trace.names, "")], np.bool_)
+    input_bytes = np.where(told[trace.spans.name_id], input_bytes, UNKNOWN)
+    recorded, activities = trace.collective_metadata, trace.activities
+    rows = (activities.category == Category.COMMUNICATION) & (activities.kind == Kind.KERNEL)
+    rows[recorded.activity[recorded.bytes != UNKNOWN]] = False
+    activity = np.flatnonzero(rows & (trace.launching_calls != UNKNOWN))
+    launches = select(trace.calls, trace.launching_calls[activity])
+    ranges = _find_torch_ranges(trace)
+    size = np.full(len(activity), UNKNOWN, np.int64)
+    for spans, of_spans in ((select(trace.spans, ranges), input_bytes[ranges]), (calls, call_bytes)):
+        span = last_opened(spans, launches)
+        # What several kernels carry out together is not the size of one.
+        is_only = np.bincount(span + 1, minlength=len(spans) + 1)[span + 1] == 1
+        size = np.maximum(size, np.where(is_only, take_or_unknown(of_spans, span), UNKNOWN))
+    row, known = positions(recorded.activity, len(activities))[activity], size != UNKNOWN
+    completed = recorded.bytes.copy()
+    completed[row[known & (row != UNKNOWN)]] = size[known & (row != UNKNOWN)]
+    new = known & (row == UNKNOWN)
+    found = fill(CollectiveMetadata, int(new.sum()), activity=activity[new], bytes=size[new])
+    is_gloo = np.array([name.startswith("gloo:") for name in (*trace.names, "")], np.bool_)
+    gloo = np.flatnonzero(is_gloo[trace.spans.name_id] & (input_bytes != UNKNOWN))
+    of_gloo = fill(CollectiveMetadata, len(gloo), span=gloo, bytes=input_bytes[gloo])
+    return replace(trace, collective_metadata=concatenate(replace(recorded, bytes=completed), found, of_gloo))
 
 
 def _merge_members(members: Sequence[tuple[int, str | None]], kernels: int) -> tuple[int, str | None]:

@@ -51,6 +51,8 @@ class EventArguments(msgspec.Struct, gc=False):
     group_ranks: Any = msgspec.field(default="", name="Process Group Ranks")
     group_size: Any = msgspec.field(default=None, name="Group size")
     sequence: Any = msgspec.field(default=None, name="Seq")
+    shapes: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input Dims")  # decoded for collectives only
+    element_types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     awaited_stream: Any = msgspec.field(default=None, name="wait_on_stream")
     awaited_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
 

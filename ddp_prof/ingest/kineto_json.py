@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
+from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
@@ -165,6 +166,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     within_device[first : first + len(copies)] = [*map(_is_within_device, copies)]
     of_one_rank = _spans([event for event in operations if _is_of_one_rank(event)], NameTable(), np.empty(0, np.int64))
     trace = collectives.mark_copies_that_communicate(trace, within_device, of_one_rank)
+    calls_of_collectives = _spans(called, NameTable(), np.empty(0, np.int64))
+    trace = collectives.add_input_sizes(trace, calls_of_collectives, *_input_sizes(ranges, called))
     trace = collectives.name_operations(trace)
     if not options.with_launches:
         return trace
@@ -480,6 +483,44 @@ def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> Collecti
         group_size=np.maximum(_argument(events, "group_size"), UNKNOWN),
         sequence=np.maximum(_argument(events, "sequence"), UNKNOWN),
     )
+
+
+_OF_BACKENDS = ("gloo:", *collectives.TORCH_RANGES)
+
+
+def _input_sizes(ranges: Sequence[Event], called: Sequence[Event]) -> tuple[Ints, Ints]:
+    """Return the bytes of the inputs of torch's ranges of collectives, and of the largest argument of ``c10d::`` calls.
+
+    They are recorded with ``record_shapes``; ``UNKNOWN`` for all else. A call has its output among its arguments; it
+    does not tell the types of tensors in a list.
+    """
+    of_ranges = [_argument_sizes(e) if str(e.name).startswith(_OF_BACKENDS) else [] for e in ranges]
+    of_calls = [_argument_sizes(event) for event in called]
+    inputs = [UNKNOWN if UNKNOWN in sizes or not sizes else sum(sizes) for sizes in of_ranges]
+    largest = [max(sizes, default=UNKNOWN) for sizes in of_calls]
+    return np.array(inputs, np.int64), np.array(largest, np.int64)
+
+
+def _argument_sizes(event: Event) -> list[int]:
+    """Return the bytes of each tensor among an event's arguments, ``UNKNOWN`` if its type or shape is not known."""
+    arguments = event.args or NO_ARGUMENTS
+    try:
+        shapes, types = (msgspec.json.decode(bytes(text)) for text in (arguments.shapes, arguments.element_types))
+    except msgspec.DecodeError:  # not recorded, or numbers too large
+        return []
+    if not (isinstance(shapes, list) and isinstance(types, list)):
+        return []
+    sizes = []
+    for shape, element_type in zip(shapes, types, strict=False):
+        if isinstance(shape, list) and isinstance(element_type, str) and element_type not in _NO_TENSOR:
+            elements = prod(shape) if shape and all(map(_is_count, shape)) else UNKNOWN
+            size = collectives.message_bytes([elements], element_type)
+            sizes.append(size if elements >= 0 and _is_count(size, _MOST) else UNKNOWN)
+    return sizes
+
+
+_NO_TENSOR = ("", "Scalar", "ScalarList", "TensorList", "GenericList")
+"""Types of arguments that are no tensors, or several of unknown types."""
 
 
 def _intern_names(events: Sequence[Event], names: NameTable, unnamed: str = "") -> Ints:

@@ -171,3 +171,39 @@ def test_a_barrier_before_the_measured_steps_changes_no_figure(tmp_path: Path, a
         ranks += run.overlap().ranks
     assert ranks[0] == replace(ranks[1], file=ranks[0].file)
     assert (ranks[0].collectives, ranks[0].comm_ns, ranks[0].overlapped_ns) == (1, 60 * US, 40 * US)
+
+
+def test_what_ddp_does_after_the_last_gradient_is_no_compute_of_backward(tmp_path: Path) -> None:
+    """It waits for the last all-reduce in the range of backward, and copies out of buckets: all of this seemed hidden.
+
+    us         0         20        40        60        80        100
+    main       bbbbbbbbbbbbbbbb....................cc......ccoooo
+    gloo       ........11111111111122222222222222222222222222
+    """
+    drawn = {
+        "main": [
+            ("user_annotation", "step|index=1", 0, 100), ("user_annotation", "## backward ##", 0, 92),
+            ("cpu_op", f"{ENGINE}AddmmBackward0", 0, 16), ("cpu_op", f"{ENGINE}AddmmBackward0", 17, 30),
+            ("cpu_op", f"{ENGINE}torch::autograd::AccumulateGrad", 30, 33),
+            ("cpu_op", "torch::distributed::reducer::mul_out", 30, 31), ("cpu_op", "c10d::allreduce_", 31, 32),
+            ("cpu_op", "c10d::allreduce_", 16, 17),
+            ("cpu_op", "torch.distributed.ddp.reducer::copy_bucket_to_grad", 72, 76),
+            ("cpu_op", "aten::as_strided", 88, 90), ("cpu_op", "aten::item", 90, 92),
+            ("user_annotation", "Optimizer.step#SGD.step", 92, 100), ("cpu_op", "aten::add_", 92, 100),
+        ],
+        "gloo": [("user_annotation", "gloo:all_reduce", 18, 42), ("user_annotation", "gloo:all_reduce", 42, 88)],
+    }  # fmt: skip
+    events = [
+        event(category, name, str(start), str(end - start), tid=thread)
+        for thread, of_thread in enumerate(drawn.values(), 1)
+        for category, name, start, end in of_thread
+    ]
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    (rank,) = run.overlap().ranks
+    (step,) = rank.steps
+    beside = (30 - 18) + (31 - 30)
+    assert (step.comm_ns, step.overlapped_ns) == (70 * US, (beside + 4) * US), "copying out of a bucket computes, too"
+    assert step.tail_ns == (88 - 31 - 4) * US
+    assert step.backward_overlapped_ns == beside * US
+    found = run.collectives().collectives
+    assert {part.when for one in found for part in one.exposed_by} == {"tail"}

@@ -26,7 +26,7 @@ from ddp_prof.range_names import (
     parse_range,
     parse_ranges,
 )
-from ddp_prof.table import fill
+from ddp_prof.table import fill, positions
 from ddp_prof.trace import (
     AUTOGRAD,
     NO_TIME,
@@ -130,7 +130,7 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         name_id=name_id,
         operation=np.array(operation, np.int64),
         bucket=number("bucket"),
-        bytes=number("bytes"),
+        bytes=np.where(np.isin(span, gloo), _recorded_bytes(trace, span), number("bytes")),
         named_by=np.where(
             np.isin(name_id, [index for index, name in names.items() if name.text("group")]), name_id, UNKNOWN
         ),
@@ -142,6 +142,12 @@ def find_collective_ranges(trace: Trace, process: int, phases: Phases) -> Collec
         ranges = replace(ranges, launch_ns=launch_ns)
     sizes = np.flatnonzero(mine & np.isin(trace.spans.name_id, list(parse_ranges(trace.names, BUCKETS))))
     return _number_buckets(trace, sizes, phases, ranges) if len(sizes) else ranges
+
+
+def _recorded_bytes(trace: Trace, span: Ints) -> Ints:
+    """The sizes of gloo's own events that the profiler recorded, ``UNKNOWN`` for other ranges."""
+    recorded = select(trace.collective_metadata, trace.collective_metadata.activity == UNKNOWN)
+    return take_or_unknown(recorded.bytes, positions(recorded.span, len(trace.spans))[span])
 
 
 def _find_launches(trace: Trace, ranges: CollectiveRanges, marked: Intervals) -> Ints:
@@ -307,7 +313,8 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
     """Compute and communication of a CPU run.
 
     Compute is the operators if they are passed, else the phases. Operators that autograd's engine runs belong to
-    backward even outside of its range.
+    backward even outside of its range. What runs in this range after the engine's last one does not: DDP waits there
+    for its collectives, and copies the gradients out of their buckets.
     """
     within = {kind: phases.innermost_of(kind) for kind in range(len(PHASES))}
     if operators is None:
@@ -320,8 +327,11 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
         computing = union(operators.start_ns, operators.end_ns) - waiting | union(own.start_ns, own.end_ns) & waiting
         in_phases = union(phases.start_ns, phases.end_ns)
         within = {kind: instants & computing for kind, instants in within.items()}
-        within[BACKWARD_PHASE] |= union(backward.start_ns, backward.end_ns) - in_phases
-        within[UNKNOWN] = computing - in_phases - within[BACKWARD_PHASE]
+        followers = within[BACKWARD_PHASE] & _after_engine(select(phases, phases.kind == BACKWARD_PHASE), backward)
+        within[BACKWARD_PHASE] = (within[BACKWARD_PHASE] - followers) | (
+            union(backward.start_ns, backward.end_ns) - in_phases
+        )
+        within[UNKNOWN] = (computing - in_phases - within[BACKWARD_PHASE]) | followers
     start_ns = np.concatenate([busy.start_ns for busy in within.values()])
     computed = fill(
         Events,
@@ -334,6 +344,15 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
         launch_ns=start_ns,
     )
     return concatenate(host_communication(ranges, steps, phases), computed)
+
+
+def _after_engine(passes: Phases, engine: Operators) -> Intervals:
+    """The rest of each range of backward after the last operator of autograd's engine in it, if it has one."""
+    order = np.argsort(engine.start_ns, kind="stable")
+    first, behind = (np.searchsorted(engine.start_ns[order], at) for at in (passes.start_ns, passes.end_ns))
+    latest_ns = np.maximum.accumulate(engine.end_ns[order])
+    ran = behind > first
+    return union(np.minimum(latest_ns[behind[ran] - 1], passes.end_ns[ran]), passes.end_ns[ran])
 
 
 def host_communication(ranges: CollectiveRanges, steps: Steps, phases: Phases) -> Events:
