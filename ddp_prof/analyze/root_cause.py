@@ -8,6 +8,7 @@ from statistics import median
 
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
 from ddp_prof.analyze.collectives.timing import carry_gradients
 from ddp_prof.manifest import Manifest
@@ -35,6 +36,7 @@ class RootCause:
         last_bucket: The largest bucket number with its operation.
         is_last: Whether it is the step's last collective of its operation.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
+        alike: Sizes of collectives of its operation that take equally long; ``None`` if there are none.
         times_per_step: How often one rank communicates its bucket with its operation and size in the step.
         collective_ns: Its part of ``pair_ns``.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
@@ -70,6 +72,7 @@ class RootCause:
     has_launch: bool = True
     step_ns: int | None = None
     times_per_step: int = 1
+    alike: AlikeTimes | None = None
 
 
 @dataclass(frozen=True)
@@ -119,8 +122,10 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         for key, length_ns in zip(rank.step_keys.tolist(), rank.times.length_ns.tolist(), strict=False)
         if key == typical
     ]
+    alike = find_alike_times(one for one in found.collectives if one.op == own[0].op)
     return RootCause(
         step=own[0].step,
+        alike=alike,
         steps=max(1, len(found.exposed_by_step)),
         exposed_ns=sum(collective.exposed_ns for collective in step),
         total_exposed_ns=total,

@@ -28,6 +28,7 @@ from ddp_prof.variants import BASELINE, BYTES_PER_MB
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunBlocking
+    from ddp_prof.analyze.collectives.sizes import AlikeTimes
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
     from ddp_prof.analyze.root_cause import RootCause
 
@@ -267,6 +268,8 @@ def _advice(cause: RootCause) -> str:
         return " The host is behind the device: fewer, larger kernels and collectives would help."
     if cause.why == LATE_INPUT:
         return " Its input ended after its launch: an earlier launch would not help."
+    if cause.why == QUEUED and cause.alike:
+        return f" {alike_text(cause.alike)}"
     if cause.why == QUEUED:
         if_transfer = "" if cause.knows_wait else ", if these transfer rather than wait"
         return f" It waits for earlier collectives on its stream: fewer bytes or a faster link would help{if_transfer}."
@@ -318,6 +321,8 @@ def _lead_text(cause: RootCause) -> str:
 
 def _tail_advice(cause: RootCause) -> str:
     if_transfer = "" if cause.knows_wait else ", if it is transfer"
+    if cause.alike:
+        return alike_text(cause.alike)
     if len(cause.parameters) == 1:
         return f"It holds a single parameter: only fewer bytes or a faster link would hide more of it{if_transfer}."
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
@@ -326,6 +331,15 @@ def _tail_advice(cause: RootCause) -> str:
     if cause.is_last and cause.same_operation_per_step > 1:
         return f"A smaller last bucket would shorten it{if_transfer}{_half_of_bucket(cause)}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
+
+
+def alike_text(alike: AlikeTimes) -> str:
+    operation = alike.operation.replace("_", "-")
+    sizes, times = (size(alike.small_bytes), size(alike.large_bytes)), (alike.small_ns, alike.large_ns)
+    return (
+        f"It is no question of bandwidth: {operation}s of {sizes[0]} and {sizes[1]} take {milliseconds(times[0])} and "
+        f"{milliseconds(times[1])} (medians), so neither fewer bytes nor a faster link would shorten them."
+    )
 
 
 def _half_of_bucket(cause: RootCause) -> str:

@@ -225,3 +225,71 @@ def test_without_a_payload_the_size_is_not_known(tmp_path: Path) -> None:
     found = collectives_of(load_trace(write_capture(tmp_path / "x.sqlite", known_truth(1))))
     assert [(value.op, value.bytes, value.group) for value in found] == [("all_reduce", None, None)] * 2
     assert [value.when_ns("tail") for value in found] == [0, 9_000_000]
+
+
+@pytest.mark.parametrize(
+    ("operator", "range_name", "arguments", "size"),
+    [
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[10, 20]], "Input type": ["float"]}, 800),
+        ("c10d::allreduce_", "nccl:allreduce_coalesced", {"Input Dims": [[3], [5]], "Input type": ["float"] * 2}, 32),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[8]], "Input type": ["c10::BFloat16"]}, 16),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[8]], "Input type": ["long int"]}, 64),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[8]], "Input type": ["unsigned char"]}, 8),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[8]], "Input type": ["c10::complex<float>"]}, 64),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[8]], "Input type": ["Mystery"]}, None),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": [[8], [2**40, 2**40]], "Input type": ["int"] * 2}, None),
+        ("c10d::allreduce_", "nccl:all_reduce", {"Input Dims": "gone", "Input type": ["int"]}, None),
+        ("c10d::allreduce_", "nccl:all_reduce", {}, None),
+        ("c10d::_allgather_base_", "nccl:_all_gather_base", {"Input Dims": [[2]], "Input type": ["float"]}, None),
+        ("c10d::_reduce_scatter_base_", "nccl:_reduce_scatter_base", {"Input Dims": [[8]], "Input type": ["int"]}, 32),
+    ],
+)
+def test_torchs_ranges_tell_the_size_of_what_they_launch(
+    operator: str, range_name: str, arguments: dict[str, object], size: int | None, tmp_path: Path
+) -> None:
+    """With ``record_shapes``, where the kernel itself has no arguments, as up to torch 2.1."""
+    events = [
+        event("cpu_op", operator, "10", "9", **{"Input Dims": [[], []], "Input type": ["TensorList", "Scalar"]}),
+        event("user_annotation", range_name, "11", "7", **arguments),
+        event("cuda_runtime", "cudaLaunchKernel", "12", "1", correlation=5),
+        event("kernel", "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(x)", "20", "5", device=0, stream=9, correlation=5),
+    ]
+    (only,) = collectives_of(load_trace(write(tmp_path / "x.json", events)))
+    assert only.bytes == size
+
+
+def alltoall(output: int, given: int) -> list[str]:
+    shapes = {"Input Dims": [[output], [given], [], []], "Input type": ["int", "int", "", "Scalar"]}
+    return [
+        event("cpu_op", "c10d::alltoall_base_", "10", "9", **shapes),
+        event("user_annotation", "nccl:all_to_all", "11", "7", **{"Input Dims": [[given]], "Input type": ["int"]}),
+    ]
+
+
+@pytest.mark.parametrize(("output", "given", "size"), [(768, 3392, 13568), (3392, 768, 13568)])
+def test_the_call_tells_the_larger_side_of_an_all_to_all(output: int, given: int, size: int, tmp_path: Path) -> None:
+    call = event("cuda_runtime", "cudaLaunchKernel", "12", "1", correlation=5)
+    kernel = event("kernel", "ncclKernel_SendRecv_RING(x)", "20", "5", device=0, stream=9, correlation=5)
+    (only,) = collectives_of(load_trace(write(tmp_path / "x.json", [*alltoall(output, given), call, kernel])))
+    assert (only.op, only.bytes) == ("all_to_all", size)
+
+
+def test_what_several_kernels_carry_out_is_not_the_size_of_one(tmp_path: Path) -> None:
+    events = alltoall(768, 3392)
+    for number in (5, 6):
+        place = {"device": 0, "stream": number, "correlation": number}
+        events.append(event("cuda_runtime", "cudaLaunchKernel", f"{7 + number}", "0.5", correlation=number))
+        events.append(event("kernel", "ncclKernel_SendRecv_RING(x)", "20", "5", **place))
+    assert {one.bytes for one in collectives_of(load_trace(write(tmp_path / "x.json", events)))} == {None}
+
+
+def test_gloos_own_events_tell_their_size(tmp_path: Path) -> None:
+    events = [event("user_annotation", "step|index=0", "0", "100")]
+    events += [event("cpu_op", "aten::mm", f"{50 + at}", "1") for at in range(5)]
+    sizes = [("all_reduce", 321_271, 1_285_084), ("all_reduce", 2_082_411, 8_329_644), ("all_gather", 8, None)]
+    for number, (operation, elements, _) in enumerate(sizes):
+        shapes = {"Input Dims": [[elements]], "Input type": ["float"]}
+        events.append(event("user_annotation", f"gloo:{operation}", f"{10 * number}", "9", tid=2, **shapes))
+        events.append(event("cpu_op", f"c10d::{operation}_", f"{10 * number}", "1"))
+    found = collectives_of(load_trace(write(tmp_path / "x.json", events)))
+    assert [(one.op, one.bytes) for one in found] == [(operation, size) for operation, _, size in sizes]

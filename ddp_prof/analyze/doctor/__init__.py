@@ -16,6 +16,7 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     hosts.host_sync,
     hosts.launch_bound,
     hosts.straggler,
+    communication.time_without_size,
     communication.bucket_copies,
     communication.need_order,
     communication.one_communicator,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.sizes import find_alike_times
 from ddp_prof.analyze.collectives.timing import BLOCKING, CollectiveTimings, carry_gradients
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, RunEvidence, median_or_zero
@@ -322,6 +323,28 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
             median_or_zero(every.cost_ns),
         )
     return None
+
+
+def time_without_size(run: RunEvidence) -> Finding | None:
+    """Large messages take as long as small ones, so it is not bandwidth that they wait for.
+
+    Found if the largest messages of an operation take as long as the smallest, and a hundredth of the step is exposed.
+    """
+    if run.collectives.reason or not run.analysis.has_steps:
+        return None
+    alike = find_alike_times(run.collectives.collectives)
+    exposed = [step.exposed_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
+    window = [step.window_ns or 0 for rank in run.overlap.ranks for step in rank.communicating_steps]
+    if not alike or median_or_zero(exposed) <= WORTH * median_or_zero(window):
+        return None
+    operation = f"{alike.operation.replace('_', '-')}s"
+    return Finding(
+        "time does not depend on size",
+        f"{operation} of {alike.small_bytes / 1e6:.2f} and of {alike.large_bytes / 1e6:.2f} MB take "
+        f"{alike.small_ns / 1e6:.2f} and {alike.large_ns / 1e6:.2f} ms (medians).",
+        "It is not bandwidth: neither fewer bytes nor a faster link would shorten them. Record all ranks and see which "
+        "arrives late (ddp-prof skew), or measure the latency of a small all-reduce.",
+    )
 
 
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:

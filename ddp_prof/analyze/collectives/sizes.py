@@ -1,0 +1,46 @@
+"""Whether the time of collectives depends on their size: if it does not, it is no question of bandwidth."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import median
+
+from ddp_prof.analyze.collectives.results import Collective
+
+LEAST_TIMES = 3
+"""So many collectives of one size are needed."""
+LEAST_RATIO = 4
+"""Sizes that differ by less tell nothing."""
+LEAST_BYTES = 1 << 20
+"""If the largest message is smaller, time is latency in any case."""
+MOST_LONGER = 1.25
+"""The largest message must not take longer than the smallest by more than this factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class AlikeTimes:
+    """Two sizes of an operation that take equally long; times are medians, of the transfer where it is known."""
+
+    operation: str
+    small_bytes: int
+    large_bytes: int
+    small_ns: int
+    large_ns: int
+
+
+def find_alike_times(collectives: Iterable[Collective]) -> AlikeTimes | None:
+    """The operation whose smallest and largest messages take equally long; of several, the one with most time."""
+    times: dict[str, dict[int, list[int]]] = {}
+    for one in collectives:
+        if one.op is not None and one.bytes:
+            of_size = times.setdefault(one.op, {}).setdefault(one.bytes, [])
+            of_size.append(one.duration_ns if one.transfer_ns is None else one.transfer_ns)
+    found = []
+    for operation, by_size in times.items():
+        sizes = sorted(size for size, of_size in by_size.items() if len(of_size) >= LEAST_TIMES)
+        if sizes and sizes[-1] >= max(LEAST_RATIO * sizes[0], LEAST_BYTES):
+            small_ns, large_ns = (round(median(by_size[size])) for size in (sizes[0], sizes[-1]))
+            if 0 < large_ns <= MOST_LONGER * small_ns:
+                found.append(AlikeTimes(operation, sizes[0], sizes[-1], small_ns, large_ns))
+    return max(found, key=lambda alike: sum(map(sum, times[alike.operation].values())), default=None)
