@@ -7,14 +7,15 @@ from dataclasses import dataclass
 from statistics import median
 
 from ddp_prof.analyze.collectives.results import Collective
+from ddp_prof.analyze.collectives.timing import FEW_BYTES
 
 LEAST_TIMES = 3
 """So many collectives of one size are needed."""
-LEAST_RATIO = 4
-"""Sizes that differ by less tell nothing."""
+LEAST_RATIO = 6
+"""Sizes that differ by less tell nothing: gloo carries out several collectives at once, which share a link."""
 LEAST_BYTES = 1 << 20
-"""If the largest message is smaller, time is latency in any case."""
-MOST_LONGER = 1.25
+"""If the largest message is smaller, time is latency in any case. Messages below :data:`.FEW_BYTES` do not count."""
+MOST_LONGER = 1.1
 """The largest message must not take longer than the smallest by more than this factor."""
 
 
@@ -33,7 +34,7 @@ def find_alike_times(collectives: Iterable[Collective]) -> AlikeTimes | None:
     """The operation whose smallest and largest messages take equally long; of several, the one with most time."""
     times: dict[str, dict[int, list[int]]] = {}
     for one in collectives:
-        if one.op is not None and one.bytes:
+        if one.op is not None and one.bytes is not None and one.bytes >= FEW_BYTES:
             of_size = times.setdefault(one.op, {}).setdefault(one.bytes, [])
             of_size.append(one.duration_ns if one.transfer_ns is None else one.transfer_ns)
     found = []

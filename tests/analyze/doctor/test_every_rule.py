@@ -38,6 +38,13 @@ def recorded(path: Path) -> Diagnosis:
     return run.doctor()
 
 
+def without_compute(trace: Trace) -> Trace:
+    """Nothing hides communication."""
+    category = trace.activities.category
+    copies = np.where(category == Category.COMPUTE, Category.MEMORY, category)
+    return replace(trace, activities=replace(trace.activities, category=copies))
+
+
 def with_graphs(trace: Trace) -> Trace:
     """Its forward is a replay of a graph that was recorded whole."""
     rows = np.arange(len(trace.activities)) % 5 == 0
@@ -62,6 +69,9 @@ FAULTY: dict[str, Callable[[], Diagnosis]] = {
     "one communicator serializes gathers and scatters": lambda: diagnose(fsdp(20)),
     "single hardware queue": lambda: diagnose(queued(0)),
     "vote on unused parameters": lambda: diagnose(with_sizes(training().trace(), [8 << 20] * 3 + [512])),
+    "time does not depend on size": lambda: diagnose(
+        without_compute(with_sizes(training().trace(), [1 << 20, 32 << 20]))
+    ),
     "broadcast in forward": lambda: diagnose(with_another(BROADCAST, "forward")),
     "barrier in each step": lambda: diagnose(with_another("EpDeviceSync_barrier", "optimizer")),
     "buckets reduced several times": lambda: diagnose(with_buckets([0, 1, 2] * 3)),
