@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work, sum_by_group
@@ -96,6 +96,7 @@ class StepOverlap:
         tail_ns: Exposed communication after the last compute of the step's backward; ``None`` if no compute of
             backward is known, or if the step does not communicate.
         comm_end_ns: End of the step's last communication; ``None`` if it has none.
+        in_backward: Number of collectives launched in backward or ``synchronize``, as those of gradients are.
         blocking_at_most_ns: Upper limit of ``blocking_ns`` and of what waits of the host cost, if these are not known;
             see ``RankEvents.may_block``.
     """
@@ -120,6 +121,7 @@ class StepOverlap:
     length: StepLength = StepLength()
     comm_end_ns: int | None = None
     blocking_at_most_ns: int | None = None
+    in_backward: int = 0
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -185,8 +187,14 @@ class RankOverlap(RankResult):
 
     @property
     def communicating_steps(self) -> tuple[StepOverlap, ...]:
-        """The marked steps that communicate."""
-        return tuple(step for step in self.marked_steps if step.comm_ns)
+        """The marked steps that communicate; if only some of those with a backward do so in it, these.
+
+        A micro-batch that only accumulates gradients communicates nothing that could hide, though it may broadcast.
+        """
+        found = tuple(step for step in self.marked_steps if step.comm_ns)
+        reducing = tuple(step for step in found if step.in_backward)
+        knows_backward = all(step.in_backward or step.tail_ns is not None for step in found)
+        return reducing if reducing and knows_backward else found
 
     @property
     def timed_steps(self) -> tuple[StepOverlap, ...]:
@@ -210,7 +218,7 @@ class RankOverlap(RankResult):
     @property
     def outside_of_steps_ns(self) -> int:
         """Communication that belongs to no step; 0 if no communication belongs to a step."""
-        in_steps_ns = sum(step.comm_ns or 0 for step in self.communicating_steps)
+        in_steps_ns = sum(step.comm_ns or 0 for step in self.marked_steps)
         return max(0, (self.comm_ns or 0) - in_steps_ns) if in_steps_ns else 0
 
     @property
@@ -535,6 +543,10 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
         "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
         "kernels": np.bincount(events.step[launched & rank.is_kernel], minlength=steps).tolist(),
         "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
+        "in_backward": np.bincount(
+            events.step[launched & rank.is_collective & np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))],
+            minlength=steps,
+        ).tolist(),
         **{name: getattr(parts, name).tolist() for name in _AS_THEY_ARE},
         "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
         "blocking_at_most_ns": (

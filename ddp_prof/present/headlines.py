@@ -107,8 +107,8 @@ def _silence_text(summary: VariantSummary) -> str:
 
 def communicating_steps_text(summary: VariantSummary) -> str:
     """Name the steps that communicate, if not all do, as in gradient accumulation; medians are over these only."""
-    some = summary.communicating_steps
-    return f"the {some} of {summary.steps} steps that communicate" if 0 < some < summary.steps else ""
+    some, where = summary.communicating_steps, " in backward" if summary.others_communicate else ""
+    return f"the {some} of {summary.steps} steps that communicate{where}" if 0 < some < summary.steps else ""
 
 
 def _fine_percent(ratio: float) -> str:

@@ -140,6 +140,11 @@ ROWS = {
     "two steps on one gradient": Row(loops.LOOPS["two steps"]),
     "resume with a schedule": Row(loops.LOOPS["resume with a schedule"]),
     "`OneCycleLR`": Row(loops.LOOPS["one cycle"]),
+    "GAN: the critic is frozen while the generator trains": Row(loops.LOOPS["frozen critic"]),
+    "gradient penalty: `autograd.grad(create_graph=True)`": Row(loops.LOOPS["gradient penalty"]),
+    "the loss uses one of two heads, weights decay": Row(loops.LOOPS["unused head"], 2, UNUSED),
+    "buffers of int16, float8, complex64": Row(loops.LOOPS["buffers of all types"]),
+    "module and gradients get other memory after each step": Row(loops.LOOPS["there and back"]),
 }
 
 

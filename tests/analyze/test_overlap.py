@@ -238,6 +238,26 @@ def test_what_a_step_that_communicates_gains_is_a_share_of_such_a_step() -> None
     assert "(60 %) is exposed in the 1 of 3 steps that communicate, so" in gain_headline(run)
 
 
+def test_a_broadcast_in_each_step_does_not_make_it_one_that_reduces_gradients() -> None:
+    """As Lightning's, once a batch, where gradients are accumulated over three."""
+    trace = draw_trace(
+        ranges={
+            "step 0": "####",
+            "step 1": "....####",
+            "step 2": "........##########",
+            "backward": "..##..##..########",
+        },
+        launches={"main": "B.a.F.c.H.deD....."},
+        streams={7: "..a...c...de......", 20: "B...F...H...DDDDDD"},
+    )
+    (rank,) = measure_overlap(trace).ranks
+    assert [(step.comm_ns, step.in_backward) for step in rank.marked_steps] == [(1, 0), (1, 0), (7, 1)]
+    assert [step.comm_ns for step in rank.communicating_steps] == [7]
+    (run,) = compare_variants([measure_overlap(trace)])
+    assert (run.communicating_steps, run.comm_ns) == (1, 7)
+    assert "in the 1 of 3 steps that communicate in backward" in gain_headline(run)
+
+
 def test_communication_of_another_step_in_the_window_is_named() -> None:
     trace = draw_trace(
         ranges={"step 0": "#####.....", "step 1": ".....#####"},

@@ -26,6 +26,7 @@ class VariantSummary:
     Attributes:
         ranks: Number of the job's ranks that were measured.
         steps, communicating_steps: Number of steps, and of steps that communicate, of the rank with most of these.
+        others_communicate: Whether other steps communicate, too, but not in backward.
         step_spread_ns: Interquartile range of ``step_ns``.
         step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
         collectives: Number of collectives per step.
@@ -69,6 +70,7 @@ class VariantSummary:
     reason: str | None = None
     host_waits: int = 0
     communicating_steps: int = 0
+    others_communicate: bool = False
     communicating_step_ns: int | None = None
     world_size: int | None = None
 
@@ -150,6 +152,10 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,
         reason=reason,
         communicating_steps=max(map(len, communicating), default=0),
+        others_communicate=any(
+            len(of_rank) < sum(bool(step.comm_ns) for step in rank.marked_steps)
+            for rank, of_rank in zip(result.ranks, communicating, strict=True)
+        ),
         world_size=result.world_size,
         host_waits=sum(rank.dependencies.host_waits for rank in result.ranks if rank.dependencies),
         overlap_ratio_without_outliers=outliers.overlap_ratio_without if outliers else None,
