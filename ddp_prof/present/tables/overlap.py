@@ -43,6 +43,10 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         of_rank = map(_step_row, rank.steps) if by_step else [_rank_row(rank)]
         rows += [{**identity, **row} for row in of_rank]
     notes = overlap_notes(result, headline)
+    if by_step and any(step.window_ns != step.length.ns for rank in result.ranks for step in rank.marked_steps):
+        notes.append("parts are those of the window, from a step's first device work to its last; step is its length")
+    if not by_step and any(len(rank.steps) > 1 for rank in result.ranks):
+        notes.append("times of a rank are in all, over its steps and what lies outside of them; of each step: --steps")
     if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
         notes.append(
             f"windows of steps overlap: sums of them, and of their parts, count {milliseconds(twice_ns)} more than once"
