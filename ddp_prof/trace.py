@@ -147,7 +147,8 @@ class Synchronizations(Table):
         start_ns, end_ns: Start and end of the call on the host; ``NO_TIME`` if the call itself was not recorded.
         thread: Thread that made the call; ``UNKNOWN`` if the call itself was not recorded.
         correlation: Number of the call; a process numbers its calls in their order.
-        stream: The stream that waits, the stream that the host waits for, or the stream of the recorded event.
+        stream: The stream that waits, the stream that the host waits for, or the stream of the recorded event;
+            :data:`NO_WORK` for a stream without work whose number is not known.
         awaits: For waits for an event: the row of its record, ``UNKNOWN`` if the trace does not hold it.
     """
 
@@ -160,6 +161,10 @@ class Synchronizations(Table):
     device: Ints
     stream: Ints
     awaits: Ints
+
+
+NO_WORK = -2
+"""A stream without work, whose number the profiler leaves out."""
 
 
 @dataclass(frozen=True)
@@ -245,8 +250,11 @@ class Trace(Brief):
         threads: Known names of threads by (process, lane).
         names_autograd: Whether these include the names of all threads in which autograd ran.
         operators: When the host computed, for traces without activities of a device; else empty.
-        sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto`` or ``none``.
+        sync_source: Source of the synchronizations: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``call_order``
+            (some at least are inferred) or ``none``.
         sync_reason: Why they are unknown or incomplete; ``None`` if they are known.
+        inferred: Which synchronizations are inferred from the order of calls: of a wait its record, of a record its
+            stream; ``None`` if none is.
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.
             It is joined when the trace is built and kept by ``replace``; to replace the rows of activities or calls,
             pass ``launching_calls=None``, which joins again.
@@ -276,6 +284,7 @@ class Trace(Brief):
     collective_calls: CollectiveCalls = field(default_factory=lambda: empty(CollectiveCalls))
     sync_source: str = "none"
     sync_reason: str | None = None
+    inferred: Mask | None = field(default=None, repr=False)
     names_autograd: bool = False
     # Neither is None once the trace is built.
     launching_calls: Ints = field(default=None, repr=False)  # type: ignore[arg-type]
@@ -325,6 +334,18 @@ class Trace(Brief):
         """Time from the first activity or range to the end of the last; 0 for a trace without any."""
         tables = [table for table in (self.activities, self.spans) if len(table)]
         return int(max(t.end_ns.max() for t in tables) - min(t.start_ns.min() for t in tables)) if tables else 0
+
+
+def numbers_grow(calls: Calls) -> bool:
+    """Whether the numbers of calls tell their order: those of each thread grow with time."""
+    for process in distinct(calls.process):
+        of_process = calls.process == process
+        for thread in distinct(calls.lane[of_process]):
+            rows = np.flatnonzero(of_process & (calls.lane == thread) & (calls.correlation != UNKNOWN))
+            order = np.lexsort((calls.start_ns[rows], calls.correlation[rows]))
+            if np.any(np.diff(calls.start_ns[rows[order]]) < 0):
+                return False
+    return True
 
 
 def join_launches(activities: Activities, calls: Calls) -> tuple[Ints, Mask]:

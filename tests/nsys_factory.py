@@ -50,6 +50,8 @@ class Sync:
     process: int = 100
     device: int = 0
     lasts: int = 1
+    has_row: bool = True
+    """Whether it is in the table of event records or of synchronizations; else only its call is recorded."""
 
 
 @dataclass
@@ -308,7 +310,7 @@ def _write_syncs(writer: _Writer, capture: Capture) -> None:
             returnValue=0,
         )
         is_record = "EventRecord" in sync.call
-        if not is_record or capture.has_event_records:
+        if sync.has_row and (not is_record or capture.has_event_records):
             writer.insert(
                 EVENT if is_record else SYNC,
                 start=sync.at,

@@ -411,6 +411,8 @@ def _warn_about_steps(trace: Trace, ranks: Sequence[RankEvents]) -> Iterator[str
         yield f"{left_out} warm-up step{'s' if left_out > 1 else ''} left out"
     if any(rank.backward == "inferred" for rank in ranks):
         yield "backward is inferred from what autograd's threads launched: no range names it (see --backward-range)"
+    if any(rank.blocking.coverage.source == "call_order" for rank in ranks):
+        yield "what streams waited for is inferred from the order of calls: not all records of events were recorded"
     first, _ = distinct_rows(trace.activities.process, trace.activities.device)
     owners = {(rank.process, rank.device) for rank in ranks}
     for process, device in zip(

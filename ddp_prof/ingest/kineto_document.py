@@ -55,6 +55,7 @@ class EventArguments(msgspec.Struct, gc=False):
     element_types: msgspec.Raw = msgspec.field(default=msgspec.Raw(), name="Input type")
     awaited_stream: Any = msgspec.field(default=None, name="wait_on_stream")
     awaited_record: Any = msgspec.field(default=None, name="wait_on_cuda_event_record_corr_id")
+    awaited_event: Any = msgspec.field(default=None, name="wait_on_cuda_event_id")
 
 
 NO_ARGUMENTS = EventArguments()

@@ -22,14 +22,16 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, collectives, enrich
+from ddp_prof.ingest.call_order import infer_waits
 from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Document, Event, read_document
 from ddp_prof.ingest.kineto_processes import number_processes
-from ddp_prof.ingest.names import WAITING_CALLS, NameTable, kernel_categories
+from ddp_prof.ingest.names import ORDERING_CALLS, NameTable, kernel_categories
 from ddp_prof.manifest import MOST_RANKS, load_manifest, manifest_path
 from ddp_prof.range_names import COLLECTIVES, OPERATOR_PREFIX
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, fill, select
 from ddp_prof.trace import (
     AUTOGRAD,
+    NO_WORK,
     Activities,
     CallDetails,
     Calls,
@@ -105,7 +107,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     distributed = document.distributedInfo if isinstance(document.distributedInfo, dict) else {}
     told = (distributed.get("rank"), distributed.get("world_size"), document.baseTimeNanoseconds)
     rank, world, base_ns = _parse_integers(told).tolist()
-    synchronizations, sync_source, sync_reason = _synchronizations(by_category[_SYNCHRONIZATION], launches)
+    synchronizations, sync_source, sync_reason, awaited = _synchronizations(by_category[_SYNCHRONIZATION], launches)
     copies = _events_of_categories(by_category, _COPY)
     activities = concatenate(
         _activities(by_category[_KERNEL], names, Kind.KERNEL, options.comm_patterns),
@@ -168,7 +170,7 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
     trace = collectives.mark_copies_that_communicate(trace, within_device, of_one_rank)
     calls_of_collectives = _spans(called, NameTable(), np.empty(0, np.int64))
     trace = collectives.add_input_sizes(trace, calls_of_collectives, *_input_sizes(ranges, called))
-    trace = collectives.name_operations(trace)
+    trace = infer_waits(collectives.name_operations(trace), awaited)
     if not options.with_launches:
         return trace
     kernels = by_category[_KERNEL]
@@ -404,7 +406,7 @@ _SYNC_KINDS = {
     "Stream Sync": SyncKind.HOST_WAIT_STREAM,
     "Context Sync": SyncKind.HOST_WAIT_DEVICE,
 }
-_WAITING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(WAITING_CALLS)})")
+_ORDERING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(ORDERING_CALLS)})")
 _NO_SYNCS = (
     "synchronizations were not recorded (torch.profiler records them with "
     "experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True))"
@@ -413,19 +415,22 @@ _ONLY_CUDA = "synchronizations were not recorded, which torch.profiler does on C
 _NO_RECORDS = "the trace does not tell which records stream waits are for, as with CUDA 12.9 and later"
 
 
-def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tuple[Synchronizations, str, str | None]:
-    """Return the waits and the records they wait for, the source of this, and why it is not known (or ``None``).
+def _synchronizations(
+    events: Sequence[Event], launches: Sequence[Event]
+) -> tuple[Synchronizations, str, str | None, Ints]:
+    """Return the waits and records, the source of what is waited for, why it is not known, and the event of each.
 
-    A wait identifies its record by the record's call number and stream. It stays unknown if only the call is recorded.
+    A wait identifies its record by the record's call number and stream. If only calls are recorded, which stream waits
+    is not known. If waits are recorded, too, those of streams without work are left out: they are known by their calls.
     """
     rows = [event for event in events if event.name in _SYNC_KINDS]
     seen = set(zip((event.process for event in rows), _argument(rows, "correlation").tolist(), strict=True))
     numbers = _argument(launches, "correlation").tolist()
     only_calls, kinds = list[Event](), [_SYNC_KINDS[event.name] for event in rows]
     for event, number in zip(launches, numbers, strict=True):
-        if (event.process, number) not in seen and (found := _WAITING_CALL.match(str(event.name))):
+        if (event.process, number) not in seen and (found := _ORDERING_CALL.match(str(event.name))):
             only_calls.append(event)
-            kinds.append(WAITING_CALLS[found[1]])
+            kinds.append(ORDERING_CALLS[found[1]])
     both = [*rows, *only_calls]
     start_ns, end_ns = _times(both)
     correlation, count = _argument(both, "correlation"), len(both)
@@ -434,8 +439,11 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     thread_of = dict(zip(callers, _thread_ids(launches).tolist(), strict=True))
     record, stream = _argument(both, "awaited_record"), _argument(both, "awaited_stream")
     is_known = (record > 0) & (stream >= 0)
-    waits = Synchronizations(
-        kind=np.array(kinds, np.int64),
+    kind, lane = np.array(kinds, np.int64), _argument(both, "stream")
+    if SyncKind.STREAM_WAIT in kind[: len(rows)]:
+        lane[(np.arange(count) >= len(rows)) & (kind == SyncKind.STREAM_WAIT)] = NO_WORK
+    calls = Synchronizations(
+        kind=kind,
         start_ns=start_ns,
         end_ns=end_ns,
         process=_processes(both),
@@ -444,13 +452,13 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
         ),
         correlation=correlation,
         device=_argument(both, "device"),
-        stream=_argument(both, "stream"),
+        stream=lane,
         awaits=np.where(is_known, count + np.cumsum(is_known) - 1, UNKNOWN),
     )
     known = int(is_known.sum())
     nothing, no_time = np.full(known, UNKNOWN), np.full(known, NO_TIME)
     records = replace(
-        select(waits, is_known),
+        select(calls, is_known),
         kind=np.full(known, SyncKind.RECORD, np.int64),
         start_ns=no_time,
         end_ns=no_time,
@@ -461,7 +469,8 @@ def _synchronizations(events: Sequence[Event], launches: Sequence[Event]) -> tup
     )
     can_record = not launches or any(str(event.name).startswith("cu") for event in launches)
     reason = None if known else _NO_RECORDS if rows else _NO_SYNCS if can_record else _ONLY_CUDA
-    return concatenate(waits, records), "kineto" if known else "none", reason
+    awaited = np.concatenate([_argument(both, "awaited_event"), nothing])
+    return concatenate(calls, records), "kineto" if known else "none", reason, awaited
 
 
 def _collective_metadata(kernels: Sequence[Event], names: NameTable) -> CollectiveMetadata:

@@ -73,7 +73,8 @@ def intern_texts(column: Any, names: NameTable) -> Ints:
     return index[integer_array(encoded.indices)]
 
 
-WAITING_CALLS = {
+ORDERING_CALLS = {
+    "EventRecord": SyncKind.RECORD,
     "StreamWaitEvent": SyncKind.STREAM_WAIT,
     "EventSynchronize": SyncKind.HOST_WAIT_EVENT,
     "StreamSynchronize": SyncKind.HOST_WAIT_STREAM,
@@ -81,7 +82,7 @@ WAITING_CALLS = {
     "CtxSynchronize": SyncKind.HOST_WAIT_DEVICE,
     "Memcpy": SyncKind.COPY,
 }
-"""API calls by the beginning of their names, which follows ``cuda``, ``cu``, ``hip`` or ``musa``."""
+"""API calls that order work, by the beginning of their names, which follows ``cuda``, ``cu``, ``hip`` or ``musa``."""
 
 
 def kernel_categories(names: Iterable[str], comm_patterns: Iterable[str] = ()) -> Ints:

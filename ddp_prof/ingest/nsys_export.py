@@ -17,9 +17,10 @@ import numpy as np
 
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, collectives, enrich
+from ddp_prof.ingest.call_order import infer_waits
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
-from ddp_prof.ingest.nsys_synchronization import find_streams_of_records, read_synchronizations
+from ddp_prof.ingest.nsys_synchronization import read_synchronizations
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant_column, gather_batches, open_sqlite
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
@@ -115,7 +116,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         name_id = names.intern_ids(calls["nameId"], strings, partial(_CALL_VERSION.sub, ""))
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
-    waits, sync_source, sync_reason = synchronizations.result()
+    waits = synchronizations.result()
     facts = _read_facts(file, activities, strings)
     starts = {"activities": activities.start_ns, "ranges": spans.start_ns, "calls": calls["start"]}
     has_start = {table: start_ns != UNKNOWN for table, start_ns in starts.items()}
@@ -133,9 +134,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         calls=select(
             Calls(calls["start"], _process_ids(tid), tid & 0xFFFFFF, calls["correlationId"]), has_start["calls"]
         ),
-        synchronizations=waits,
-        sync_source=sync_source,
-        sync_reason=sync_reason,
+        synchronizations=waits.calls,
+        sync_source=waits.source,
+        sync_reason=waits.reason,
         call_details=call_details and select(call_details, has_start["calls"]),
         warnings=(
             *enrich.warn_missing_starts(file.path, has_start),
@@ -150,8 +151,9 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
-    trace = enrich.doubt_ranks(enrich.name_ranks(find_streams_of_records(trace)))
+    trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, within_device[has_start["activities"]])
+    trace = infer_waits(trace, waits.events)
     if 1 in ranges["hasPayload"]:
         trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = collectives.name_operations(trace)

@@ -4,28 +4,30 @@ The meaning of ``syncType`` depends on the release, so the name of the API call 
 event record that a wait is for is found
 
 - in the table of event records (``--cuda-event-trace=true``): it is the process's latest record of the same event
-  before the wait. It is not the first one, because handles of events are reused;
+  before the wait. It is not the first one, because handles of events are reused. Releases before 2025 leave records of
+  ``cudaEventRecordWithFlags`` out, which torch calls since 2.9: of these, only the calls are known;
 - else by ``eventSyncId``, which numbers the records of a process. If a wait is for the latest record, its id exceeds
   the number of records before the wait by a constant. The ids are trusted if most waits have the same difference and
-  none has a larger one. The stream of a record is then that of its thread's last launch before it.
+  none has a larger one;
+- else, if there is a table that lacks some, by the order of the calls, see :mod:`.call_order`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
-from ddp_prof.ingest.names import WAITING_CALLS
+from ddp_prof.ingest.names import ORDERING_CALLS
 from ddp_prof.ingest.sqlite_columns import SqliteFile, constant_column
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, fill, take_or_unknown
-from ddp_prof.trace import Synchronizations, SyncKind, Trace, concatenate, distinct, distinct_rows, empty, select
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, fill, positions, take_or_unknown
+from ddp_prof.trace import Synchronizations, SyncKind, concatenate, distinct, distinct_rows, empty, select
 
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
 CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 
-_CALL_NAMES = {"EventRecord": SyncKind.RECORD, **WAITING_CALLS}
 _COLUMNS = ("start", "correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
 _NO_IDS = (UNKNOWN, 0, 2**32 - 1)
 _LEAST_SHARE = 0.5
@@ -36,11 +38,23 @@ NO_CALLS = "no CUDA API calls were recorded"
 NO_EVENTS = "event records were not recorded (nsys profile --cuda-event-trace=true records them)"
 
 
-def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str | None]:
-    """Return the calls that order work, the source of what they wait for, and why it is not known (or ``None``)."""
+class Found(NamedTuple):
+    """The calls that order work, the source of what they wait for, why it is not known, and the event of each call.
+
+    Attributes:
+        events: ``UNKNOWN`` for a call whose event was not recorded; ``None`` if there is no table of event records.
+    """
+
+    calls: Synchronizations
+    source: str
+    reason: str | None = None
+    events: Ints | None = None
+
+
+def read_synchronizations(file: SqliteFile) -> Found:
     calls = _calls(file)
     if not len(calls):
-        return calls, "none", NOT_RECORDED if CALLS in file.columns else NO_CALLS
+        return Found(calls, "none", NOT_RECORDED if CALLS in file.columns else NO_CALLS)
     recorded = file.read_integers(SYNCHRONIZATIONS, _COLUMNS)
     call = _match_calls(calls, recorded)
     row = np.full(len(calls), UNKNOWN, np.int64)
@@ -51,14 +65,15 @@ def read_synchronizations(file: SqliteFile) -> tuple[Synchronizations, str, str 
     )
     is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
     if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
-        return calls, "none", NOT_RECORDED
+        return Found(calls, "none", NOT_RECORDED)
     events = file.read_integers(EVENTS, _COLUMNS)
+    by_number = _match_by_sync_id(calls, is_wait, take_or_unknown(recorded["eventSyncId"], row))
     if len(events["correlationId"]):
-        return _match_by_event(calls, is_wait, take_or_unknown(recorded["eventId"], row), events), "cuda_events", None
-    awaits = _match_by_sync_id(calls, is_wait, take_or_unknown(recorded["eventSyncId"], row))
-    if awaits is None:
-        return calls, "none", NO_EVENTS
-    return replace(calls, awaits=awaits), "event_sync_ids", None
+        of_call, from_start = take_or_unknown(recorded["eventId"], row), _processes_from_start(file)
+        return _match_by_event(calls, is_wait, of_call, events, by_number, from_start)
+    if by_number is None:
+        return Found(calls, "none", NO_EVENTS)
+    return Found(replace(calls, awaits=by_number), "event_sync_ids")
 
 
 def _calls(file: SqliteFile) -> Synchronizations:
@@ -67,13 +82,13 @@ def _calls(file: SqliteFile) -> Synchronizations:
         "StringIds", "id", "value"
     ):
         return empty(Synchronizations)
-    is_such_name = " OR ".join(f"value GLOB 'cu*{name}*'" for name in _CALL_NAMES)
+    is_such_name = " OR ".join(f"value GLOB 'cu*{name}*'" for name in ORDERING_CALLS)
     kinds = {
         number: kind
         for number, name in file.rows(
             f"SELECT id, value FROM {file.bounded_table('StringIds')} WHERE typeof(id) = 'integer' AND ({is_such_name})"
         )
-        for part, kind in _CALL_NAMES.items()
+        for part, kind in ORDERING_CALLS.items()
         if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
     }
     columns = ("start", "end", "globalTid", "correlationId", "nameId")
@@ -116,8 +131,19 @@ def _match_calls(calls: Synchronizations, table: dict[str, Ints]) -> Ints:
     return np.where(number == UNKNOWN, UNKNOWN, np.where(has_several, latest, any_of))
 
 
-def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, events: dict[str, Ints]) -> Synchronizations:
-    """Return the records of the event table, then the waits, each for the latest record of its event before it."""
+def _match_by_event(
+    calls: Synchronizations,
+    is_wait: Mask,
+    event: Ints,
+    events: dict[str, Ints],
+    by_number: Ints | None,
+    from_start: list[int],
+) -> Found:
+    """Return the records of the event table, the records that it lacks, and the waits.
+
+    Each wait is for the latest record of its event before it. A wait for an event that is not in the table is for the
+    record that ``by_number`` tells.
+    """
     process, rows = events["globalPid"] >> 24 & 0xFFFFFF, len(events["globalPid"])
     is_record = np.flatnonzero(calls.kind == SyncKind.RECORD)
     call = take_or_unknown(is_record, _match_calls(select(calls, is_record), events))
@@ -133,6 +159,7 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, events:
         device=events["deviceId"],
         stream=events["streamId"],
     )
+    lacks = np.setdiff1d(is_record, call)
     is_kept = calls.kind != SyncKind.RECORD
     waits = select(calls, is_kept)
     _, handle = distinct_rows(
@@ -143,7 +170,37 @@ def _match_by_event(calls: Synchronizations, is_wait: Mask, event: Ints, events:
         _, place = np.unique(np.concatenate([records.start_ns, waits.start_ns]), return_inverse=True)
         places = place[:rows], place[rows:]
     found = Sequences(handle[:rows], places[0]).last_before(handle[rows:], places[1])
-    return concatenate(records, replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN)))
+    if by_number is not None:
+        row_of = positions(np.concatenate([call, lacks]), len(calls))
+        found = np.where(found == UNKNOWN, take_or_unknown(row_of, by_number[is_kept]), found)
+    waits = replace(waits, awaits=np.where(is_wait[is_kept], found, UNKNOWN))
+    known = np.where(np.isin(event, _NO_IDS), UNKNOWN, event)
+    does_wait = ~_are_for_nothing(waits, select(calls, lacks), from_start)
+    return Found(
+        concatenate(records, select(calls, lacks), select(waits, does_wait)),
+        "cuda_events",
+        events=np.concatenate([events["eventId"], np.full(len(lacks), UNKNOWN), known[is_kept][does_wait]]),
+    )
+
+
+def _processes_from_start(file: SqliteFile) -> list[int]:
+    """Return the processes whose first call of CUDA's driver was recorded."""
+    called = f"nameId IN (SELECT id FROM {file.bounded_table('StringIds')} WHERE value GLOB 'cuInit*')"
+    batches = [file.batch_integers(batch, "globalTid") for batch in file.query("globalTid", CALLS, called)]
+    return distinct(np.concatenate(batches) >> 24 & 0xFFFFFF) if batches else []
+
+
+def _are_for_nothing(waits: Synchronizations, hidden: Synchronizations, from_start: list[int]) -> Mask:
+    """Mask of the waits of streams for events that were never recorded, which CUDA lets pass.
+
+    So it is if the event is in no row, and its process had recorded none of the ``hidden`` events since its start.
+    """
+    found: Mask = (waits.kind == SyncKind.STREAM_WAIT) & (waits.awaits == UNKNOWN) & (waits.stream != UNKNOWN)
+    for process in distinct(waits.process[found]):
+        is_own = waits.process == process
+        first = hidden.correlation[hidden.process == process].min(initial=np.iinfo(np.int64).max)
+        found[is_own] &= (process in from_start) & (waits.correlation[is_own] < first)
+    return found
 
 
 def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> Ints | None:
@@ -160,22 +217,3 @@ def _match_by_sync_id(calls: Synchronizations, is_wait: Mask, sync_id: Ints) -> 
             number = sync_id[waits] - beyond.max() - 1
             awaits[waits] = np.where(number >= 0, take_or_unknown(records, number), UNKNOWN)
     return awaits if np.any(awaits != UNKNOWN) else None
-
-
-def find_streams_of_records(trace: Trace) -> Trace:
-    """Give each record without a stream that of the last launch of its thread before it."""
-    calls, activities = trace.synchronizations, trace.activities
-    records = np.flatnonzero((calls.kind == SyncKind.RECORD) & (calls.stream == UNKNOWN))
-    if trace.sync_source != "event_sync_ids" or not len(records):
-        return trace
-    launched = np.flatnonzero(trace.launching_calls != UNKNOWN)
-    thread = trace.calls.lane[trace.launching_calls[launched]]
-    _, group = distinct_rows(
-        np.concatenate([activities.process[launched], calls.process[records]]),
-        np.concatenate([thread, calls.thread[records]]),
-    )
-    launches = Sequences(group[: len(launched)], activities.correlation[launched])
-    last = take_or_unknown(launched, launches.last_before(group[len(launched) :], calls.correlation[records]))
-    device, stream = calls.device.copy(), calls.stream.copy()
-    device[records], stream[records] = take_or_unknown(activities.device, last), take_or_unknown(activities.lane, last)
-    return replace(trace, synchronizations=replace(calls, device=device, stream=stream))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,31 @@ def test_ids_that_stay_unresolved_are_said_to_be_those_of_new_cuda(tmp_path: Pat
     found = blocking(tmp_path, wait(3, 20, -1, -1), wait(7, 7, -1, -1))
     assert found.total_ns is None
     assert "CUDA 12.9" in str(found.coverage.reason)
+
+
+def with_records(*numbers: int) -> list[str]:
+    return [launch(number, number / 10, "cudaEventRecordWithFlags") for number in numbers]
+
+
+def test_waits_without_ids_are_told_by_the_order_of_calls(tmp_path: Path) -> None:
+    """As with CUDA 12.9: waits lack the ids of their records, of which only the calls are recorded."""
+    found = blocking(tmp_path, *with_records(2, 5), wait(3, 20, -1, -1), wait(7, 7, -1, -1))
+    assert (found.coverage.source, found.coverage.waits, found.coverage.resolved) == ("call_order", 2, 2)
+    assert found.coverage.reason is None
+    assert found.total_ns == 10_000
+
+
+def test_a_wait_right_after_a_record_whose_stream_is_not_told_is_of_a_stream_without_work(tmp_path: Path) -> None:
+    """torch.profiler leaves out the waits of streams without work, on which NCCL makes one for each collective."""
+    lines = one_bucket(*with_records(2), wait(3, 20, -1, -1), wait(7, 7, -1, -1))
+    lines += [event("cuda_runtime", "cudaEventRecord", "0.45", "0.01", correlation=45)]
+    lines += [event("cuda_runtime", "cudaStreamWaitEvent", "0.46", "0.01", correlation=46)]
+    for old, new in ((6, 60), (7, 70), (8, 80)):
+        lines = [re.sub(rf'"correlation": ?{old}\b', f'"correlation": {new}', line) for line in lines]
+    (rank,) = find_rank_events(load_trace(write(tmp_path / "x.json", lines)))
+    coverage = rank.blocking.coverage
+    assert (coverage.source, coverage.waits, coverage.resolved) == ("call_order", 3, 3)
+    assert rank.blocking.total_ns == 10_000
 
 
 def test_waits_of_the_host_are_known_by_their_calls(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
@@ -178,6 +179,69 @@ def test_a_record_that_may_be_on_a_stream_without_work_leaves_blocking_unknown(t
         write_capture(tmp_path / "y.sqlite", passed_on(between=False, has_event_records=False), "2026.2")
     )
     assert by_step(trace) == {100: [10]}, "what it passes on, that stream's own work ends after"
+
+
+WITH_FLAGS = "cudaEventRecordWithFlags_v11010"
+
+
+def hides_records_with_flags(*lengths: int, number: int = NOT_COLLECTED) -> Capture:
+    """Torch since 2.9 records its events by the call that releases before 2025 have no row for."""
+    capture = bucket_steps(*lengths)
+    for sync in capture.syncs:
+        sync.has_row = sync.call != WITH_FLAGS
+        sync.event = 5 if sync.number % 10 < 4 else 6
+        sync.sync_id = sync.sync_id if number == 0 else number
+    return capture
+
+
+def test_records_without_a_row_are_told_by_the_order_of_calls(tmp_path: Path) -> None:
+    trace = read(tmp_path, hides_records_with_flags(20, 4, 24))
+    assert by_step(trace) == {100: [10, 0, 14]}
+    (rank,) = find_rank_events(trace)
+    coverage = rank.blocking.coverage
+    assert (coverage.source, coverage.waits, coverage.resolved, coverage.reason) == ("call_order", 6, 6, None)
+    waits = np.flatnonzero(trace.synchronizations.kind == SyncKind.STREAM_WAIT)
+    record = trace.synchronizations.awaits[waits]
+    assert trace.synchronizations.correlation[record].tolist() == [2, 5, 12, 15, 22, 25]
+    assert trace.synchronizations.stream[record].tolist() == [7, 20] * 3
+
+
+def test_numbers_of_records_are_preferred_to_the_order_of_calls(tmp_path: Path) -> None:
+    """The numbers tell what the order of calls cannot: the second step waits for the first one's all-reduce, too."""
+    capture = hides_records_with_flags(20, 4, number=0)
+    capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 40 * US, 10, 7, event=6, sync_id=42))
+    trace = read(tmp_path, capture, "2026.2")
+    (rank,) = find_rank_events(trace)
+    assert rank.blocking.coverage.source == "cuda_events"
+    assert by_step(trace) == {100: [10, 0]}
+
+
+def test_two_processes_do_not_take_each_others_records(tmp_path: Path) -> None:
+    capture, other = hides_records_with_flags(20, 4), hides_records_with_flags(11, 30)
+    for row in (*other.kernels, *other.syncs, *other.ranges):
+        row.process = row.thread = 200
+    capture.kernels += other.kernels
+    capture.syncs += other.syncs
+    capture.ranges += other.ranges
+    assert by_step(read(tmp_path, capture)) == {100: [10, 0], 200: [1, 20]}
+
+
+def test_more_waits_than_records_leave_blocking_unknown(tmp_path: Path) -> None:
+    capture = hides_records_with_flags(20, 4)
+    capture.syncs = [sync for sync in capture.syncs if sync.number != 5]  # of the first all-reduce
+    trace = read(tmp_path, capture)
+    assert by_step(trace) == {100: [UNKNOWN, UNKNOWN]}
+    (rank,) = find_rank_events(trace)
+    assert rank.blocking.coverage.reason == "the trace does not tell what 1 of 4 stream waits waited for"
+
+
+def test_a_wait_for_an_event_that_was_never_recorded_waits_for_nothing(tmp_path: Path) -> None:
+    """NCCL makes such waits while it starts; it is known that nothing was recorded if CUDA's start was."""
+    capture = hides_records_with_flags(20, 4)
+    capture.syncs.append(Sync("cudaStreamWaitEvent_v3020", 10, 1, 7, event=77))
+    assert by_step(read(tmp_path, capture)) == {100: [UNKNOWN, UNKNOWN]}
+    capture.syncs.append(Sync("cuInit", -1000, 0, 7, has_row=False))
+    assert by_step(load_trace(write_capture(tmp_path / "y.sqlite", capture))) == {100: [10, 0]}
 
 
 @pytest.mark.parametrize(("has_times", "event"), [(True, 6), (False, 6), (True, 5)])

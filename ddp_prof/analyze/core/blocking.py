@@ -152,7 +152,8 @@ class DependencyCoverage:
     """How completely dependencies are known.
 
     Attributes:
-        source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``host`` (a CPU) or ``none``.
+        source: ``cuda_events``, ``event_sync_ids``, ``kineto``, ``call_order`` (inferred, at least in part), ``host``
+            (a CPU) or ``none``.
         waits: How many waits the rank's streams made; on a CPU, its host. ``resolved`` have a known producer, and the
             times contradict ``violations`` of them.
         reason: Why blocking is not known for all steps; ``None`` if it is.
@@ -222,6 +223,10 @@ def device_blocking(
         own_streams = np.unique(dependencies.stream[is_mine])
         waits &= (calls.device == device) | np.isin(dependencies.call_stream, own_streams)
     is_doubtful = waits & (~dependencies.is_resolved | dependencies.is_violated)
+    is_doubtful &= _can_matter(trace, dependencies, is_mine, row_of != UNKNOWN)
+    is_doubtful &= (
+        (steps.index_at(calls.start_ns) != UNKNOWN) | (dependencies.next_work != UNKNOWN) | (calls.stream < 0)
+    )
     awaited = host_calls.work[host_calls.latest[host_calls.waited]]
     host_waits = int(np.isin(row_of[awaited], collectives).sum())
     # A job needs its gradients: if no collective has a known consumer, the trace lacks the consumers.
@@ -234,7 +239,11 @@ def device_blocking(
     # The consumer of a doubtful wait is launched after the wait: in the same step, or in the next one.
     wait_ns = calls.start_ns[is_doubtful]
     within = steps.index_at(wait_ns)
-    following = np.minimum(np.searchsorted(steps.start_ns, wait_ns), len(steps) - 1)
+    following = np.searchsorted(steps.start_ns, wait_ns)
+    launch_ns = take_or_unknown(trace.calls.start_ns, take_or_unknown(trace.launching_calls, dependencies.next_work))
+    starts_ns = np.append(steps.start_ns, NO_TIME)[following]
+    is_before = (dependencies.next_work[is_doubtful] != UNKNOWN) & (launch_ns[is_doubtful] < starts_ns)
+    following[(within == UNKNOWN) & is_before] = len(steps)
     is_known[np.isin(events.step, np.concatenate([within, following]))] = False
     is_complete = is_known[collectives].all() and not is_doubtful.any()
     # An operation without a place in the order of calls may be, or need, a collective of its step or the step before.
@@ -264,6 +273,22 @@ def device_blocking(
         events,
         len(steps),
     )
+
+
+def _can_matter(trace: Trace, dependencies: Dependencies, is_mine: Mask, is_counted: Mask) -> Mask:
+    """Mask of the synchronizations that may make a stream stand still for a collective that counts.
+
+    A stream that neither computes nor communicates, such as one on which NCCL prepares its memory, may be made to wait.
+    This delays its next work, whose recorded time tells when that was. If it has none, streams that wait for it are
+    delayed. Nothing is known of a stream whose number is unknown.
+    """
+    activities, next_work = trace.activities, dependencies.next_work
+    counts = is_mine & np.isin(activities.category, (Category.COMPUTE, Category.COMMUNICATION))
+    matters: Mask = np.isin(dependencies.call_stream, dependencies.stream[counts])
+    on = take_or_unknown(dependencies.stream, next_work)
+    matters |= (next_work != UNKNOWN) & (on != dependencies.call_stream)
+    matters &= (next_work == UNKNOWN) | np.append(is_counted, False)[next_work]
+    return matters | (trace.synchronizations.stream < 0)
 
 
 def _reason(

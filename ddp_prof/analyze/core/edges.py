@@ -31,9 +31,11 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Calls, Kind, SyncKind, Trace
+from ddp_prof.trace import Category, Kind, SyncKind, Trace, numbers_grow
 
 _LARGEST_NUMBER = 1 << 40
+_NATURAL_GAP_NS = 5_000
+"""An operation may begin so much later than it could."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,8 @@ class Dependencies:
     Attributes:
         is_wait, is_resolved, is_violated: Masks of the synchronizations: the waits of streams; those whose record is
             known; those that made an edge which the times contradict.
+        next_work: The activity launched next on each synchronization's stream or, if that gets no more work, on the
+            first stream that waits for it; ``UNKNOWN`` if there is none.
         call_stream, stream: Number of each synchronization's, and each activity's, stream, unique over all processes.
         call_place, place: Place of each synchronization, and of each activity's launch, in the order of calls.
         in_order: The activities stream by stream in the order of their launch.
@@ -61,6 +65,7 @@ class Dependencies:
     is_wait: Mask
     is_resolved: Mask
     is_violated: Mask
+    next_work: Ints
     call_stream: Ints
     call_place: Ints
     place: Ints
@@ -80,12 +85,16 @@ def find_dependencies(trace: Trace) -> Dependencies:
     record = np.where(is_wait & (calls.stream != UNKNOWN), calls.awaits, UNKNOWN)
     is_resolved = (record != UNKNOWN) & (take_or_unknown(calls.stream, record) != UNKNOWN)
     is_resolved &= (call_place != UNKNOWN) & (take_or_unknown(call_place, record) != UNKNOWN)
-    if trace.sync_source == "event_sync_ids":
-        is_resolved &= ~_may_pass_on(trace, is_resolved, record, of_activity, of_call, call_place)
+    if trace.inferred is not None:
+        is_resolved &= ~_may_pass_on(trace, trace.inferred, is_resolved, record, of_activity, of_call, call_place)
     waits = np.flatnonzero(is_resolved)
     waits = waits[np.argsort(call_place[waits], kind="stable")]
     record = record[waits]
-    consumer = take_or_unknown(placed, launches.first_after(of_call[waits], call_place[waits]))
+    next_work = take_or_unknown(placed, launches.first_after(of_call, call_place))
+    consumer = next_work[waits]
+    relay = Sequences(of_call[record], call_place[record])
+    relay_of = take_or_unknown(waits, relay.first_after(of_call, call_place))
+    next_work = np.where(next_work == UNKNOWN, take_or_unknown(next_work, relay_of), next_work)
     recorded = _StreamCalls(of_call[record], call_place[record], launches)
     which, producer = _producers(
         _StreamCalls(of_call[waits], call_place[waits], launches), recorded, of_activity[placed]
@@ -96,6 +105,9 @@ def find_dependencies(trace: Trace) -> Dependencies:
     edges = select(edges, crosses)
     edges = select(edges, of_activity[edges.producer] != of_activity[edges.consumer])
     contradicted = activities.end_ns[edges.producer] > activities.start_ns[edges.consumer]
+    if trace.inferred is not None and trace.inferred[edges.wait].any():
+        in_order = placed[launches.order]
+        contradicted |= _misses_another(trace, trace.inferred, edges, call_place, place, of_activity, in_order)
     is_violated = np.zeros(len(calls), np.bool_)
     is_violated[edges.wait[contradicted]] = True
     return Dependencies(
@@ -103,6 +115,7 @@ def find_dependencies(trace: Trace) -> Dependencies:
         is_wait=is_wait,
         is_resolved=is_resolved,
         is_violated=is_violated,
+        next_work=next_work,
         call_stream=of_call,
         call_place=call_place,
         place=place,
@@ -112,11 +125,17 @@ def find_dependencies(trace: Trace) -> Dependencies:
 
 
 def _may_pass_on(
-    trace: Trace, is_resolved: Mask, record: Ints, of_activity: Ints, of_call: Ints, call_place: Ints
+    trace: Trace,
+    inferred: Mask,
+    is_resolved: Mask,
+    record: Ints,
+    of_activity: Ints,
+    of_call: Ints,
+    call_place: Ints,
 ) -> Mask:
     """Mask of the waits whose record may belong to another stream than assumed.
 
-    If the capture holds no event records, a record is assumed to be on the stream of its thread's last launch. But if
+    A record that the capture does not hold is assumed to be on the stream of its thread's last launch. But if
     the thread has made a stream without work wait before, the record may be on that stream, which then passes its wait
     on. This makes no difference if what it passes on runs on the waiting stream, or on the assumed one.
     """
@@ -124,15 +143,76 @@ def _may_pass_on(
     found = np.zeros(len(calls), np.bool_)
     silent = np.flatnonzero(is_resolved & ~np.isin(of_call, of_activity))
     waits = np.flatnonzero(is_resolved)
+    waits = waits[inferred[record[waits]]]
     records = record[waits]
     first, which = distinct_rows(calls.process[silent], calls.thread[silent], of_call[record[silent]])
     since = np.full(len(first), np.iinfo(np.int64).max)
     np.minimum.at(since, which, call_place[silent])
+    from_streams = _streams_passed_on(of_call[silent], of_call[record[silent]])
     for wait, place in zip(silent[first].tolist(), since.tolist(), strict=True):
-        passed_on = of_call[record[wait]]
         same_thread = (calls.thread[records] == calls.thread[wait]) & (calls.process[records] == calls.process[wait])
-        matters = (of_call[waits] != passed_on) & (of_call[records] != passed_on)
-        found[waits[same_thread & matters & (call_place[records] > place)]] = True
+        is_later = same_thread & (call_place[records] > place)
+        for passed_on in from_streams.get(int(of_call[record[wait]]), {int(of_call[record[wait]])}):
+            found[waits[is_later & (of_call[waits] != passed_on) & (of_call[records] != passed_on)]] = True
+    return found
+
+
+def _streams_passed_on(silent: Ints, on: Ints) -> dict[int, set[int]]:
+    """Return by stream without work: the streams with work for which it waited, also through others without work.
+
+    ``silent`` are such streams, which waited for records ``on`` other streams.
+    """
+    awaited: dict[int, set[int]] = {stream: set() for stream in distinct(silent)}
+    for stream, other in zip(silent.tolist(), on.tolist(), strict=True):
+        awaited[stream].add(other)
+    found: dict[int, set[int]] = {}
+    for stream in awaited:
+        reached, pending = {stream}, [stream]
+        while pending:
+            others = awaited.get(pending.pop(), set()) - reached
+            reached |= others
+            pending += others
+        found[stream] = reached - awaited.keys()
+    return found
+
+
+def _misses_another(
+    trace: Trace, inferred: Mask, edges: Edges, call_place: Ints, place: Ints, stream: Ints, in_order: Ints
+) -> Mask:
+    """Mask of inferred edges whose consumer could have begun before a collective that it is not known to wait for.
+
+    The collective was launched on another stream before the wait, and ended after all else that the consumer is known
+    to need, but before the consumer began: it may be what the consumer waited for. A difference of microseconds says
+    nothing::
+
+        stream 20   ..AAAABBBBB.       inferred: c waits for A
+        stream 7    kkk........ccc     it began after B: the wait may be for B
+    """
+    activities = trace.activities
+    before = np.full(len(activities), UNKNOWN, np.int64)
+    follows = stream[in_order[1:]] == stream[in_order[:-1]]
+    before[in_order[1:][follows]] = in_order[:-1][follows]
+    launch_ns = take_or_unknown(trace.calls.start_ns, trace.launching_calls, NO_TIME)
+    # No operation begins sooner after its launch than the soonest.
+    soonest_ns = max(0, int((activities.start_ns - launch_ns).min(initial=-NO_TIME, where=launch_ns != NO_TIME)))
+    could_ns = np.maximum(take_or_unknown(activities.end_ns, before, NO_TIME), launch_ns + soonest_ns)
+    np.maximum.at(could_ns, edges.consumer, activities.end_ns[edges.producer])
+    is_collective = activities.category == Category.COMMUNICATION
+    collectives = np.flatnonzero(is_collective & (place != UNKNOWN))
+    collectives = collectives[np.argsort(activities.end_ns[collectives], kind="stable")]
+    ends = activities.end_ns[collectives]
+    rows = np.flatnonzero(inferred[edges.wait] & ~is_collective[edges.consumer])
+    consumer = edges.consumer[rows]
+    low = np.searchsorted(ends, could_ns[consumer] + _NATURAL_GAP_NS, side="right")
+    high = np.searchsorted(ends, activities.start_ns[consumer], side="right")
+    found = np.zeros(len(edges), np.bool_)
+    for row, first, last in zip(
+        rows[high > low].tolist(), low[high > low].tolist(), high[high > low].tolist(), strict=True
+    ):
+        others = collectives[first:last]
+        is_other = (place[others] < call_place[edges.wait[row]]) & (stream[others] != stream[edges.consumer[row]])
+        is_other &= activities.process[others] == activities.process[edges.consumer[row]]
+        found[row] = is_other.any()
     return found
 
 
@@ -159,7 +239,7 @@ def _call_order(trace: Trace) -> tuple[Ints, Ints]:
     than once; places are then the start times of the calls.
     """
     calls, activities, own = trace.calls, trace.activities, trace.synchronizations
-    if _numbers_grow(calls):
+    if numbers_grow(calls):
         number = activities.correlation
         in_range = (number > 0) & (number < _LARGEST_NUMBER)
         return number if in_range.all() else np.where(in_range, number, UNKNOWN), own.correlation
@@ -168,17 +248,6 @@ def _call_order(trace: Trace) -> tuple[Ints, Ints]:
     started = take_or_unknown(calls.start_ns, trace.launching_calls)
     launched = np.where(trace.launching_calls == UNKNOWN, UNKNOWN, started - low)
     return launched, np.where(is_known, own.start_ns - low, UNKNOWN)
-
-
-def _numbers_grow(calls: Calls) -> bool:
-    for process in distinct(calls.process):
-        of_process = calls.process == process
-        for thread in distinct(calls.lane[of_process]):
-            rows = np.flatnonzero(of_process & (calls.lane == thread) & (calls.correlation != UNKNOWN))
-            order = np.lexsort((calls.start_ns[rows], calls.correlation[rows]))
-            if np.any(np.diff(calls.start_ns[rows[order]]) < 0):
-                return False
-    return True
 
 
 class _StreamCalls:

@@ -60,6 +60,7 @@ class Device:
     ranges: list[tuple[str, int, int]] = field(default_factory=list)  # name, start, end
     calls: int = 0
     now: int = 0
+    made: dict[int, int] = field(default_factory=dict)  # when, by call
     last: dict[int, int] = field(default_factory=dict)
     pending: dict[int, set[int]] = field(default_factory=dict)
     events: dict[int, tuple[int, set[int]]] = field(default_factory=dict)
@@ -80,6 +81,7 @@ class Device:
     def _call(self, gap: int) -> int:
         self.now += gap
         self.calls += 1
+        self.made[self.calls] = self.now
         return self.calls
 
     @contextmanager

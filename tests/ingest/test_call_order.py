@@ -1,0 +1,329 @@
+"""What the order of calls tells of waits whose records are hidden: against devices and captures that know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.core.blocking import RankBlocking
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.quality import diagnose
+from ddp_prof.ingest.call_order import infer_waits
+from ddp_prof.trace import UNKNOWN, Activities, Spans, Synchronizations, SyncKind, Trace
+from tests.analyze.critical.scheduler import Device
+from tests.examples import examples
+
+COMPUTE, SIDE, COMM, OTHER_COMM, INTERNAL = 7, 8, 20, 21, 84
+HANDOVER = 1
+UNIT = 10_000
+Timed = TypeVar("Timed", Activities, Spans, Synchronizations)
+
+
+def in_units(table: Timed) -> Timed:
+    return replace(table, start_ns=table.start_ns * UNIT, end_ns=table.end_ns * UNIT)
+
+
+@dataclass
+class Job:
+    """A program as torch makes it: works on communicators' streams, which the stream of compute waits for."""
+
+    device: Device = field(default_factory=Device)
+    events: dict[int, int] = field(default_factory=dict)  # by call that records or waits
+    works: list[int] = field(default_factory=list)  # their events
+
+    def compute(self, length: int = 2, *, gap: int = 0, stream: int = COMPUTE) -> None:
+        self.device.launch(gap, stream, length, is_collective=False)
+
+    def record(self, stream: int, number: int) -> None:
+        self.device.record(0, stream, number)
+        self.events[self.device.calls] = number
+
+    def wait(self, stream: int, number: int) -> None:
+        before = self.device.calls
+        self.device.wait(0, stream, number)
+        if self.device.calls > before:
+            self.events[self.device.calls] = number
+
+    def hand_over(self, stream: int, to: int, number: int = HANDOVER) -> None:
+        self.record(stream, number)
+        self.wait(to, number)
+
+    def collective(
+        self, length: int, *, on: int = COMM, after: int = COMPUTE, number: int | None = None, internal: bool = False
+    ) -> int:
+        """Launch a collective as torch's ProcessGroupNCCL does; return the number of its event."""
+        self.hand_over(after, on, HANDOVER)
+        self.device.launch(0, on, length, is_collective=True)
+        if internal:
+            self.hand_over(on, INTERNAL, 2)
+        number = 10 + len(self.works) if number is None else number
+        self.record(on, number)
+        self.works.append(number)
+        return number
+
+    def trace(self, *, with_events: bool = True) -> Trace:
+        """The capture without records: only the calls that record are there. A unit of time is 10 us."""
+        trace = self.device.trace(has_step=True)
+        calls = trace.synchronizations
+        is_record, is_wait = calls.kind == SyncKind.RECORD, calls.kind == SyncKind.STREAM_WAIT
+        at = np.array([self.device.made[number] for number in calls.correlation.tolist()], np.int64)
+        calls = replace(
+            calls,
+            start_ns=np.where(calls.kind == SyncKind.HOST_WAIT_DEVICE, calls.start_ns, at),
+            end_ns=np.where(calls.kind == SyncKind.HOST_WAIT_DEVICE, calls.end_ns, at),
+            stream=np.where(is_record, UNKNOWN, calls.stream),
+            awaits=np.where(is_wait, UNKNOWN, calls.awaits),
+        )
+        numbers = [self.events.get(number, UNKNOWN) for number in calls.correlation.tolist()]
+        known = np.where(is_wait & with_events, np.array(numbers, np.int64), UNKNOWN)
+        trace = replace(
+            trace,
+            activities=in_units(trace.activities),
+            spans=in_units(trace.spans),
+            calls=replace(trace.calls, start_ns=trace.calls.start_ns * UNIT),
+            synchronizations=in_units(calls),
+            sync_source="none",
+        )
+        return infer_waits(trace, known)
+
+
+def blocking(trace: Trace) -> RankBlocking:
+    (rank,) = find_rank_events(trace)
+    return rank.blocking
+
+
+def blamed(found: RankBlocking, trace: Trace) -> dict[int, int]:
+    """The collective that each instant is blamed on, as a row of the trace's activities."""
+    (rank,) = find_rank_events(trace)
+    stretches = found.stretches
+    rows = rank.events.activity[stretches.collective]
+    lines = zip(stretches.start_ns.tolist(), stretches.end_ns.tolist(), rows.tolist(), strict=True)
+    return {instant: row for start, end, row in lines for instant in range(start // UNIT, end // UNIT)}
+
+
+def is_right(job: Job, *, with_events: bool = True) -> bool:
+    """Whether blocking is known; if it is, it must be what the device knows."""
+    trace = job.trace(with_events=with_events)
+    found = blocking(trace)
+    if found.total_ns is None:
+        assert found.coverage.reason or not job.works
+        return False
+    assert blamed(found, trace) == job.device.standstill()
+    assert found.coverage.source == "call_order"
+    return True
+
+
+def buckets(job: Job, *lengths: int) -> list[int]:
+    """Each bucket is computed and launched."""
+    works = []
+    for length in lengths:
+        job.compute(2)
+        works.append(job.collective(length))
+    return works
+
+
+@pytest.mark.parametrize("with_events", [True, False])
+@pytest.mark.parametrize("copies", [True, False], ids=["copies", "all at once"])
+def test_waits_in_the_order_of_launches(copies: bool, with_events: bool) -> None:
+    #  stream 7    bbbbbb.....c....c......c
+    #  stream 20     AAAAAAAAABBBBBCCCCCCC
+    job = Job()
+    for work in buckets(job, 9, 5, 7):
+        job.wait(COMPUTE, work)
+        if copies:
+            job.compute(1)
+    job.compute(1)
+    assert is_right(job, with_events=with_events)
+
+
+def test_a_wait_right_after_the_launch_is_for_it() -> None:
+    job = Job()
+    for length in (9, 5, 7):
+        job.compute(2)
+        job.wait(COMPUTE, job.collective(length, internal=True))
+        job.compute(1)
+    assert is_right(job)
+
+
+def test_one_that_is_waited_for_twice_counts_once() -> None:
+    """As a loop that waits for each all-reduce, and at the end for all of them."""
+    job = Job()
+    works = []
+    for length in (9, 5, 7):
+        job.compute(2)
+        works.append(job.collective(length))
+        job.wait(COMPUTE, works[-1])
+    for work in works:
+        job.wait(COMPUTE, work)
+    job.compute(1)
+    assert is_right(job)
+
+
+def test_collectives_in_a_row_take_their_input_from_the_stream_of_compute() -> None:
+    """The thread's last launch is then on the stream that waits."""
+    job = Job()
+    job.compute(4)
+    works = [job.collective(3), job.collective(3)]
+    for work in works:
+        job.wait(COMPUTE, work)
+    job.compute(1)
+    trace = job.trace()
+    (rank,) = find_rank_events(trace)
+    edges = rank.dependencies().edges
+    assert {(0, 1), (0, 2)} <= set(zip(edges.producer.tolist(), edges.consumer.tolist(), strict=True))
+    assert is_right(job)
+
+
+def test_waits_out_of_order_are_told_by_the_times_to_be_so() -> None:
+    """The copy begins when the second all-reduce ends, which the first wait is not thought to be for."""
+    job = Job()
+    first, second = buckets(job, 3, 20)
+    job.wait(COMPUTE, second)
+    job.compute(1)
+    job.wait(COMPUTE, first)
+    job.compute(1)
+    assert not is_right(job)
+    reason = str(blocking(job.trace()).coverage.reason)
+    assert reason == "1 of 4 stream waits contradict the times of what they waited for"
+
+
+@pytest.mark.parametrize("syncs", [True, False])
+def test_a_work_that_nothing_waits_for_shifts_the_others_unless_the_host_waits(syncs: bool) -> None:
+    job = Job()
+    job.compute(1)
+    job.collective(3)
+    if syncs:
+        job.device.synchronize(0)
+    for work in buckets(job, 9, 5):
+        job.wait(COMPUTE, work)
+        job.compute(1)
+    assert is_right(job) == syncs
+
+
+def test_two_communicators_are_known_if_all_are_waited_for_at_once() -> None:
+    job = Job()
+    job.compute(2)
+    one = job.collective(9)
+    job.compute(2)
+    two = job.collective(4, on=OTHER_COMM)
+    job.wait(COMPUTE, two)
+    job.wait(COMPUTE, one)
+    job.compute(1)
+    assert is_right(job)
+    job = Job()
+    job.compute(2)
+    one = job.collective(9)
+    job.compute(2)
+    two = job.collective(4, on=OTHER_COMM)
+    job.wait(COMPUTE, two)
+    job.compute(1)
+    job.wait(COMPUTE, one)
+    job.compute(1)
+    assert not is_right(job)
+
+
+def test_waits_for_what_the_host_waited_for_wait_for_nothing() -> None:
+    """As parameters that are gathered at the end of a step, and used in the next one in another order."""
+    job = Job()
+    first, second = buckets(job, 3, 20)
+    job.device.synchronize(0)
+    job.wait(COMPUTE, second)
+    job.compute(1)
+    job.wait(COMPUTE, first)
+    job.compute(1)
+    job.wait(COMPUTE, job.collective(5))
+    job.compute(1)
+    assert is_right(job)
+
+
+def test_a_process_with_two_devices_is_left_alone() -> None:
+    job = Job()
+    job.wait(COMPUTE, job.collective(3))
+    job.compute(1)
+    trace = job.trace()
+    calls = trace.synchronizations
+    hidden = replace(
+        calls, awaits=np.full(len(calls), UNKNOWN), stream=np.where(calls.kind == 0, UNKNOWN, calls.stream)
+    )
+    two = replace(trace.activities, device=np.arange(len(trace.activities)))
+    found = infer_waits(
+        replace(trace, activities=two, synchronizations=hidden, sync_source="none"), np.full(len(calls), UNKNOWN)
+    )
+    assert found.sync_source == "none"
+
+
+def test_the_summary_says_that_it_is_inferred() -> None:
+    job = Job()
+    job.wait(COMPUTE, job.collective(3))
+    job.compute(1)
+    trace = job.trace()
+    note = "what streams waited for is inferred from the order of calls: not all records of events were recorded"
+    assert note in diagnose(trace, find_rank_events(trace))
+
+
+def test_an_event_that_would_be_recorded_again_before_a_wait_for_it_is_not() -> None:
+    """Both waits are for the first work, of which the second is not waited for."""
+    job = Job()
+    first, _ = buckets(job, 9, 20)
+    job.wait(COMPUTE, first)
+    job.compute(30)
+    job.wait(COMPUTE, first)
+    job.compute(1)
+    assert not is_right(job)
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> Job:
+    """Works on one or two communicators, with waits in and out of order, twice and never, and prefetches."""
+    job = Job()
+    streams = draw(st.sampled_from([(COMM,), (COMM,), (COMM, OTHER_COMM), (COMM, COMM, OTHER_COMM)]))
+    kinds = ["compute", "compute", "collective", "collective", "wait", "wait", "row"]
+    kinds += draw(st.sampled_from([[], [], ["any"], ["twice"], ["side"], ["sync"], ["prefetch"], ["wait_stream"]]))
+    in_order, waiting = draw(st.booleans()), list[int]()
+    reuses = draw(st.booleans())
+    for kind in draw(st.lists(st.sampled_from(kinds), min_size=4, max_size=30)):
+        length = draw(st.integers(0, 12))
+        if kind == "compute":
+            job.compute(length, gap=draw(st.integers(0, 2)))
+        elif kind == "collective":
+            free = [work for work in job.works if work not in waiting]
+            number = free[0] if reuses and free else None
+            on = draw(st.sampled_from(streams))
+            waiting.append(job.collective(length, on=on, number=number, internal=draw(st.booleans())))
+        elif kind == "wait" and waiting:
+            job.wait(COMPUTE, waiting.pop(0 if in_order else draw(st.integers(0, len(waiting) - 1))))
+        elif kind == "any" and waiting:
+            waiting.pop(0)  # is never waited for
+        elif kind == "twice" and waiting:
+            job.wait(COMPUTE, waiting[0])
+        elif kind == "row":
+            while waiting:
+                job.wait(COMPUTE, waiting.pop(0 if in_order else draw(st.integers(0, len(waiting) - 1))))
+        elif kind == "sync":
+            job.device.synchronize(0)
+        elif kind == "side":  # a stream that prepares data
+            job.compute(length, stream=SIDE)
+            job.record(SIDE, 3)
+            if draw(st.booleans()):
+                job.wait(COMPUTE, 3)
+        elif kind == "wait_stream":
+            job.hand_over(SIDE, COMPUTE, 4)
+        elif kind == "prefetch":  # parameters are copied in on a stream of their own, then gathered
+            job.hand_over(COMPUTE, SIDE, 5)
+            job.compute(length, stream=SIDE)
+            waiting.append(job.collective(draw(st.integers(0, 12)), after=SIDE))
+    job.compute(1)
+    return job
+
+
+@pytest.mark.slow
+@examples(600)
+@given(jobs(), st.booleans())
+def test_blocking_is_right_or_not_known(job: Job, with_events: bool) -> None:
+    is_known = is_right(job, with_events=with_events) if job.device.waits else None
+    event(f"known: {is_known}")
