@@ -7,8 +7,7 @@ Executions with the same name, launch shape and phase are one kernel; ``docs/met
                    alone beside  neither          slowdown 6/4
 
 Contention is the slowdown of all kernels together. Executions with the same name and launch shape at the same position
-in the step (the n-th launch of these) are compared: those beside communication for more than half of their time with
-those without any communication::
+in the step (the n-th launch of these) are compared: those beside communication with those without any::
 
     step 3   compute  aaaabbbb        step 4   compute  aaaabbbbbb      b takes 6 instead of 4
              stream                            stream       NNNNNN
@@ -19,9 +18,11 @@ that is slow for another reason is a little more likely to overlap communication
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -198,15 +199,31 @@ SAME = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Contention:
-    """The slowdown of one run's kernels by its own communication; without figures if there is a reason.
+    """How much communication slows the compute beside it, of one run; without figures if there is a reason.
+
+    A kernel that takes ``alone`` by itself, and runs beside communication for ``beside`` of its ``duration``, does
+    there what takes ``alone - (duration - beside)`` by itself. The slowdown is the ratio of the two, of their sums over
+    all compared executions::
+
+        alone      ######          6
+        beside     ####======      4 without communication, 6 beside it, where it does what takes 2: slowdown 3
+
+    Contention is what this makes of *all* time beside communication::
+
+        contention = sum over kinds of kernels of beside * (1 - 1 / slowdown)
+
+    A kind has its own slowdown if most of its time beside communication could be compared, else that of all kernels.
+    The interval also holds what comes out if each kind with enough kernels has its own.
 
     Attributes:
         kernels: Number of different kernels (name and position) that were compared.
         runs: Number of executions beside communication that were compared.
         share: The compared share of all time of kernels beside communication, 0 to 1.
-        slowdown: Summed duration beside communication divided by the time of the same kernels alone.
+        slowdown: That of all compared executions together.
         slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
-        contention_ns: The mean cost for a step of a rank, of the compared executions.
+        slowed: Share of the time beside communication that is contention, 0 to 1.
+        slowed_low, slowed_high: Its 95 % interval; ``None`` for too few steps.
+        contention_ns: The mean cost for a step of a rank, of all time beside communication, summed over streams.
         half_width_ns: Half of the interval of ``contention_ns``.
     """
 
@@ -219,6 +236,9 @@ class Contention:
     contention_ns: int | None = None
     reason: str | None = None
     half_width_ns: int | None = None
+    slowed: float | None = None
+    slowed_low: float | None = None
+    slowed_high: float | None = None
 
 
 def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
@@ -230,39 +250,115 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
     if not of_ranks:
         return Contention(reason="no GPU kernels in steps: contention cannot be measured")
-    _, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
+    keys, kernel = merge_keys(([key[:2] for key in runs.keys], runs.kernel) for runs in both)
     duration, beside, step = (
         np.concatenate([getattr(runs, name) for runs in both]) for name in ("duration_ns", "beside_ns", "step")
     )
     rank = np.repeat(np.arange(len(both)), [len(runs.kernel) for runs in both])
     _, key = distinct_rows(kernel, count_before(distinct_rows(rank, step, kernel)[1]))  # rows are in order of launch
     own = np.arange(len(key)) < of_ranks
-    is_beside: Mask = own & is_mostly_overlapped(duration, beside)
-    if not is_beside.any():
+    is_mostly_beside: Mask = own & is_mostly_overlapped(duration, beside)
+    if not is_mostly_beside.any():
         return Contention(reason="no kernel ran beside communication for more than half of its time")
     alone_ns, has_alone = _medians_by_key(key, duration, beside == 0)
-    compared = is_beside & has_alone[key]
-    kernels = np.unique(key[compared])
+    compared = own & (beside > 0) & has_alone[key]
+    kernels = np.unique(key[compared & is_mostly_beside])
     if len(kernels) < LEAST_KERNELS:
         counted = f"only {len(kernels)} kernels ran both beside communication and alone"
         return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
-    if doubt := _other_difference(distinct_rows(rank, step)[1], key, duration, beside, is_beside):
+    if doubt := _other_difference(distinct_rows(rank, step)[1], key, duration, beside, is_mostly_beside):
         return Contention(reason=doubt)
-    taken_ns, expected_ns = float(duration[compared].sum()), float(alone_ns[key[compared]].sum())
-    if not expected_ns:
+
+    # What a compared execution did beside communication takes so long alone.
+    done_ns = alone_ns[key] - (duration - beside)
+    if not alone_ns[key[compared]].sum():
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
-    interval = _slowdown_interval(step[compared], duration[compared], alone_ns[key[compared]])
-    steps = sum(runs.steps for runs in ranks)
+    if done_ns[compared].sum() <= 0:
+        return Contention(reason="the compared kernels were as long without communication as they are alone")
+    kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)[1][kernel]
+    kinds = range(int(kind.max()) + 1)
+    has_enough = np.array([len(np.unique(key[compared & (kind == one)])) >= LEAST_KERNELS for one in kinds])
+    sums = _sums_by_step(step, kind, len(kinds), (beside * compared, done_ns * compared, beside * own))
+    compared_ns, _, all_ns = np.split(sums.sum(axis=0), 3)
+    own_slowdown = has_enough & (2 * compared_ns >= all_ns), has_enough  # the second widens the intervals
+    steps, slowdown = sum(runs.steps for runs in ranks), float(_slowdown(sums[None])[0])
+    contention_ns, slowed = (float(figure(own_slowdown[0], sums[None])[0]) for figure in (_contention, _slowed))
+    doubt_of_alone = _error_of_medians(key, duration, beside == 0, compared) / done_ns[compared].sum()
+    slowdown_interval, contention_interval, slowed_interval = (
+        _widest(figure, wider * doubt_of_alone, [bootstrap_interval(sums, statistic) for statistic in statistics])
+        for figure, wider, statistics in (
+            (slowdown, slowdown, [_slowdown]),
+            (contention_ns, all_ns.sum() / slowdown, [partial(_contention, kinds) for kinds in own_slowdown]),
+            (slowed, 1 / slowdown, [partial(_slowed, kinds) for kinds in own_slowdown]),
+        )
+    )
     return Contention(
         kernels=len(kernels),
         runs=int(compared.sum()),
-        share=float(duration[compared].sum() / duration[is_beside].sum()),
-        slowdown=taken_ns / expected_ns,
-        slowdown_low=interval and interval[0],
-        slowdown_high=interval and interval[1],
-        contention_ns=round((taken_ns - expected_ns) / steps),
-        half_width_ns=interval and round((interval[1] - interval[0]) / 2 * expected_ns / steps),
+        share=float(beside[compared].sum() / beside[own].sum()),
+        slowdown=slowdown,
+        slowdown_low=slowdown_interval and slowdown_interval[0],
+        slowdown_high=slowdown_interval and slowdown_interval[1],
+        contention_ns=round(contention_ns / steps),
+        half_width_ns=contention_interval and round((contention_interval[1] - contention_interval[0]) / 2 / steps),
+        slowed=slowed,
+        slowed_low=slowed_interval and slowed_interval[0],
+        slowed_high=slowed_interval and slowed_interval[1],
     )
+
+
+def _widest(figure: float, doubt: float, intervals: Iterable[tuple[float, float] | None]) -> tuple[float, float] | None:
+    """An interval that holds all intervals of a figure, and an independent doubt."""
+    known = [interval for interval in intervals if interval is not None]
+    if not known:
+        return None
+    low, high = min(low for low, _ in known), max(high for _, high in known)
+    return figure - math.hypot(figure - low, doubt), figure + math.hypot(high - figure, doubt)
+
+
+def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) -> float:
+    """Half of the 95 % interval of the summed medians with which executions are compared.
+
+    The standard error of a median of normal values is 1.25 standard deviations, divided by the root of their number.
+    """
+    keys = int(key.max()) + 1
+    count = np.bincount(key[alone], minlength=keys)
+    mean = np.bincount(key[alone], weights=duration[alone], minlength=keys) / np.maximum(1, count)
+    squares = np.bincount(key[alone], weights=(duration[alone] - mean[key[alone]]) ** 2, minlength=keys)
+    deviation = np.sqrt(squares / np.maximum(1, count - 1))
+    used = np.bincount(key[compared], minlength=keys)
+    return float(1.96 * 1.25 * np.sqrt((used**2 * deviation**2 / np.maximum(1, count)).sum()))
+
+
+def _sums_by_step(step: Ints, kind: Ints, kinds: int, columns: Sequence[Floats | Ints]) -> Floats:
+    """The sum of each column by step and kind; shape (steps, columns x kinds), the kinds of a column together."""
+    _, unit = np.unique(step, return_inverse=True)
+    size = (int(unit.max()) + 1) * kinds
+    return np.column_stack(
+        [np.bincount(unit * kinds + kind, weights=column, minlength=size).reshape(-1, kinds) for column in columns]
+    )
+
+
+def _slowdown(drawn: Numbers) -> Numbers:
+    """Time beside communication of compared executions, divided by what it takes alone; for sums by step and kind."""
+    beside, done, _ = np.split(drawn.sum(axis=1), 3, axis=-1)
+    found: Numbers = np.maximum(1.0, beside.sum(axis=-1)) / np.maximum(1.0, done.sum(axis=-1))
+    return found
+
+
+def _contention(has_own: Mask, drawn: Numbers) -> Numbers:
+    """What communication adds to the compute beside it; ``has_own``: kinds of kernels with a slowdown of their own."""
+    beside, done, everything = np.split(drawn.sum(axis=1), 3, axis=-1)
+    slowdown = np.where(has_own & (beside > 0) & (done > 0), beside / np.maximum(1.0, done), _slowdown(drawn)[:, None])
+    found: Numbers = (everything * (1 - 1 / slowdown)).sum(axis=-1)
+    return found
+
+
+def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
+    """The share of the time beside communication that is contention."""
+    everything = np.split(drawn.sum(axis=1), 3, axis=-1)[2].sum(axis=-1)
+    found: Numbers = _contention(has_own, drawn) / np.maximum(1.0, everything)
+    return found
 
 
 def _compute_in_steps(runs: KernelRuns) -> KernelRuns:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +64,11 @@ def test_slowdown_with_its_interval_and_price(tmp_path: Path, monkeypatch: pytes
     assert (found.kernels, found.runs, found.share) == (4, 4 * STEPS, 1.0)
     assert found.slowdown == pytest.approx(1.3)
     # Two steps each take 10 ns less, as much or 10 more a kernel. Of six drawn, 3.8 % sum to at most -40, 1 % to -50.
-    assert (found.slowdown_low, found.slowdown_high) == (pytest.approx(1.3 - 0.02 / 3), pytest.approx(1.3 + 0.02 / 3))
+    by_draws, of_alone = 0.02 / 3, 1.3 * 1.96 * 1.25 * (80 / 6 / (4 * 1000**2)) ** 0.5  # deviation: root of 80 ns
+    half_width = (by_draws**2 + of_alone**2) ** 0.5
+    assert (found.slowdown_low, found.slowdown_high) == pytest.approx((1.3 - half_width, 1.3 + half_width))
     assert found.contention_ns == 4 * (BESIDE - ALONE)
-    assert found.half_width_ns == round(4 * ALONE * 0.02 / 3)
+    assert found.half_width_ns == round(4 * ALONE * (by_draws**2 + (of_alone / 1.3) ** 2) ** 0.5)
 
 
 def test_kernels_that_take_no_time_alone_tell_no_slowdown() -> None:
@@ -120,8 +123,9 @@ def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
 
     def measured(slower_for: np.ndarray, slower_ns: int = 1500) -> Contention:
         duration = np.where(slower_for, slower_ns, 1000)
+        within = np.minimum(beside, duration)
         keys = tuple((f"k{number}", "", None, "other") for number in range(kernels))
-        return measure_contention([KernelRuns(keys, kernel, duration, beside, step, steps)])
+        return measure_contention([KernelRuns(keys, kernel, duration, within, step, steps)])
 
     anyway = measured(communicates)
     assert anyway.slowdown is None
@@ -129,3 +133,56 @@ def test_steps_that_are_slower_anyway_tell_no_contention() -> None:
     assert measured(beside > 0).slowdown == pytest.approx(1.5)
     assert "take 1.05 times as long" in (measured(communicates, 1050).reason or "")
     assert measured(communicates, 1015).slowdown == pytest.approx(1.015), "kernels differ by a percent or two"
+
+
+def fluid_runs(slowdown: dict[str, float], seed: int, steps: int = 24) -> tuple[list[KernelRuns], float]:
+    """Steps of twenty kernels of two kinds; a collective covers another stretch in each step, and slows it.
+
+    Returns the kernels, and the true contention of a mean step.
+    """
+    generator = np.random.default_rng(seed)
+    kinds = np.where(np.arange(20) % 2, "matrix product", "elementwise")
+    alone = generator.integers(20_000, 80_000, 20).astype(float)
+    rows, truth = [], 0.0
+    for step in range(steps):
+        begin = generator.uniform(0, alone.sum() / 2)
+        left, at = generator.uniform(0.2, 0.5) * alone.sum(), 0.0
+        for position, work in enumerate(alone * generator.normal(1, 0.01, 20)):
+            # Work before the collective begins, then beside it at a lower speed, then after its end.
+            before = min(work, max(0.0, begin - at))
+            beside = min((work - before) * slowdown[kinds[position]], left)
+            left -= beside
+            duration = before + beside + (work - before - beside / slowdown[kinds[position]])
+            truth += beside * (1 - 1 / slowdown[kinds[position]])
+            rows.append((position, duration, beside, step))
+            at += duration
+    kernel, duration, beside, step_of = (np.round(column).astype(np.int64) for column in zip(*rows, strict=True))
+    names = {"matrix product": "gemm", "elementwise": "elementwise_add"}
+    keys = tuple((f"{names[kind]}_{number}", "", None, str(kind)) for number, kind in enumerate(kinds))
+    return [KernelRuns(keys, kernel, duration, np.minimum(beside, duration), step_of, steps)], truth / steps
+
+
+@pytest.mark.parametrize("slowdown", [(1.0, 1.0), (1.25, 1.25), (1.5, 1.5), (2.0, 2.0), (1.1, 1.8)])
+def test_contention_is_what_a_known_slowdown_adds(slowdown: tuple[float, float]) -> None:
+    by_kind = dict(zip(("matrix product", "elementwise"), slowdown, strict=True))
+    holds = []
+    for seed in range(20):
+        runs, truth_ns = fluid_runs(by_kind, seed)
+        found = measure_contention(runs)
+        assert found.contention_ns is not None
+        assert found.half_width_ns is not None
+        assert found.contention_ns == pytest.approx(truth_ns, rel=0.06, abs=4000)
+        holds.append(abs(found.contention_ns - truth_ns) <= found.half_width_ns)
+        if slowdown[0] == slowdown[1]:
+            assert found.slowdown == pytest.approx(slowdown[0], rel=0.03)
+    assert sum(holds) >= 18
+
+
+def test_both_ways_of_measuring_on_a_gpu_agree() -> None:
+    """On one H200, the same kernels beside the same all-reduces: CUDA events, and captures by two recorders."""
+    folder = Path(__file__).parents[3] / "traces" / "h200" / "contention"
+    truth = json.loads((folder / "contention_average.truth.json").read_text())["by_events"]["unit"]["slowdown"]
+    for name in ("contention.sqlite", "contention_average.rank0.json.gz"):
+        found = measure_contention([find_kernel_runs(rank) for rank in find_rank_events(load_trace(folder / name))])
+        assert found.slowdown == pytest.approx(truth, rel=0.06), name
+        assert found.share == 1.0
