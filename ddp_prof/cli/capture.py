@@ -62,7 +62,7 @@ def capture(
     from ddp_prof.cli.tables import summary_measures, summary_views
     from ddp_prof.present.table import TableOptions, show
     from ddp_prof.runs.report import LoadOptions
-    from ddp_prof.runs.run import DOCTOR
+    from ddp_prof.runs.run import SUMMARY
 
     job, why = plan_job(program, folder.absolute(), profiler, steps, os.environ)
     if shows:
@@ -77,7 +77,7 @@ def capture(
         export_reports(job, os.environ, WHY_NO_REPORT)
         files = job.traces
         # All in one reading; but a trace that the summary measures in parts is read for its inventory first.
-        wanted = DOCTOR if not job.part and summary_measures(files) == DOCTOR else ()
+        wanted = SUMMARY if not job.part and summary_measures(files) == SUMMARY else ()
         load = Loader(LoadOptions(one_run=True), None, None, strict=True)
         runs = load.runs(files, "inventory", *wanted) if files else []
         for loss in find_losses(job, [content for run in runs for content in run.inventory()]):

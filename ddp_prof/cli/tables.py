@@ -12,7 +12,7 @@ from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import DOCTOR, Run, are_one_variant, changes_between, compare_steps
+from ddp_prof.runs.run import DOCTOR, SUMMARY, Run, are_one_variant, changes_between, compare_steps
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
@@ -35,7 +35,7 @@ def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequenc
     """Return the measures for a summary: without the doctor, which needs all events, if a trace is read in parts."""
     from ddp_prof.ingest.nsys_export import count_rows
 
-    return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else DOCTOR
+    return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else SUMMARY
 
 
 def summary_views(runs: list[Run]) -> list[TableView]:
@@ -45,7 +45,13 @@ def summary_views(runs: list[Run]) -> list[TableView]:
     has_facts = all("facts" in run.measured[file] for run in runs for file in run.files)
     results = [run.overlap() for run in runs]
     summarized = [
-        SummarizedRun(result, summary, run.explanation(), run.doctor() if has_facts else None)
+        SummarizedRun(
+            result,
+            summary,
+            run.explanation(),
+            run.doctor() if has_facts else None,
+            *(run.cost() if has_facts else ()),
+        )
         for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
     ]
     return [summary_view(summarized)]
@@ -71,17 +77,22 @@ def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
-    show(output, _overlap_views(load.runs(traces, "overlap"), by_step=steps))
+    is_whole = output.form == "json"  # only JSON has the cost, which takes another look at all kernels
+    runs = load.runs(traces, "overlap", *(("kernels",) if is_whole else ()))
+    show(output, _overlap_views(runs, by_step=steps, with_cost=is_whole))
 
 
-def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
+def _overlap_views(runs: list[Run], *, by_step: bool = False, with_cost: bool = False) -> list[TableView]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.tables.overlap import overlap_view
 
     results = [run.overlap() for run in runs]
     headlines = map(gain_headline, compare_variants(results))
-    return [overlap_view(result, next(headlines), by_step=by_step) for result in results]
+    return [
+        overlap_view(result, next(headlines), *(run.cost() if with_cost else ()), by_step=by_step)
+        for run, result in zip(runs, results, strict=True)
+    ]
 
 
 @click.command("collectives", cls=TraceCommand, example="--by bucket traces/bucketed_10mb.sqlite")
@@ -303,9 +314,9 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
 
 
 QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableView]]]] = {
-    "summary": (DOCTOR, summary_views),
+    "summary": (SUMMARY, summary_views),
     "info": (("inventory",), _info_views),
-    "overlap": (("overlap",), _overlap_views),
+    "overlap": (("overlap", "kernels"), lambda runs: _overlap_views(runs, with_cost=True)),
     "collectives": (("collectives",), _collectives_views),
     "critical": (("collectives", "critical"), _critical_views),
     "doctor": (DOCTOR, _doctor_views),

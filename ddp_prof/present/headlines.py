@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunBlocking
     from ddp_prof.analyze.collectives.sizes import AlikeTimes
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
+    from ddp_prof.analyze.cost import Bounds, Cost
     from ddp_prof.analyze.root_cause import RootCause
 
 _SHOWN_PARAMETERS = 2
@@ -55,8 +56,49 @@ class Headline:
         return f"{self.claim}{self.joint}{self.detail}" if self.detail else f"{self.claim}."
 
 
-def gain_headline(summary: VariantSummary) -> str:
-    """Say in a sentence how much hiding all communication would gain at most: ``VariantSummary.gain_at_most``."""
+def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
+    """Say how much hiding all communication would gain at most (``VariantSummary.gain_at_most``), and what it slows.
+
+    ``cost`` is ``None`` if it was not measured; then nothing is said about the slowdown of compute.
+    """
+    step_ns, contention_ns = summary.communicating_step_ns, cost.contention_ns if cost else None
+    if not step_ns or not contention_ns or contention_ns < _WORTH_ADVICE * step_ns:
+        return _gain_text(summary)
+    share = f"{milliseconds(contention_ns)} per step ({_fine_percent(contention_ns / step_ns)})"
+    return f"{_gain_text(summary)} But it slows the compute that hides it: by {share}, which no schedule changes."
+
+
+def cost_text(cost: Cost, bounds: Bounds) -> str | None:
+    """Say what communication slows, and the bounds of what can be gained; ``None`` if neither is known."""
+    if cost.contention_ns is None and cost.contention_high_ns is None:
+        return None
+    if cost.kappa is not None and cost.contention_ns is not None:
+        interval = _interval_text(cost.contention_low_ns, cost.contention_high_ns)
+        compared = count_noun(cost.kernels_compared, "kernel")
+        adds = f"{milliseconds(cost.contention_ns)} per step{interval}"
+        slows = f"compute beside communication takes {cost.kappa:.2f} times as long ({compared} compared): {adds}"
+    elif cost.contention_ns == 0:
+        slows = "nothing ran beside communication, so it slows nothing"
+    else:
+        at_most = milliseconds(cost.contention_high_ns or 0)
+        slows = f"what communication slows is not known, at most {at_most} per step: {cost.reason}"
+    if bounds.schedule_ns is None:
+        return f"{slows}."
+    schedule = f"no schedule can gain more than {milliseconds(bounds.schedule_ns)} per step"
+    network = bounds.network_ns if bounds.network_ns is not None else bounds.high_ns
+    if network is None:
+        return f"{slows}; {schedule}."
+    interval = _interval_text(bounds.low_ns, bounds.high_ns) if bounds.network_ns is not None else ""
+    return f"{slows}; {schedule}, no network more than {milliseconds(network)}{interval}."
+
+
+def _interval_text(low_ns: int | None, high_ns: int | None) -> str:
+    if low_ns is None or high_ns is None or low_ns == high_ns:
+        return ""
+    return f" ({milliseconds(low_ns)} to {milliseconds(high_ns)})"
+
+
+def _gain_text(summary: VariantSummary) -> str:
     if summary.reason == NO_COMMUNICATION:
         return _silence_text(summary)
     if summary.reason:

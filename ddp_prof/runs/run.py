@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
+    from ddp_prof.analyze.cost import Bounds, Cost
     from ddp_prof.analyze.critical.critical_path import RunCritical
     from ddp_prof.analyze.doctor import Diagnosis
     from ddp_prof.analyze.inventory import TraceInventory
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 DOCTOR = ("overlap", "collectives", "critical", "facts")
 """What the doctor looks at."""
+SUMMARY = (*DOCTOR, "kernels")
+"""What a summary looks at, the cost of communication included."""
 MOST_FILES_OF_KERNELS = 8
 """Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
 
@@ -195,6 +198,17 @@ class Run:
     def kernels(self) -> list[KernelRuns]:
         """The executions of kernels; of many files, those of the first few."""
         return self._measure_sampled("kernels")
+
+    def cost(self) -> tuple[Cost, Bounds]:
+        """What communication costs a step, waiting and slowdown of compute, and what could be gained at most."""
+        from ddp_prof.analyze.cost import find_bounds, measure_cost
+        from ddp_prof.analyze.kernels.kernel_times import Contention, measure_contention
+        from ddp_prof.analyze.variants.comparison import compare_variants
+
+        (summary,) = compare_variants([self.overlap()])
+        may_slow = summary.device != "cpu" and summary.overlapped_ns
+        cost = measure_cost(summary, measure_contention(self.kernels()) if may_slow else Contention())
+        return cost, find_bounds(summary, cost)
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""

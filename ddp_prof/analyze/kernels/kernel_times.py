@@ -281,17 +281,12 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     sums = _sums_by_step(step, kind, len(kinds), (beside * compared, done_ns * compared, beside * own))
     compared_ns, _, all_ns = np.split(sums.sum(axis=0), 3)
     own_slowdown = has_enough & (2 * compared_ns >= all_ns), has_enough  # the second widens the intervals
-    steps, slowdown = sum(runs.steps for runs in ranks), float(_slowdown(sums[None])[0])
-    contention_ns, slowed = (float(figure(own_slowdown[0], sums[None])[0]) for figure in (_contention, _slowed))
+    slowdown, slowed = float(_slowdown(sums[None])[0]), float(_slowed(own_slowdown[0], sums[None])[0])
     doubt_of_alone = _error_of_medians(key, duration, beside == 0, compared) / done_ns[compared].sum()
-    slowdown_interval, contention_interval, slowed_interval = (
-        _widest(figure, wider * doubt_of_alone, [bootstrap_interval(sums, statistic) for statistic in statistics])
-        for figure, wider, statistics in (
-            (slowdown, slowdown, [_slowdown]),
-            (contention_ns, all_ns.sum() / slowdown, [partial(_contention, kinds) for kinds in own_slowdown]),
-            (slowed, 1 / slowdown, [partial(_slowed, kinds) for kinds in own_slowdown]),
-        )
-    )
+    slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [bootstrap_interval(sums, _slowdown)])
+    slowed_intervals = [bootstrap_interval(sums, partial(_slowed, kinds)) for kinds in own_slowdown]
+    slowed_interval = _widest(slowed, doubt_of_alone / slowdown, slowed_intervals)
+    beside_of_step_ns = float(all_ns.sum()) / sum(runs.steps for runs in ranks)
     return Contention(
         kernels=len(kernels),
         runs=int(compared.sum()),
@@ -299,8 +294,8 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         slowdown=slowdown,
         slowdown_low=slowdown_interval and slowdown_interval[0],
         slowdown_high=slowdown_interval and slowdown_interval[1],
-        contention_ns=round(contention_ns / steps),
-        half_width_ns=contention_interval and round((contention_interval[1] - contention_interval[0]) / 2 / steps),
+        contention_ns=round(slowed * beside_of_step_ns),
+        half_width_ns=slowed_interval and round((slowed_interval[1] - slowed_interval[0]) / 2 * beside_of_step_ns),
         slowed=slowed,
         slowed_low=slowed_interval and slowed_interval[0],
         slowed_high=slowed_interval and slowed_interval[1],
@@ -346,18 +341,11 @@ def _slowdown(drawn: Numbers) -> Numbers:
     return found
 
 
-def _contention(has_own: Mask, drawn: Numbers) -> Numbers:
-    """What communication adds to the compute beside it; ``has_own``: kinds of kernels with a slowdown of their own."""
+def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
+    """The share of the time beside communication that is contention; ``has_own``: kinds with their own slowdown."""
     beside, done, everything = np.split(drawn.sum(axis=1), 3, axis=-1)
     slowdown = np.where(has_own & (beside > 0) & (done > 0), beside / np.maximum(1.0, done), _slowdown(drawn)[:, None])
-    found: Numbers = (everything * (1 - 1 / slowdown)).sum(axis=-1)
-    return found
-
-
-def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
-    """The share of the time beside communication that is contention."""
-    everything = np.split(drawn.sum(axis=1), 3, axis=-1)[2].sum(axis=-1)
-    found: Numbers = _contention(has_own, drawn) / np.maximum(1.0, everything)
+    found: Numbers = (everything * (1 - 1 / slowdown)).sum(axis=-1) / np.maximum(1.0, everything.sum(axis=-1))
     return found
 
 

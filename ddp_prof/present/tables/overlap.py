@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 
+from ddp_prof.analyze.cost import Bounds, Cost
 from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
@@ -29,7 +30,9 @@ _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "id
 DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
 
 
-def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> TableView:
+def overlap_view(
+    result: TraceOverlap, headline: str = "", cost: Cost | None = None, bounds: Bounds | None = None, *, by_step: bool
+) -> TableView:
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     for rank in result.ranks:
@@ -59,6 +62,8 @@ def overlap_view(result: TraceOverlap, headline: str = "", *, by_step: bool) -> 
         "recorder": result.recorder,
         "attribution": values_of(result.attribution, "activities", "device_time", "method"),
         "ranks": [_rank_document(rank) for rank in result.ranks],
+        "cost": asdict(cost) if cost else None,
+        "bounds": asdict(bounds) if bounds else None,
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
         "headline": headline,

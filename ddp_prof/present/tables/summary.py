@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from string import digits
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.cost import Bounds, Cost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -16,7 +17,7 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.errors import shell_quote
 from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
-from ddp_prof.present.headlines import cause_headline, communicating_steps_text, gain_headline
+from ddp_prof.present.headlines import cause_headline, communicating_steps_text, cost_text, gain_headline
 from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
@@ -40,10 +41,16 @@ class SummarizedRun:
     summary: VariantSummary
     explanation: RunExplanation
     diagnosis: Diagnosis | None
+    cost: Cost | None = None
+    bounds: Bounds | None = None
 
     @property
     def headline(self) -> str:
-        return gain_headline(self.summary)
+        return gain_headline(self.summary, self.cost)
+
+    @property
+    def cost_text(self) -> str | None:
+        return cost_text(self.cost, self.bounds) if self.cost and self.bounds and not self.summary.reason else None
 
     @property
     def cause(self) -> str:
@@ -103,6 +110,8 @@ def _document(run: SummarizedRun) -> Document:
     return {
         **values_of(run.summary, *known, "blocking_ns", "blocking_at_most_ns", "gain_at_most"),
         "missing": run.result.missing,
+        "cost": asdict(run.cost) if run.cost else None,
+        "bounds": asdict(run.bounds) if run.bounds else None,
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,
@@ -132,6 +141,7 @@ def _lines(run: SummarizedRun) -> list[str]:
         ("step", _parts(run.summary)),
         ("communication", _communication(run.summary)),
         ("gain", run.headline),
+        ("cost", run.cost_text),
         ("cause", None if run.summary.reason else run.cause),
         ("doctor", main_advice(run)),
         *(("" if number else "notes", note) for number, note in enumerate(notes)),

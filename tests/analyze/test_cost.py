@@ -1,0 +1,102 @@
+"""What communication costs: what waits for it, what it slows, and what could be gained at most."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.analyze.cost import ON_CPU, Bounds, Cost, find_bounds, measure_cost
+from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.present.headlines import cost_text, gain_headline
+from tests.command_line import run
+
+SUMMARY = VariantSummary(
+    label="job",
+    device="cuda",
+    ranks=1,
+    steps=10,
+    step_ns=30_000_000,
+    step_spread_ns=0,
+    collectives=8,
+    comm_ns=4_900_000,
+    overlapped_ns=4_500_000,
+    exposed_ns=400_000,
+    tail_ns=400_000,
+    overlap_ratio=0.92,
+    backward_overlap_ratio=0.92,
+    speedup=None,
+    blocking_ns=0,
+    blocking_at_most_ns=0,
+    blocked_steps=0,
+    communicating_steps=10,
+    communicating_step_ns=30_000_000,
+)
+KNOWN = Contention(kernels=77, runs=900, slowdown=1.5, slowed=1 / 3, slowed_low=0.3, slowed_high=0.36)
+
+
+def test_what_is_slowed_is_a_cost_where_nothing_waits() -> None:
+    cost = measure_cost(SUMMARY, KNOWN)
+    assert cost == Cost(0, 1_500_000, 1_350_000, 1_620_000, 1.5, 77, None)
+    assert find_bounds(SUMMARY, cost) == Bounds(0, 1_500_000, 1_350_000, 1_620_000)
+    assert gain_headline(SUMMARY, cost).endswith(
+        "hiding all of it would gain nothing. But it slows the compute that hides it: by 1.50 ms per step (5.0 %), "
+        "which no schedule changes."
+    )
+    assert cost_text(cost, find_bounds(SUMMARY, cost)) == (
+        "compute beside communication takes 1.50 times as long (77 kernels compared): 1.50 ms per step (1.35 ms to "
+        "1.62 ms); no schedule can gain more than 0.0 ms per step, no network more than 1.50 ms (1.35 ms to 1.62 ms)."
+    )
+
+
+def test_what_waits_and_what_is_slowed_add_up() -> None:
+    summary = replace(SUMMARY, blocking_ns=300_000, blocked_steps=10)
+    bounds = find_bounds(summary, measure_cost(summary, KNOWN))
+    assert bounds == Bounds(300_000, 1_800_000, 1_650_000, 1_920_000)
+
+
+def test_an_unknown_slowdown_is_a_range_and_never_0() -> None:
+    """As for naive, or where each position always runs beside the same communication."""
+    cost = measure_cost(SUMMARY, Contention(reason="only 0 kernels ran both ways"))
+    assert cost == Cost(0, None, 0, 4_500_000, None, 0, "only 0 kernels ran both ways")
+    bounds = find_bounds(SUMMARY, cost)
+    assert bounds == Bounds(0, None, 0, 4_500_000)
+    assert gain_headline(SUMMARY, cost) == gain_headline(SUMMARY)
+    assert cost_text(cost, bounds) == (
+        "what communication slows is not known, at most 4.50 ms per step: only 0 kernels ran both ways; no schedule "
+        "can gain more than 0.0 ms per step, no network more than 4.50 ms."
+    )
+
+
+def test_communication_beside_nothing_slows_nothing() -> None:
+    naive = replace(SUMMARY, overlapped_ns=0, exposed_ns=4_900_000, blocking_ns=4_900_000)
+    cost = measure_cost(naive, Contention(reason="no kernel ran beside communication"))
+    assert (cost.contention_ns, cost.reason) == (0, None)
+    assert find_bounds(naive, cost) == Bounds(4_900_000, 4_900_000, 4_900_000, 4_900_000)
+
+
+@pytest.mark.parametrize(
+    ("summary", "reason"),
+    [(replace(SUMMARY, device="cpu"), ON_CPU), (replace(SUMMARY, overlapped_ns=None, reason="graphs"), "graphs")],
+)
+def test_what_cannot_be_known_is_null_with_a_reason(summary: VariantSummary, reason: str) -> None:
+    cost = measure_cost(summary, KNOWN)
+    assert (cost.contention_ns, cost.contention_low_ns, cost.contention_high_ns) == (None, None, None)
+    assert cost.reason == reason
+    assert find_bounds(summary, cost).network_ns is None
+
+
+def test_on_a_real_job_the_slowdown_costs_four_times_what_is_exposed(shared_traces: Path) -> None:
+    trace = shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
+    (document,) = json.loads(run("summary", "--format", "json", trace).stdout)["runs"]
+    cost, bounds = document["cost"], document["bounds"]
+    assert cost["kappa"] == pytest.approx(1.5, abs=0.03)
+    assert 1_400_000 <= cost["contention_ns"] <= 1_600_000
+    assert cost["contention_low_ns"] <= 1_500_000 <= cost["contention_high_ns"]
+    assert bounds["schedule_ns"] == pytest.approx(0, abs=100_000)
+    assert 0.045 <= bounds["network_ns"] / document["step_ns"] <= 0.055
+    overlap = json.loads(run("overlap", "--format", "json", trace).stdout)
+    assert (overlap["cost"], overlap["bounds"]) == (cost, bounds), "a figure does not depend on the command"
