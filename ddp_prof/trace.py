@@ -258,6 +258,10 @@ class Trace(Brief):
         launching_calls: Row in ``calls`` of the call that launched each activity, ``UNKNOWN`` if it was not recorded.
             It is joined when the trace is built and kept by ``replace``; to replace the rows of activities or calls,
             pass ``launching_calls=None``, which joins again.
+        is_launch: Which calls launched a kernel or a graph, so that an activity of theirs must have been recorded;
+            ``None`` if the names of calls were not read.
+        overlong: Rows of the activities whose recorded end is impossible; they end where the next one on their stream
+            begins.
         has_ambiguous_launch: Which activities have several earlier calls with their number; the last one counts.
         shape_id: Index into ``names`` of each activity's launch shape, ``UNKNOWN`` if it has none. This, the
             ``registers`` per thread and ``call_details`` are ``None`` if launches were not read.
@@ -289,6 +293,8 @@ class Trace(Brief):
     # Neither is None once the trace is built.
     launching_calls: Ints = field(default=None, repr=False)  # type: ignore[arg-type]
     has_ambiguous_launch: Mask = field(default=None, repr=False)  # type: ignore[arg-type]
+    is_launch: Mask | None = field(default=None, repr=False)
+    overlong: Ints = field(default_factory=lambda: np.empty(0, np.int64), repr=False)
     shape_id: Ints | None = None
     registers: Ints | None = None
     call_details: CallDetails | None = None

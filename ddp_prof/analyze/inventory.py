@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
-from ddp_prof.analyze.quality import NO_BACKWARD, ONLY_WARMUP, diagnose
+from ddp_prof.analyze.quality import NO_BACKWARD, diagnose
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
@@ -149,8 +149,8 @@ def _find_advice(trace: Trace, processes: Sequence[ProcessInventory], ranks: Seq
     ]
     if reason := next(filter(None, unknown), None):
         advice.append(f"blocking: what waits for communication is not known: {reason}")
-    if any(rank.is_warmup for rank in ranks):
-        advice.append(f"steps: {ONLY_WARMUP}")
+    if reason := next((rank.why_left_out for rank in ranks if rank.why_left_out), None):
+        advice.append(f"steps: {reason}")
     elif not any(process.steps or process.warmup_steps for process in processes):
         advice.append("steps: no range that looks like a step: name yours with --step-range, or add 'step N' ranges")
     is_inferred = any(rank.backward == "inferred" for rank in ranks)  # which a warning says

@@ -138,6 +138,7 @@ class RankOverlap(RankResult):
         clock: The clock that measures the length of steps, ``HOST`` or ``DEVICE``; ``None`` without steps.
         step_work_ns: Summed durations of the steps' work on the device, and ``held_work_ns`` of the device work in
             their ranges on the host, whichever step launched it.
+        clocks_disagree: Whether times between launches and their work mean nothing; see :mod:`.core.recording`.
         reason: Why ``overlap_ratio`` is ``None``.
         blocking_ns: How long something stood still for communication.
         dependencies: How completely the dependencies behind ``blocking_ns`` are known.
@@ -167,6 +168,7 @@ class RankOverlap(RankResult):
     clock: str | None = None
     step_work_ns: int = 0
     held_work_ns: int = 0
+    clocks_disagree: bool = False
 
     @property
     def step_names(self) -> dict[int | None, str]:
@@ -289,6 +291,10 @@ class TraceOverlap(FrameResult):
             "the host runs ahead: a step's range on the host does not hold the device work that it launched, so a step "
             "lasts from its first device work to the next step's, and how long the last one took is not known"
         )
+        apart = (
+            "as the clocks of host and device disagree, a step lasts from its first device work to the next step's, "
+            "and how long the last one took is not known"
+        )
         unfollowed = (
             "how long a step took is not known: most of its device work lies outside of its range on the host, and no "
             "step is known to be followed by one whose device work begins later"
@@ -309,8 +315,16 @@ class TraceOverlap(FrameResult):
             )
         for text, about in (
             (unmarked, [rank.name for rank in self.ranks if rank.collectives and rank.clock is None]),
-            (outside.format(share), [rank.name for rank in lacking]),
-            (ahead, [rank.name for rank in self.ranks if rank.clock == DEVICE and rank.lengths_ns]),
+            (outside.format(share), [rank.name for rank in lacking if not rank.clocks_disagree]),
+            (
+                ahead,
+                [
+                    rank.name
+                    for rank in self.ranks
+                    if rank.clock == DEVICE and rank.lengths_ns and not rank.clocks_disagree
+                ],
+            ),
+            (apart, [rank.name for rank in self.ranks if rank.clocks_disagree and rank.lengths_ns]),
             (unfollowed, [rank.name for rank in self.ranks if rank.marked_steps and not rank.lengths_ns]),
         ):
             if about and any(rank.marked_steps for rank in self.ranks):
@@ -390,6 +404,8 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
     """Measure a rank within a span: the time within it counts, and events and steps that start within it."""
     events = rank.events
     compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
+    own = rank.select_category(Category.COMPUTE) if rank.beside is not None else None
+    own_compute = compute if own is None else union(own.start_ns, own.end_ns)
     counts = span.holds(events.start_ns)
     overlapped = (communication & compute).length_ns
     backward = union(events.start_ns[rank.is_backward], events.end_ns[rank.is_backward])
@@ -403,7 +419,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         rank=rank.rank,
         kernels=int(rank.is_kernel[counts].sum()),
         collectives=int(rank.is_collective[counts].sum()),
-        compute_ns=(span & compute).length_ns,
+        compute_ns=(span & own_compute).length_ns,
         comm_ns=communication.length_ns,
         overlapped_ns=overlapped,
         exposed_ns=communication.length_ns - overlapped,
@@ -418,6 +434,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
         step_work_ns=lead.work_ns,
         held_work_ns=lead.held_ns,
+        clocks_disagree=rank.clocks_disagree,
     )
     return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), (lost & span).length_ns)
 

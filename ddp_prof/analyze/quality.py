@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import GLOO
-from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.rank_events import ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
+from ddp_prof.analyze.core.recording import find_lost_launches
 from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
@@ -26,8 +27,6 @@ NO_BACKWARD = "no backward pass was recorded (torch.profiler leaves out one that
 
 UNNAMED_BACKWARD = "no range names a backward pass, so what one computed is not known (see --backward-range)"
 
-ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record more steps)"
-
 NO_COMMUNICATION = "nothing in this trace is known to communicate"
 
 EMPTY = "this capture is empty"
@@ -40,6 +39,13 @@ _WAITED_FOR = "torch.profiler records until when the host waited for them, not w
 
 ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and {_WAITED_FOR}"
 
+NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE)
+"""Why a rank with steps has none that is measured."""
+
+LOST = "its launches have no activities: the profiler lost them"
+
+INCOMPLETE_COMMUNICATES = "only steps that were not recorded completely communicate in this trace"
+
 WARMUP_COMMUNICATES = "only warm-up steps communicate in this trace, and they are left out (record more steps)"
 
 MOST_UNNAMED = 0.01
@@ -48,14 +54,14 @@ MOST_UNNAMED = 0.01
 
 def why_unknown(rank: RankEvents) -> str | None:
     """Why the rank has no overlap ratio; ``None`` if it has one."""
-    if not rank.is_warmup and _communicates_with_nobody(rank):
+    if not rank.why_left_out and _communicates_with_nobody(rank):
         return NO_COMMUNICATION
     if (reason := why_unknown_work(rank)) or rank.union_of(Category.COMMUNICATION).length_ns:
         return reason
     if np.any(rank.events.category == Category.COMMUNICATION):
         return NO_DURATIONS
     if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
-        return WARMUP_COMMUNICATES
+        return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
     is_named = rank.device is not None and named_collectives(rank.trace)
     return NO_NCCL_KERNEL if is_named else NO_COMMUNICATION
 
@@ -81,8 +87,10 @@ def why_unknown_work(rank: RankEvents) -> str | None:
     """Why the rank's compute and communication are not known; ``None`` if they are, even if there is none."""
     if (share := rank.trace.unresolved_names.share) > MOST_UNNAMED:
         return f"{share:.0%} of the kernels have no name, so it is not known which of them communicate"
-    if rank.is_warmup:
-        return ONLY_WARMUP
+    if rank.why_left_out:
+        return rank.why_left_out
+    if rank.is_lost:
+        return LOST
     if _has_only_messages(rank):
         return ONLY_MESSAGES
     if not len(rank.events):
@@ -134,7 +142,7 @@ def reason_of_run(ranks: Sequence[tuple[str | None, bool]]) -> str | None:
 
 def why_no_steps(reasons: Iterable[str | None], otherwise: str) -> str:
     """Why no rank has a measured step, by the reasons of the ranks; ``otherwise`` is the answer if none is marked."""
-    return ONLY_WARMUP if ONLY_WARMUP in reasons else otherwise
+    return next((reason for reason in reasons if reason in NOTHING_LEFT), otherwise)
 
 
 def hides_work(rank: RankEvents) -> bool:
@@ -200,6 +208,9 @@ def merge_attributions(parts: Sequence[Attribution]) -> Attribution:
 OVERHEAD_LIMIT = 0.01
 """The profiler's own work is reported if it takes a larger share of the measured time."""
 
+MOST_LOST_LAUNCHES = 0.01
+"""Launches without an activity are reported if they are a larger share of a process's; a few end no more in time."""
+
 SUSPECT_LIMIT = 0.01
 """A kernel that is named like a collective is reported if it takes a larger share of the kernels' summed time."""
 
@@ -224,6 +235,8 @@ class Diagnostics:
         windows: From the first to the last kernel of each process and device.
         orphans: Number of activities without a launching call, ``unnumbered`` of which have no correlation number, and
             ``earlier`` of which have a lower one than all recorded calls.
+        launches: Number of calls that launched something, by process; ``lost`` of these have no activity and lie in no
+            step, or belong to a process without any activity.
         ambiguous: Number of activities whose correlation number several calls have.
         repeated: Number of collectives that are in the trace more than once, with the same stream and times.
         busy_ns, collectives: Time of compute, and number of collectives, by process, device and stream.
@@ -240,6 +253,8 @@ class Diagnostics:
     unnumbered: int = 0
     earlier: int = 0
     calls: int = 0
+    launches: Counter[int] = field(default_factory=Counter)
+    lost: Counter[int] = field(default_factory=Counter)
     ambiguous: int = 0
     repeated: int = 0
     busy_ns: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
@@ -331,6 +346,7 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
             busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
             collectives[key] += int((collective & (events.lane == lane)).sum())
     communication = select(activities, counts & (activities.category == Category.COMMUNICATION))
+    launches, lost = _count_launches(trace, ranks, span)
     columns = [getattr(communication, name) for name in ("start_ns", "end_ns", "lane", "device", "process")]
     order = np.lexsort(columns)
     return Diagnostics(
@@ -344,6 +360,8 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
         unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
         earlier=int((counts & _are_launched_earlier(trace)).sum()),
         calls=len(trace.calls),
+        launches=launches,
+        lost=lost,
         ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
         repeated=int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum()),
         busy_ns=busy_ns,
@@ -351,6 +369,21 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
         compute_ns=Counter({trace.names[name]: int(total[name]) for name in np.flatnonzero(total).tolist()}),
         kernels_ns=int(duration.sum()),
     )
+
+
+def _count_launches(trace: Trace, ranks: Sequence[RankEvents], span: Intervals) -> tuple[Counter[int], Counter[int]]:
+    launches, lost = Counter[int](), Counter[int]()
+    working = set(distinct(trace.activities.process))
+    steps = {rank.process: rank.including_warmup for rank in ranks if rank.has_steps}
+    for process in distinct(trace.calls.process):
+        without, is_launch = find_lost_launches(trace, process)
+        launches[process] = int((is_launch & span.holds(trace.calls.start_ns)).sum())
+        at = trace.calls.start_ns[without]
+        counts = span.holds(at)
+        if process in steps and process in working:
+            counts &= steps[process].steps.index_at(at) == UNKNOWN
+        lost[process] = int(counts.sum())
+    return launches, lost
 
 
 def _are_launched_earlier(trace: Trace) -> Mask:
@@ -436,6 +469,17 @@ def _warn_about_launches(counted: Diagnostics) -> Iterator[str]:
             f"{counted.calls:,} API calls of a device are in this trace, but no kernels or copies: if the calls "
             "launched any, the profiler lost them, and its messages may tell why"
         )
+    for process, launches in sorted(counted.launches.items()) if counted.activities else ():
+        if (lost := counted.lost[process]) == launches > 0:
+            yield (
+                f"process {process} launched {launches:,} kernels or graphs, and none of them was recorded: the "
+                "profiler lost them, and what this process did is in no figure"
+            )
+        elif lost > MOST_LOST_LAUNCHES * launches:
+            yield (
+                f"{lost:,} of {launches:,} launches of process {process} lie in no step and have no activity, which "
+                "the profiler lost: figures are of what was recorded"
+            )
     if counted.activities and not counted.calls:
         yield (
             "no CUDA API calls: nothing can be attributed to steps or phases; record with nsys' --trace=cuda,nvtx, or "

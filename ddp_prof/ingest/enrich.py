@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from enum import IntEnum
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ from ddp_prof.table import (
     distinct,
     distinct_rows,
 )
-from ddp_prof.trace import Trace
+from ddp_prof.trace import Calls, Trace
 
 SHAPE_COLUMNS = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 """Columns with the launch shape, as Nsight Systems names them."""
@@ -129,6 +130,87 @@ def close_open_ranges(trace: Trace) -> Trace:
     columns = (spans.start_ns, spans.end_ns, trace.activities.end_ns, trace.calls.start_ns)
     last = max(int(column.max()) for column in columns if len(column))
     return replace(trace, spans=replace(spans, end_ns=np.where(is_open, last, spans.end_ns)))
+
+
+_LAUNCH = re.compile(r"(?:cu|cuda|hip|musa)(?:\w*Launch\w*Kernel|GraphLaunch|Launch(?:Grid)?(?:_|$))")
+_CAPTURE = re.compile(r"(?:cu|cuda|hip|musa)Stream(Begin|End)Capture")
+
+
+class CallKind(IntEnum):
+    """What a call does, as far as its activities are concerned."""
+
+    OTHER = 0
+    LAUNCH = 1
+    BEGIN_CAPTURE = 2
+    END_CAPTURE = 3
+
+
+def kind_of_call(name: str) -> CallKind:
+    if found := _CAPTURE.match(name):
+        return CallKind.BEGIN_CAPTURE if found[1] == "Begin" else CallKind.END_CAPTURE
+    return CallKind.LAUNCH if _LAUNCH.match(name) else CallKind.OTHER
+
+
+def find_launches(calls: Calls, kind: Ints) -> Mask:
+    """Mask of the calls that launched work; ``kind`` holds a :class:`CallKind` of each call.
+
+    What is launched while a stream of the process is captured into a CUDA graph does not run then.
+    """
+    is_launch: Mask = kind == CallKind.LAUNCH
+    for process in distinct(calls.process[kind == CallKind.BEGIN_CAPTURE]):
+        mine = calls.process == process
+        begun, ended = (
+            np.sort(calls.start_ns[mine & (kind == border)])
+            for border in (CallKind.BEGIN_CAPTURE, CallKind.END_CAPTURE)
+        )
+        at = calls.start_ns
+        is_captured = np.searchsorted(begun, at, side="right") > np.searchsorted(ended, at, side="left")
+        is_launch &= ~(mine & is_captured)
+    return is_launch
+
+
+_ROUNDING_NS = 2_000
+"""Some profilers round starts and durations to microseconds."""
+
+
+def cut_overlong_activities(trace: Trace) -> Trace:
+    """Let an activity that ends after two later ones of its stream end where the next one begins.
+
+    The operations of a stream follow each other. With programmatic dependent launch the next one may begin early, but
+    the one after that does not end early. What one call launched together, as a CUDA graph, has no order.
+    """
+    activities, end_ns = trace.activities, trace.activities.end_ns
+    found = []
+    _, stream = distinct_rows(activities.process, activities.device, activities.lane)
+    order = np.lexsort((activities.start_ns, stream))
+    start_ns, lane, number = activities.start_ns[order], stream[order], activities.correlation[order]
+    ends_ns = end_ns[order]
+    for _ in range(len(order)):
+        two = lane[2:] == lane[:-2]
+        for at in (1, 2):
+            after = slice(at, len(order) - 2 + at)
+            two &= (start_ns[after] > start_ns[:-2]) & (ends_ns[:-2] - ends_ns[after] > _ROUNDING_NS)
+            two &= (number[after] != number[:-2]) | (number[:-2] == UNKNOWN)
+        rows = np.flatnonzero(two)
+        if not len(rows):
+            break
+        ends_ns[rows] = start_ns[rows + 1]
+        found.append(order[rows])
+    if not found:
+        return trace
+    overlong = np.unique(np.concatenate(found))
+    cut_ns = end_ns.copy()
+    cut_ns[order] = ends_ns
+    warning = (
+        f"activities that were recorded as ending after later ones of their stream: {len(overlong):,}; each is taken "
+        "to end where the next one begins"
+    )
+    return replace(
+        trace,
+        activities=replace(activities, end_ns=cut_ns),
+        overlong=overlong,
+        warnings=(*trace.warnings, warning),
+    )
 
 
 def name_ranks(trace: Trace) -> Trace:

@@ -161,7 +161,10 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         warnings=tuple(warnings),
         gpus=dict(_read_gpu_names(document.deviceProperties, max(1, processes))),
     )
+    kinds = np.array([enrich.kind_of_call(str(event.name)) for event in launches], np.int64)
+    trace = replace(trace, is_launch=enrich.find_launches(trace.calls, kinds))
     trace = enrich.report_unresolved_names(enrich.refuse_impossible_times(trace))
+    trace = enrich.cut_overlong_activities(trace)
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     within_device = np.zeros(len(activities), np.bool_)
     first = len(by_category[_KERNEL])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -45,7 +46,8 @@ IS_RANGE = f"eventType IN ({_PUSH_POP}, {_START_END})"
 ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 CALL_COLUMNS = ("start", "globalTid", "correlationId")
-_CALL_DETAILS = ("end", "nameId")
+CALL_NAME = "nameId"
+_CALL_DETAILS = ("end",)
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
@@ -113,7 +115,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     within_device = _mark_copies(activities, copy_kinds.result()[COPY_KIND])
     call_details = None
     if options.with_launches:
-        name_id = names.intern_ids(calls["nameId"], strings, partial(_CALL_VERSION.sub, ""))
+        name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
         name_id = names.fill_unknown(name_id, enrich.UNNAMED_CALL)
         call_details = CallDetails(np.maximum(calls["start"], calls["end"]), name_id)
     waits = synchronizations.result()
@@ -148,9 +150,12 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
         recorder=_recorder(file.path, manifest),
         **{**facts, **({"epoch_ns": 0} if is_utc else {})},
     )
+    kinds = _kinds_of_calls(calls[CALL_NAME], strings)[has_start["calls"]]
+    trace = replace(trace, is_launch=enrich.find_launches(trace.calls, kinds))
     # Copies become communication before collectives get their metadata. None of these functions adds or removes
     # activities or calls, so the join of activities with their launching calls stays valid.
     trace = enrich.close_open_ranges(enrich.report_unresolved_names(enrich.refuse_impossible_times(trace)))
+    trace = enrich.cut_overlong_activities(trace)
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, within_device[has_start["activities"]])
     trace = infer_waits(trace, waits.events)
@@ -280,12 +285,28 @@ def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
 def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
     """Return the calls, sorted by correlation id for the join; calls with one id in the order of the file."""
     file.require(CALLS, "start")
-    columns = file.read_integers(CALLS, (*CALL_COLUMNS, *(_CALL_DETAILS if with_details else ())))
+    columns = file.read_integers(CALLS, (*CALL_COLUMNS, CALL_NAME, *(_CALL_DETAILS if with_details else ())))
     correlation = columns["correlationId"]
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
         columns = {name: column[order] for name, column in columns.items()}
     return columns
+
+
+def ids_of_calls(strings: Mapping[int, str]) -> dict[enrich.CallKind, list[int]]:
+    """Return the ids of the names of calls that launch work or capture a graph, by what they do."""
+    found: dict[enrich.CallKind, list[int]] = {}
+    for key, text in strings.items():
+        if (kind := enrich.kind_of_call(text)) is not enrich.CallKind.OTHER:
+            found.setdefault(kind, []).append(key)
+    return found
+
+
+def _kinds_of_calls(name_id: Ints, strings: Mapping[int, str]) -> Ints:
+    kinds = np.zeros(len(name_id), np.int64)
+    for kind, ids in ids_of_calls(strings).items():
+        kinds[np.isin(name_id, ids)] = kind
+    return kinds
 
 
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:

@@ -3,7 +3,7 @@
 Each part covers a span of time, from the start of a step to the start of a later one. It holds
 
 - the activities that run in the span or were launched in its steps, and those that run at the same time as these;
-- the calls that launched them, and the first call of each process;
+- the calls that launched them, all calls of the span that launch anything, and the first call of each process;
 - all ranges of the capture that mark steps and phases, and NCCL's ranges around the launches.
 
 So measurements of the span and its steps equal those of the whole capture. A part is a database of its own in a
@@ -29,11 +29,13 @@ import numpy as np
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest.enrich import CallKind
 from ddp_prof.ingest.names import read_strings
 from ddp_prof.ingest.nsys_export import (
     ACTIVITIES,
     ACTIVITY_COLUMNS,
     CALL_COLUMNS,
+    CALL_NAME,
     CALLS,
     COPIES,
     COPY_KIND,
@@ -42,6 +44,7 @@ from ddp_prof.ingest.nsys_export import (
     NVTX,
     OVERHEADS,
     RANGE_COLUMNS,
+    ids_of_calls,
     load_nsys_sqlite,
 )
 from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, quote_name, require_disk_space, sqlite_uri
@@ -125,7 +128,7 @@ _SMALL = (
 """Tables that each part holds whole."""
 _ID_RANGE = "SELECT coalesce(min(id), 0), coalesce(max(id), -1) FROM {}"
 _COLUMNS = {
-    CALLS: CALL_COLUMNS,
+    CALLS: (*CALL_COLUMNS, CALL_NAME),
     NVTX: (*RANGE_COLUMNS, "textId", "text", "jsonText", "jsonTextId"),
     **dict.fromkeys(ACTIVITIES, (*ACTIVITY_COLUMNS, "demangledName", "shortName", "mangledName")),
     COPIES: (*ACTIVITY_COLUMNS, COPY_KIND),
@@ -164,9 +167,7 @@ class SplitExport:
         self.path, self._file = file.path, file
         self._options = ReadOptions(comm_patterns=options.comm_patterns)
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
-        if not (
-            file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *_COLUMNS[CALLS])
-        ):
+        if not (file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *CALL_COLUMNS)):
             raise CannotSplitError("it has no kernels with the calls that launched them")
         if not file.has_columns(NVTX, *RANGE_COLUMNS):
             raise CannotSplitError("it has no ranges")
@@ -226,6 +227,11 @@ class SplitExport:
             self._copy_rows(database, CALLS, f"rowid IN ({first})")
             database.commit()
             self._nccl_ids = [key for key, name in names.items() if name.startswith("nccl")]
+            calls = ids_of_calls(names) if file.has_columns(CALLS, CALL_NAME) else {}
+            self._launch_ids = calls.pop(CallKind.LAUNCH, [])
+            if borders := [key for ids in calls.values() for key in ids]:
+                self._copy_rows(database, CALLS, f"{CALL_NAME} IN ({', '.join(map(str, borders))})")
+                database.commit()
 
     def parts(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, Part]]:
         """Yield the parts with these numbers, or all, one after the other."""
@@ -234,6 +240,9 @@ class SplitExport:
             with self._translate_errors():
                 self._file.run_with_deadline(partial(self._copy_part, start_ns, end_ns))
                 trace = replace(self._load(self._made), path=self.path)
+            # The activities of all launches are there for the span only.
+            in_span = (trace.calls.start_ns >= start_ns) & (trace.calls.start_ns < end_ns)
+            trace = replace(trace, is_launch=None if trace.is_launch is None else trace.is_launch & in_span)
             spans = trace.spans
             spans = replace(spans, end_ns=np.where(spans.is_open == 1, self._last_ns, spans.end_ns))
             yield number, Part(replace(trace, spans=spans), start_ns, end_ns)
@@ -298,14 +307,17 @@ class SplitExport:
         shutil.copyfile(self._base, self._made)
         with self._open(self._made) as database:
             self._copy_activities(database, start_ns, end_ns)
-            self._copy_calls(database)
+            self._copy_calls(database, start_ns, end_ns)
             self._copy_nccl_ranges(database)
             database.commit()
 
     def _copy_activities(self, database: sqlite3.Connection, start_ns: int, end_ns: int) -> None:
         step_start, step_end = self.steps
         mine = (step_start >= start_ns) & (step_start < end_ns)
-        launches = int(step_start[mine].min(initial=END_OF_TIME_NS)), int(step_end[mine].max(initial=-END_OF_TIME_NS))
+        launches = (
+            int(step_start[mine].min(initial=start_ns)),
+            int(step_end[mine].max(initial=end_ns)),
+        )
         calls = self._blocks[CALLS]
         database.execute("CREATE TEMP TABLE launched (id INTEGER PRIMARY KEY)")
         where = calls.where((calls.start_ns < launches[1]) & (calls.last_start_ns >= launches[0]))
@@ -330,7 +342,7 @@ class SplitExport:
     def _activity_blocks(self) -> Iterator[Blocks]:
         return (blocks for table, blocks in self._blocks.items() if table != CALLS)
 
-    def _copy_calls(self, database: sqlite3.Connection) -> None:
+    def _copy_calls(self, database: sqlite3.Connection, start_ns: int, end_ns: int) -> None:
         database.execute("CREATE TEMP TABLE wanted (id INTEGER PRIMARY KEY)")
         for blocks in self._activity_blocks():
             if "correlationId" in self._file.columns[blocks.table]:
@@ -342,6 +354,11 @@ class SplitExport:
         calls = self._blocks[CALLS]
         where = calls.where((calls.least_id <= most) & (calls.most_id >= least))
         self._copy_rows(database, CALLS, f"{where} AND correlationId IN (SELECT id FROM wanted)")
+        if self._launch_ids:
+            where = calls.where((calls.start_ns < end_ns) & (calls.last_start_ns >= start_ns))
+            ids = ", ".join(map(str, self._launch_ids))
+            within = f"start >= {start_ns} AND start < {end_ns}"
+            self._copy_rows(database, CALLS, f"{where} AND {within} AND {CALL_NAME} IN ({ids})")
 
     def _copy_nccl_ranges(self, database: sqlite3.Connection) -> None:
         """Copy NCCL's ranges, which name collectives and their sizes, from one part before the launches to the last."""

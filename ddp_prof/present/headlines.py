@@ -16,6 +16,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     TAIL,
     TRANSFER,
     UNKNOWN_WHEN,
+    UNKNOWN_WHY,
 )
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
 from ddp_prof.analyze.overlap import RankOverlap
@@ -248,6 +249,7 @@ WHY = {
     LATE_INPUT: "held up by late input",
     PEER_WAIT: "waiting for a peer",
     TRANSFER: "in transfer",
+    UNKNOWN_WHY: "for a reason that is not known",
 }
 """With ``WHEN``: when and why communication is exposed, as parts of a sentence."""
 
@@ -315,6 +317,8 @@ def _advice(cause: RootCause) -> str:
     if cause.why == QUEUED:
         if_transfer = "" if cause.knows_wait else ", if these transfer rather than wait"
         return f" It waits for earlier collectives on its stream: fewer bytes or a faster link would help{if_transfer}."
+    if cause.why == UNKNOWN_WHY:
+        return " The clocks of host and device disagree, so it is not known when it was launched."
     if cause.when == TAIL and cause.carries_gradients:
         return f" {_tail_advice(cause)}"
     if cause.when == UNKNOWN_WHEN:

@@ -25,7 +25,7 @@ from ddp_prof import __version__
 from ddp_prof.analyze.core.attribution import CollectiveRanges
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import EVER
-from ddp_prof.analyze.quality import ONLY_WARMUP, WARMUP_COMMUNICATES
+from ddp_prof.analyze.quality import INCOMPLETE_COMMUNICATES, NOTHING_LEFT, WARMUP_COMMUNICATES
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.present.timeline.model import Source, captured_times, drift_text, line_up
 from ddp_prof.range_names import PHASES
@@ -33,6 +33,8 @@ from ddp_prof.table import empty, fill, select, take_or_unknown
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Table, Trace, distinct
 
 _ARGUMENTS = ("bytes", "bucket", "step", "occurrence", "correlation")
+_KNOWN = (None, *NOTHING_LEFT, WARMUP_COMMUNICATES, INCOMPLETE_COMMUNICATES)
+"""Why a rank has no ratio although its compute and communication are known."""
 _SLICES_AT_ONCE = 65_536
 _COMPRESSION = 3
 
@@ -96,7 +98,7 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
             known = [
                 rank
                 for rank, overlap in zip(source.ranks, source.overlaps, strict=True)
-                if rank.process == process and overlap.reason in (None, ONLY_WARMUP, WARMUP_COMMUNICATES)
+                if rank.process == process and overlap.reason in _KNOWN
             ]
             yield from _counters(known, pid, zero_ns, is_alone=len(ranks) == 1)
             for track_title, slices, names in _Process(trace, process, ranks).tracks():
@@ -334,6 +336,7 @@ class _Process:
         row = self.collectives.ranges_of_activities(self.trace, self.activities)
         own_bytes = take_or_unknown(self.collectives.bytes, row)
         feeds, needs = self._feeds_and_needs()
+        disagree = any(rank.clocks_disagree for rank in self.ranks)  # then an arrow would say how long work waited
         slices = self._slices(
             activities.start_ns,
             activities.end_ns,
@@ -343,7 +346,7 @@ class _Process:
             bytes=np.where(activities.bytes == UNKNOWN, own_bytes, activities.bytes),
             bucket=take_or_unknown(self.collectives.bucket, row),
             correlation=activities.correlation,
-            call=call if self.trace.call_details else np.full_like(call, UNKNOWN),
+            call=call if self.trace.call_details and not disagree else np.full_like(call, UNKNOWN),
             feeds=feeds[self.activities],
             needs=needs[self.activities],
         )

@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.exposed_time import (
     PEER_WAIT,
     QUEUED,
     TRANSFER,
+    UNKNOWN_WHY,
 )
 from ddp_prof.manifest import Caveat
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, SYNCHRONIZE
@@ -139,6 +140,7 @@ LIGHT = Palette(
         STEP: "#d5dbe4",
         COMMUNICATION: "#2b1e5c",
         IDLE: "#e8ebef",
+        UNKNOWN_WHY: "#727254",
         TRANSFER: "#a3142f",  # as EXPOSED: transfer is the reason if there is no other
         PEER_WAIT: "#c27836",
         QUEUED: "#8d396e",
@@ -166,6 +168,7 @@ DARK = Palette(
         STEP: "#2d343e",
         COMMUNICATION: "#ece6ff",
         IDLE: "#262c34",
+        UNKNOWN_WHY: "#c9c9dd",
         TRANSFER: "#f04358",
         PEER_WAIT: "#c69b48",
         QUEUED: "#912088",

@@ -235,8 +235,10 @@ def _measure_part(part: Part, options: LoadOptions, known: CaptureFacts | None =
     ranks = find_rank_events(part.trace, options.step_range, options.backward_range, known)
     if part.trace.unresolved_names.kernels:
         raise CannotSplitError("it has kernels without a name")
-    if any(not rank.has_steps or rank.is_warmup or rank.device is None for rank in ranks):
+    if any(not rank.has_steps or rank.why_left_out or rank.device is None for rank in ranks):
         raise CannotSplitError("a rank of it has no steps")
+    if any(rank.recording.is_damaged for rank in ranks) or len(part.trace.overlong):
+        raise CannotSplitError("it lacks activities, or holds impossible times")
     if any((rank.events.activity == UNKNOWN).any() for rank in ranks):
         raise CannotSplitError("its hosts communicate for GPUs")
     span = union_of_one(part.start_ns, part.end_ns)

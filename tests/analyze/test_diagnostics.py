@@ -43,7 +43,7 @@ def test_collectives_on_the_compute_stream() -> None:
 
 
 def test_no_calls() -> None:
-    assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls)))
+    assert "--trace=cuda,nvtx" in doubts(replace(SOUND, calls=empty(Calls), launching_calls=None))
 
 
 def test_calls_without_any_work() -> None:

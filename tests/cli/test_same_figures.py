@@ -29,7 +29,7 @@ def contended(factor: float) -> Capture:
     """
     found = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
     for step in range(STEPS):
-        time = launch = step * STEP_NS + 1000
+        time, launch = step * STEP_NS + 1000, step * STEP_NS + 900
 
         def kernel(length: float, grid: int = 64) -> None:
             nonlocal time, launch

@@ -35,7 +35,7 @@ def known_truth(steps: int = 4) -> Capture:
             capture.kernels.append(Kernel(name, origin + start * MS, origin + end * MS, at, thread, stream=stream))  # noqa: B023
 
         for part in range(4):
-            kernel("gemm_forward", 5 * part, 5 * part + 5, MAIN, 0.1 + part / 10)
+            kernel("gemm_forward", 5 * part, 5 * part + 5, MAIN, part / 10)
         for part in range(8):
             kernel("gemm_backward", 20 + 5 * part, 25 + 5 * part, AUTOGRAD, 2 + part / 10)
         kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", 34, 49, AUTOGRAD, 2.35, stream=13)

@@ -47,6 +47,9 @@ late_input     It waited for its input: a part counts that is as long as its str
                here     L      EEE
 
 transfer       Everything else: data is on the wire. Also all of a send or receive, which may wait for its peer.
+
+unknown        Everything but waiting for a peer, where the clocks of host and device disagree: when a collective was
+               launched is then not known.
 =============  ======================================================================================================
 
 ``exposed_wait_ns`` counts all exposed instants at which a peer had not arrived, also in blocking calls.
@@ -72,8 +75,8 @@ WHENS = (FORWARD, BACKWARD, TAIL, OPTIMIZER, OUTSIDE, UNKNOWN_WHEN)
 """When communication can be exposed, in the order of a step."""
 
 BLOCKING_CALL, LAUNCHED_LATE, QUEUED = "blocking_call", "launched_late", "queued"
-LATE_INPUT, PEER_WAIT, TRANSFER = "late_input", "peer_wait", "transfer"
-WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER)
+LATE_INPUT, PEER_WAIT, TRANSFER, UNKNOWN_WHY = "late_input", "peer_wait", "transfer", "unknown"
+WHYS = (BLOCKING_CALL, LAUNCHED_LATE, QUEUED, LATE_INPUT, PEER_WAIT, TRANSFER, UNKNOWN_WHY)
 """Why communication is exposed."""
 
 BACK_TO_BACK_NS = 20_000
@@ -162,9 +165,12 @@ def cut_pauses(rank: RankCollectives, part: Part) -> Pieces:
     return Pieces(pieces.row[piece], cut.start_ns - shift[piece], cut.end_ns - shift[piece])
 
 
-def divide_by_why(timings: CollectiveTimings, wait_ns: Ints) -> dict[str, Part]:
+def divide_by_why(timings: CollectiveTimings, wait_ns: Ints, *, clocks_disagree: bool = False) -> dict[str, Part]:
     """The part of each collective that each reason explains; parts may be empty."""
     first, last = assign_instants(timings)
+    if clocks_disagree:
+        wait_end = wait_end_ns(timings, wait_ns)
+        return {PEER_WAIT: Part(first, wait_end), UNKNOWN_WHY: Part(wait_end, last)}
     begin = np.where(timings.blocking > 0, last, first)
     wait_end = np.maximum(wait_end_ns(timings, wait_ns), begin)
     # A send or receive may wait for its peer, which is never known: then no delay before its start matters.

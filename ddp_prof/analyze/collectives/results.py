@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
 from ddp_prof.analyze.core.attribution import bus_factor
@@ -174,6 +174,7 @@ class Collective(RankResult):
         return None if factor is None or bandwidth is None else factor * bandwidth
 
 
+_WHY_COLUMNS = tuple(f"why_{why}_" for why in WHYS if why not in (PEER_WAIT, UNKNOWN_WHY))
 _EXPOSURE_COLUMNS = ("overlapped_", "exposed_", "blocking_", "slack_", "when_", "why_", "cause")
 
 
@@ -230,8 +231,14 @@ class RunCollectives(FrameResult):
     def _unknown_ranks(self) -> frozenset[str]:
         return frozenset(rank.name for rank in self.run.ranks if rank.reason)
 
+    @cached_property
+    def _without_launches(self) -> frozenset[str]:
+        return frozenset(rank.name for rank in self.run.ranks if rank.clocks_disagree)
+
     def only_known(self, row: dict[str, Any], rank: str) -> dict[str, Any]:
-        """The row of a rank, with ``None`` in columns about exposed time if that rank's is not known."""
+        """The row of a rank, with ``None`` in columns about exposed time, or about its reasons, if not known."""
+        if rank in self._without_launches:
+            row = {name: None if name.startswith(_WHY_COLUMNS) else value for name, value in row.items()}
         if rank not in self._unknown_ranks:
             return row
         return {name: None if name.startswith(_EXPOSURE_COLUMNS) else value for name, value in row.items()}

@@ -301,7 +301,10 @@ class RunAnalysis(Brief):
     def parts(self) -> tuple[dict[str, PhaseParts], ...]:
         """The instants, overlapped ones included, that belong to each collective of each rank, by reason and phase."""
         return tuple(
-            {why: divide_by_when(rank, part) for why, part in divide_by_why(rank.timings, wait_ns).items()}
+            {
+                why: divide_by_when(rank, part)
+                for why, part in divide_by_why(rank.timings, wait_ns, clocks_disagree=rank.clocks_disagree).items()
+            }
             for rank, wait_ns in zip(self.ranks, self.waits_ns, strict=True)
         )
 

@@ -157,6 +157,7 @@ class RankCollectives(RankResult):
     unknown_work: str | None = None
     consumers: tuple[str, ...] = ()
     host_waits: int = 0
+    clocks_disagree: bool = False
 
     @property
     def marks_steps(self) -> bool:
@@ -245,7 +246,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         consumers=names,
         groups=groups,
         step_numbers=rank.steps.number,
-        step_keys=rank.steps.keys,
+        step_keys=rank.step_keys if rank.own_keys is not None else rank.steps.keys,
         backward_end_ns=rank.backward_end_ns,
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
@@ -256,6 +257,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         reason=why_unknown(rank),
         unknown_work=why_unknown_work(rank),
         host_waits=rank.blocking.coverage.host_waits,
+        clocks_disagree=rank.clocks_disagree,
     )
 
 

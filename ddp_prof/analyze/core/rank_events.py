@@ -32,6 +32,7 @@ from ddp_prof.analyze.core.blocking import (
 )
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
+from ddp_prof.analyze.core.recording import CLOCKS, Recording, find_recording
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
     StepBreakdown,
@@ -74,6 +75,10 @@ from ddp_prof.trace import (
 )
 from ddp_prof.variants import VARIANTS
 
+ONLY_WARMUP = "all steps of this trace are warm-up, which is left out (record more steps)"
+
+ONLY_INCOMPLETE = "no step of this trace was recorded completely (record it again, with fewer steps)"
+
 UNMARKED = "communication is the ranges of collectives: those without a range, such as barriers, are in no figure"
 
 
@@ -83,14 +88,20 @@ class RankEvents(Brief):
 
     Attributes:
         device: CUDA ordinal within the process, ``None`` on a CPU.
-        events: Its events, without those of warm-up steps.
+        events: Its events, without those of warm-up steps and of steps that were not recorded completely. If the
+            clocks of host and device disagree, no launch has a time.
         steps: The measured steps. If no steps were found, one step without a number: the whole capture.
+        recording: What was recorded of its process; it decides which steps count, and whether the clocks agree.
         is_followed: For each step, whether the next row of ``steps`` is the step that followed it.
         phases, collective_ranges: Ranges of the host, including those of warm-up steps.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: What was left out or cut when steps and communication were found, a line each.
         other_gradient_threads, assumed_ahead: Facts of the whole capture, if the trace is a part of one.
-        with_warmup: The same rank including its warm-up steps, if it has any.
+        with_warmup: The same rank including the steps that are left out, if there are any.
+        incomplete_steps: Number of steps that were left out because they were not recorded completely.
+        beside: The events of these steps.
+        follows_lost: Which of its steps directly follow one of these.
+        own_keys: The keys of its steps, if they are not those of ``steps`` because steps between them were left out.
         raised: How much is added to its step keys, because another rank's recording began earlier.
     """
 
@@ -107,10 +118,15 @@ class RankEvents(Brief):
     warmup_steps: int
     backward: str
     step_notes: tuple[str, ...]
+    recording: Recording
     other_gradient_threads: frozenset[int] = frozenset()
     assumed_ahead: bool | None = None
     dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None
+    incomplete_steps: int = 0
+    own_keys: Ints | None = None
+    beside: Events | None = None
+    follows_lost: Mask | None = None
     raised: int = 0
     _unions: dict[Category, Intervals] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -125,18 +141,22 @@ class RankEvents(Brief):
         """
         if not self.has_steps or np.array_equal(self.step_keys, keys):
             return self
-        if np.all(self.steps.number == UNKNOWN):
+        if np.all(self.steps.number == UNKNOWN) and self.own_keys is None:
             return replace(self, steps=replace(self.steps, number=keys))
-        raised, whole = int(keys[0]), self.with_warmup  # numbers repeat, so keys are positions
+        # Numbers repeat, so keys are positions.
+        raised, whole = self.raised + int(keys[0] - self.step_keys[0]), self.with_warmup
         return replace(self, raised=raised, with_warmup=whole and replace(whole, raised=raised))
 
     def select_category(self, category: Category) -> Events:
         return select(self.events, self.events.category == category)
 
     def union_of(self, category: Category) -> Intervals:
+        """When the rank did it. Compute and copies of steps that are left out count: they ran beside the others."""
         if category not in self._unions:
-            rows = self.events.category == category
-            self._unions[category] = union(self.events.start_ns[rows], self.events.end_ns[rows])
+            events = select(self.events, self.events.category == category)
+            if self.beside is not None and category != Category.COMMUNICATION:
+                events = concatenate(events, select(self.beside, self.beside.category == category))
+            self._unions[category] = union(events.start_ns, events.end_ns)
         return self._unions[category]
 
     @cached_property
@@ -191,6 +211,8 @@ class RankEvents(Brief):
         """Whether the host runs ahead of the device, so that the device's clock measures steps."""
         if self.assumed_ahead is not None:
             return self.assumed_ahead
+        if self.clocks_disagree:  # then only periods of one clock are lengths
+            return self.has_steps
         return self.has_steps and self.lead.is_ahead
 
     @cached_property
@@ -198,13 +220,26 @@ class RankEvents(Brief):
         if not self.has_steps:
             return empty(StepTimes)
         device_follows = self.is_followed if self.runs_ahead else None
-        return measure_step_times(self.events, self.steps, self.phases, self.union_of, device_follows)
+        phases = empty(Phases) if self.clocks_disagree else self.phases
+        times = measure_step_times(self.events, self.steps, phases, self.union_of, device_follows)
+        if self.follows_lost is None or device_follows is not None or not self.lead.outside_ns:
+            return times
+        # Work of a step reaches into the range of the next one, here also that of steps that were lost.
+        lost = self.follows_lost
+        parts = {name: np.where(lost, 0, getattr(times, name)) for name in StepTimes.__dataclass_fields__}
+        parts |= {
+            "start_ns": np.where(lost, NO_TIME, times.start_ns),
+            "length_ns": np.where(lost, UNKNOWN, times.length_ns),
+        }
+        return StepTimes(**parts)
 
     @cached_property
     def blocking(self) -> RankBlocking:
         """How long its streams (on a CPU, its host) stood still for communication."""
         if self.trace.sync_reason == SYNC_IN_PARTS:
             return unknown_blocking(self.events, len(self.steps), SYNC_IN_PARTS)
+        if self.clocks_disagree:
+            return unknown_blocking(self.events, len(self.steps), CLOCKS)
         if self._lacks_copies:
             return unknown_blocking(self.events, len(self.steps), NO_COPIES)
         communicates = self.events.category == Category.COMMUNICATION
@@ -276,8 +311,22 @@ class RankEvents(Brief):
         return waiting - self.union_of(Category.COMPUTE)
 
     @property
-    def is_warmup(self) -> bool:
-        return bool(self.warmup_steps) and not len(self.steps)
+    def clocks_disagree(self) -> bool:
+        """Whether no time between a call of the host and an activity of its device means anything."""
+        return self.device is not None and self.recording.clocks_disagree
+
+    @property
+    def why_left_out(self) -> str | None:
+        """Why none of its steps is measured; ``None`` if some are, or if it has none."""
+        if len(self.steps) or not (self.warmup_steps or self.incomplete_steps):
+            return None
+        return ONLY_INCOMPLETE if self.incomplete_steps else ONLY_WARMUP
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its process launched work, and no activity of it was recorded."""
+        recording = self.recording
+        return self.device is None and recording.lost > 0 and recording.lost == recording.launches
 
     @property
     def hides_waits(self) -> bool:
@@ -389,7 +438,7 @@ class RankEvents(Brief):
     @cached_property
     def step_keys(self) -> Ints:
         """A unique number for each step; ``UNKNOWN`` in a capture without steps."""
-        keys = self.steps.keys if self.has_steps else self.steps.number
+        keys = self.own_keys if self.own_keys is not None else self.steps.keys if self.has_steps else self.steps.number
         return np.where(keys == UNKNOWN, UNKNOWN, keys + self.raised)
 
     def step_at(self, time_ns: Ints) -> Ints:
@@ -453,7 +502,7 @@ def find_rank_events(
             reason = f"no range matches {option} '{pattern}'"
             raise TraceError(trace.path, reason, f"the ranges there are: {describe_ranges(trace)}")
     found.sort(key=lambda rank: (rank.rank is None, rank.rank or 0, rank.process, rank.device or 0))
-    return tuple(map(_without_warmup, found))
+    return tuple(map(_without_uncounted, found))
 
 
 class _Builder:
@@ -474,6 +523,7 @@ class _Builder:
         self.ranges = find_collective_ranges(trace, process, self.phases)
         self.dependencies = dependencies
         self._leave_out_unfinished_step()
+        self.recording = find_recording(trace, process, self.steps)
         self.is_gloo = are_gloo_events(trace, self.ranges)
         if len(self.steps) and not self.is_gloo.all():  # beside ranges of ours, a barrier in warm-up does not count
             step = self.steps.index_at(self.ranges.launch_or_start_ns)
@@ -507,7 +557,10 @@ class _Builder:
             frozenset(thread for _, category, thread in launches if category == one and thread != UNKNOWN)
             for one in (Category.COMMUNICATION, Category.COMPUTE)
         )
+        self.step_notes += self.recording.notes(self.steps.names)
         events, backward = device_events(self.trace, self.process, self.steps, self.phases, communicating, computing)
+        if self.recording.clocks_disagree:
+            events = replace(events, launch_ns=np.full(len(events), NO_TIME))
         device_of = self.trace.activities.device[events.activity]
         result = []
         for device in sorted({device for device, *_ in launches}):
@@ -533,7 +586,7 @@ class _Builder:
                 backward = "inferred"
             communication = self._describe_gloo() or "the ranges of collectives"
             self.step_notes += (f"communication is {communication}; compute is torch's operators",)
-        elif is_ours:
+        elif is_ours and not self.recording.lost:
             events = host_events(self.ranges, self.steps, self.phases)
             if communication := self._describe_gloo():
                 self.step_notes += (f"communication is {communication}",)
@@ -589,6 +642,7 @@ class _Builder:
             warmup_steps=0,
             backward=backward,
             step_notes=self.step_notes,
+            recording=self.recording,
             dependencies=self.dependencies,
             other_gradient_threads=frozenset(
                 thread for *owner, thread in known.gradients if owner == [self.process, device]
@@ -597,8 +651,14 @@ class _Builder:
         )
 
 
-def _without_warmup(rank: RankEvents) -> RankEvents:
-    measured: Mask = ~rank.steps.warmup
+def _without_uncounted(rank: RankEvents) -> RankEvents:
+    """The rank without warm-up steps and steps that were not recorded completely, and without their events."""
+    is_incomplete = np.zeros(len(rank.steps), np.bool_)
+    if rank.has_steps and rank.device is not None:
+        is_incomplete = rank.recording.is_incomplete
+        if is_incomplete.any() and not rank.clocks_disagree:
+            is_incomplete = is_incomplete | _run_beside_lost_work(rank, is_incomplete)
+    measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if measured.all():
         return rank
     renumbered = np.where(measured, np.cumsum(measured) - 1, UNKNOWN)
@@ -608,6 +668,35 @@ def _without_warmup(rank: RankEvents) -> RankEvents:
         events=replace(events, step=take_or_unknown(renumbered, events.step)),
         steps=select(rank.steps, measured),
         is_followed=np.append(measured[1:], False)[measured],
-        warmup_steps=int((~measured).sum()),
+        warmup_steps=int(rank.steps.warmup.sum()),
+        incomplete_steps=int((is_incomplete & ~rank.steps.warmup).sum()),
+        own_keys=rank.steps.keys[measured] if is_incomplete.any() else None,
+        beside=select(rank.events, np.append(is_incomplete, False)[rank.events.step]) if is_incomplete.any() else None,
+        follows_lost=np.append(False, is_incomplete[:-1])[measured] if is_incomplete.any() else None,
         with_warmup=rank,
     )
+
+
+def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
+    """Beside which whole steps work may have run of a step whose work was lost, in part or whole.
+
+    That is not known of a step that was still at work on the device when a lost step began, nor, if steps of this rank
+    overlap on the device, of one that follows a lost step::
+
+        step 4 on the host    |------|
+        step 4 on the device     ########
+        step 5 on the host           |------|   its work was lost
+        doubtful                     ####
+    """
+    never = np.iinfo(np.int64).max
+    begins_ns = np.where(is_incomplete, rank.steps.start_ns, never)
+    next_lost_ns = np.append(np.minimum.accumulate(begins_ns[::-1])[::-1][1:], never)
+    ended_ns = last_by_step(rank.events.end_ns, rank.events.step, len(rank.steps))
+    rows = rank.events.step != UNKNOWN
+    begun_ns = np.full(len(rank.steps), never)
+    np.minimum.at(begun_ns, rank.events.step[rows], rank.events.start_ns[rows])
+    pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
+    overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
+    follows = np.append(False, is_incomplete[:-1]) & overlap
+    doubtful: Mask = ~is_incomplete & ((ended_ns > next_lost_ns) | follows)
+    return doubtful

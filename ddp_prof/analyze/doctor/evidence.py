@@ -289,7 +289,10 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     compute_ns, length_ns = _compute_stream_ns(rank, rank.events.category == Category.COMPUTE)
     is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
     named = np.zeros(len(rank.steps), np.int64)
-    if rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind:  # else forward would be outside, too
+    # Where the clocks disagree, a range of the host says nothing about times of the device.
+    if (
+        rank.has_steps and PHASES.index(FORWARD) in rank.phases.kind and not rank.clocks_disagree
+    ):  # else forward would be outside, too
         phases, inferred = concatenate(rank.phases, rank.inferred_backward), select(rank.events, rank.is_backward)
         covered = union(phases.start_ns, phases.end_ns) | union(inferred.start_ns, inferred.end_ns)
         covered |= rank.union_of(Category.COMMUNICATION)
@@ -298,7 +301,11 @@ def measure_facts(rank: RankEvents) -> RankFacts:
     starved = measure_starvation(rank) if rank.blocking.coverage.reason else None
     overhead = union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)
     windows = rank.breakdown
-    overhead_ns = int(overhead.covered_ns(windows.start_ns, windows.end_ns).sum())
+    if rank.clocks_disagree:
+        windows_ns = rank.steps.start_ns, rank.steps.end_ns
+    else:
+        windows_ns = windows.start_ns, windows.end_ns
+    overhead_ns = int(overhead.covered_ns(*windows_ns).sum())
     return RankFacts(
         process=rank.process,
         device=rank.device,
@@ -315,7 +322,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         outside_ns=tuple(outside.tolist()),
         between_ns=tuple(_between_steps_ns(rank)),
         starved_ns=() if starved is None else tuple(starved.tolist()),
-        overhead_share=overhead_ns / max(1, int((windows.end_ns - windows.start_ns).sum())),
+        overhead_share=overhead_ns / max(1, int((windows_ns[1] - windows_ns[0]).sum())),
         slowdown=limit_slowdown(rank),
     )
 

@@ -90,7 +90,7 @@ class IdleTime:
 
 
 def _why_idle_unknown(rank: RankEvents) -> str | None:
-    if has_no_usable_events(rank) or rank.is_warmup:
+    if has_no_usable_events(rank) or rank.why_left_out:
         return why_unknown_work(rank)
     if hides_work(rank):
         return "CUDA graphs were recorded whole, or kernels have no name: what ran is not known"
@@ -106,6 +106,10 @@ def measure_idle(rank: RankEvents) -> IdleTime:
     totals = Counter({OTHER_STEP: int(parts.other_comm_ns.sum())})
     # From all time in which the device does nothing, each cause takes its part of what is left.
     gaps, pending, undecided = _find_gaps(rank)
+    if rank.clocks_disagree:  # the host's ranges say nothing about times of the device
+        totals[UNKNOWN_CAUSE] = int(gaps.covered_ns(parts.start_ns, parts.end_ns).sum())
+        causes = tuple((cause, totals[cause]) for cause in CAUSES if totals[cause])
+        return IdleTime(int(parts.idle_ns.sum()), causes, None)
     for cause, instants in (
         (PROFILER, union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)),
         (NOT_BEGUN, pending),
@@ -124,7 +128,7 @@ def measure_idle(rank: RankEvents) -> IdleTime:
 
 def measure_starvation(rank: RankEvents) -> Ints | None:
     """For each step, idle time of its device before its next work was launched; ``None`` if this is not known."""
-    if rank.device is None or _why_idle_unknown(rank):
+    if rank.device is None or rank.clocks_disagree or _why_idle_unknown(rank):
         return None
     gaps, pending, undecided = _find_gaps(rank)
     starved = gaps - pending - undecided - union(rank.trace.overhead.start_ns, rank.trace.overhead.end_ns)

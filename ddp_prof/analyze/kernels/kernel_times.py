@@ -130,7 +130,8 @@ class KernelTime:
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, including those outside of steps, without warm-up."""
     rows = np.flatnonzero(rank.is_kernel)
-    events = select(rank.events, rows[np.lexsort((rank.events.launch_ns[rows], rank.events.step[rows]))])
+    order = (rank.events.start_ns[rows], rank.events.launch_ns[rows], rank.events.step[rows])
+    events = select(rank.events, rows[np.lexsort(order)])
     trace = rank.trace
     shape_id = np.full(len(events), UNKNOWN) if trace.shape_id is None else trace.shape_id[events.activity]
     columns = (trace.activities.name_id[events.activity], shape_id, events.phase, events.category)

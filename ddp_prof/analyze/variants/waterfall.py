@@ -64,6 +64,7 @@ class Parts:
     Attributes:
         contention_ns: ``None`` if not known for a run; it is then part of compute.
         wait_ns: ``None`` if the ranks of a run could not be compared; it is then part of transfer and tail.
+        calls_ns: ``None`` if the clocks of host and device disagree; it is then part of the rest.
     """
 
     step_ns: int
@@ -72,7 +73,7 @@ class Parts:
     transfer_ns: int
     tail_ns: int
     wait_ns: int | None
-    calls_ns: int
+    calls_ns: int | None
     rest_ns: int
 
 
@@ -98,9 +99,14 @@ class Change(Parts):
 
     def is_beyond_spread(self, part: str) -> bool | None:
         """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` if not known."""
-        half_width = self.half_width_ns.get(part)
-        change: int | None = getattr(self, f"{part}_ns")
-        return None if half_width is None or change is None else abs(change) > half_width
+        return _exceeds(getattr(self, f"{part}_ns"), self.half_width_ns.get(part))
+
+
+def _exceeds(change_ns: int | None, half_width_ns: int | None) -> bool | None:
+    """Whether a change exceeds the spread. No change does not, even if too few steps tell the spread."""
+    if change_ns == 0:
+        return False
+    return None if change_ns is None or half_width_ns is None else abs(change_ns) > half_width_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +199,8 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
         return None
     if not knows_wait:
         del samples["wait"]
+    if any(rank.clocks_disagree for rank in run.ranks):  # then all of it counts as rest
+        del samples["calls"]
     mean = {part: round(float(column.sum()) / len(column)) for part, column in samples.items()}
     price = contention.contention_ns
     exposed_ns = mean["transfer"] + mean["tail"] + mean.get("wait", 0)
@@ -213,8 +221,8 @@ def _measure_budget(run: RunAnalysis, contention: Contention, *, knows_wait: boo
         transfer_ns=mean["transfer"],
         tail_ns=mean["tail"],
         wait_ns=mean.get("wait"),
-        calls_ns=mean["calls"],
-        rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean["calls"],
+        calls_ns=mean.get("calls"),
+        rest_ns=mean["step"] - mean["compute"] - exposed_ns - mean.get("calls", 0),
         contention=contention,
         knows_wait=knows_wait,
         half_width_ns={part: round(width) for part, width in widths.items()},
@@ -319,8 +327,7 @@ class PartChange:
     @property
     def is_beyond_spread(self) -> bool | None:
         """Whether the change exceeds the spread of both runs; ``None`` if not known."""
-        by_ns, half_width_ns = self.change_ns, self.half_width_ns
-        return None if by_ns is None or half_width_ns is None else abs(by_ns) > half_width_ns
+        return _exceeds(self.change_ns, self.half_width_ns)
 
 
 def compare_before_after(

@@ -299,7 +299,8 @@ def waterfall_steps(waterfall: Waterfall) -> list[Bar]:
             if abs(length) < least:
                 other += length
                 continue
-            within = change.half_width_ns[part] / 1e6 if change.is_beyond_spread(part) is False else None
+            half_width = change.half_width_ns.get(part)
+            within = half_width / 1e6 if half_width and change.is_beyond_spread(part) is False else None
             found.append(Bar("", part, level / 1e6, length / 1e6, within))
             level += length
         if other:

@@ -100,7 +100,7 @@ def readable_rows(waterfall: Waterfall) -> list[Row]:
         for part in (*PARTS, "step"):
             if change.is_beyond_spread(part) is False:
                 key = "sum_ms" if part == "step" else f"{part}_ms"
-                width = change.half_width_ns[part]
+                width = change.half_width_ns.get(part)
                 row[key] = f"within ±{width / 1e6:.2f}" if width else row[key]
     return rows
 
@@ -168,7 +168,8 @@ def change_texts(changes: Sequence[PartChange]) -> list[str]:
 
 
 def changed_text(changes: Sequence[PartChange]) -> str:
-    is_unknown = all(change.is_beyond_spread is None for change in changes)
+    changed = [change for change in changes if change.change_ns] or changes
+    is_unknown = all(change.is_beyond_spread is None for change in changed)
     nothing = "what changed is not known" if is_unknown else "nothing changed beyond the spread"
     return "; ".join(change_texts(changes)) or nothing
 

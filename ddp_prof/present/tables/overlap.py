@@ -13,7 +13,7 @@ from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
-from ddp_prof.analyze.quality import ONLY_WARMUP
+from ddp_prof.analyze.quality import NOTHING_LEFT
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
@@ -242,8 +242,9 @@ NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are k
 def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
     """Return the tables ``kernels`` (the first ``top`` kernels, or all), ``hidden`` and ``idle``."""
     title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
-    is_warmup = any(rank.reason == ONLY_WARMUP for rank in result.ranks)
-    notes = _kernel_notes(use, top) or [ONLY_WARMUP if is_warmup else NO_KERNELS]
+    notes = _kernel_notes(use, top) or [
+        next((rank.reason for rank in result.ranks if rank.reason in NOTHING_LEFT), NO_KERNELS)
+    ]
     ranks = [
         {
             **values_of(rank, "process", "device", "rank", "overlapped_ns"),

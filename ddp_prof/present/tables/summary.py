@@ -12,7 +12,7 @@ from ddp_prof.analyze.cost import Bounds, Cost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import ONLY_WARMUP
+from ddp_prof.analyze.quality import NOTHING_LEFT
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.errors import shell_quote
@@ -62,7 +62,9 @@ class SummarizedRun:
         return self.diagnosis.findings[0].advice if self.diagnosis and self.diagnosis.findings else None
 
     def notes(self, headline: str = "") -> list[str]:
-        return [*overlap_notes(self.result, headline), *self.explanation.run.match_doubts]
+        """Doubts about the capture first, then what is not known of blocking."""
+        notes = [*overlap_notes(self.result, headline), *self.explanation.run.match_doubts]
+        return sorted(notes, key=lambda note: note.startswith("blocking is"))
 
     @property
     def all_files(self) -> str:
@@ -155,7 +157,7 @@ def _lines(run: SummarizedRun) -> list[str]:
 def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
     of = f" of {result.world_size}" if result.world_size and result.world_size != summary.ranks else ""
     ranks = f"{summary.ranks}{of} ranks" if of else count_noun(summary.ranks, "rank")
-    no_steps = ONLY_WARMUP if summary.reason == ONLY_WARMUP else "no steps are marked (see --step-range)"
+    no_steps = summary.reason if summary.reason in NOTHING_LEFT else "no steps are marked (see --step-range)"
     return " · ".join(
         (
             source_name(result.trace, result.files),

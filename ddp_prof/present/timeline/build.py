@@ -9,7 +9,6 @@ from typing import NamedTuple
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.quality import ONLY_WARMUP
 from ddp_prof.errors import TraceError
 from ddp_prof.present.text import milliseconds
 from ddp_prof.present.timeline.lanes import View, lanes_of
@@ -47,8 +46,8 @@ def build_timeline(sources: Sequence[Source], steps: Collection[int] | None = No
         path = source.trace.path
         numbers = [number for rank in source.ranks if rank.has_steps for number in rank.steps.display_number.tolist()]
         if not numbers:
-            if any(rank.is_warmup for rank in source.ranks):
-                raise TraceError(path, "all of its steps are warm-up", "leave --steps out, or record more steps")
+            if reason := _why_left_out(source.ranks):
+                raise TraceError(path, reason, "leave --steps out")
             raise TraceError(path, "it marks no steps", "leave --steps out, or name steps with --step-range")
         if not any(len(rank.rows) for rank in ranks):
             reason = f"none of the steps asked for is among its measured steps {min(numbers)} to {max(numbers)}"
@@ -81,6 +80,10 @@ class _Rank(NamedTuple):
 
     events: RankEvents
     rows: Ints
+
+
+def _why_left_out(ranks: Sequence[RankEvents]) -> str | None:
+    return next((rank.why_left_out for rank in ranks if rank.why_left_out), None)
 
 
 def _rows(events: RankEvents, keys: Ints, wanted: Collection[int] | None) -> Ints:
@@ -213,8 +216,7 @@ def _visible_steps_text(ranks: Sequence[_Rank], view: View) -> Iterator[str]:
     """Name the steps that begin in the view; beside a longer panel these are more than the chosen ones."""
     rank = next((events for events, rows in ranks if len(rows)), None)
     if rank is None:
-        is_warmup = any(events.is_warmup for events, _ in ranks)
-        yield ONLY_WARMUP if is_warmup else "no steps are marked in this trace"
+        yield _why_left_out([events for events, _ in ranks]) or "no steps are marked in this trace"
         return
     begins, end_ns = rank.steps.start_ns, max(view.end_ns, view.start_ns + 1)  # a view may have no length
     seen = np.flatnonzero((begins >= view.start_ns) & (begins < end_ns)).tolist()

@@ -112,7 +112,8 @@ def _device_boxes(
         "bucket": take_or_unknown(ranges.bucket, launched_in),
         "bytes": np.where(recorded == UNKNOWN, take_or_unknown(ranges.bytes, launched_in), recorded),
         "phase": phase,
-        "call": trace.launching_calls[rows],
+        # Where the clocks disagree, a launch has no place on the device's clock.
+        "call": np.full(len(rows), UNKNOWN) if rank.clocks_disagree else trace.launching_calls[rows],
     }
     if trace.shape_id is not None and trace.registers is not None:
         columns |= {"shape": trace.shape_id[rows], "registers": trace.registers[rows]}

@@ -58,7 +58,7 @@ def rank_capture(rank: int, world: int = WORLD) -> Capture:
             ("all_reduce|bucket=0|bytes=1000000|params=3", begin + 1, begin + 6, 131),
         ]
         for name, start, stop, launch, stream in (
-            ("gemm", begin + 0.1, ready, 0.5, 7),
+            ("gemm", begin + 0.1, ready, 0.05, 7),
             ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", ready, end, 1.5, 9),
             ("adam", end, end + 2, 7, 7),
         ):

@@ -499,22 +499,22 @@ def test_a_late_rank_costs_also_what_stands_still_beside_compute_of_another_stre
     """
     capture = Capture()
     for step in range(STEPS):
-        at, first = step * 40 * US, 20 * step
+        at, first = step * 40 * US + US, 20 * step
         for process, length in ((100, 10), (101, 18)):
-            capture.ranges.append(Range(f"step {step}", at, at + 39 * US, process, process))
+            capture.ranges.append(Range(f"step {step}", at - US, at + 38 * US, process, process))
             for number, name, stream, start, end in (
                 (1, "gemm", 7, 0, length),
                 (4, NCCL, 20, length, 24),
                 *([(6, "side", 8, 10, 23)] if process == 100 else []),
                 (8, "adam", 7, 24, 26),
             ):
-                times = at + start * US, at + end * US, at + 100 * number
+                times = at + start * US, at + end * US, at - US + 100 * number
                 device, number = process - 100, first + number
                 capture.kernels.append(Kernel(name, *times, process, process, stream, device, number=number))
             for number, call, stream in ((2, "Record", 7), (3, "Stream", 20), (5, "Record", 20), (7, "Stream", 7)):
                 call = "cudaEventRecord_v3020" if call == "Record" else "cudaStreamWaitEvent_v3020"
                 where = {"thread": process, "process": process, "device": process - 100}
-                capture.syncs.append(Sync(call, at + 100 * number, first + number, stream, event=5, **where))
+                capture.syncs.append(Sync(call, at - US + 100 * number, first + number, stream, event=5, **where))
     (job,) = load_runs(write_capture(tmp_path / "late.sqlite", capture))
     assert [rank.dependencies.reason for rank in job.overlap().ranks] == [None, None]
     (finding,) = [one for one in job.doctor().findings if one.rule == "straggler"]

@@ -31,7 +31,7 @@ def capture(silent_steps: tuple[int, ...] = (), beside_ns: int = 1300, *, always
     """
     found = Capture(threads={(100, 100): "python3", (100, 131): "pt_autograd_0"})
     for step in range(STEPS):
-        at = begin = step * 100_000 + 1000
+        at = begin = step * 200_000 + 1000
         for position in range(KERNELS):
             first_half = step % 2 == 0 and not always_last
             is_beside = (position < KERNELS // 2) == first_half and step not in silent_steps
@@ -39,7 +39,7 @@ def capture(silent_steps: tuple[int, ...] = (), beside_ns: int = 1300, *, always
             grid = 7 + position // NAMES
             found.kernels.append(Kernel(f"gemm{position % NAMES}", at, at + length, begin + position, 131, grid=grid))
             if is_beside and position % (KERNELS // 2) == 0:
-                comm = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, at + 6 * beside_ns, begin + 50, 131)
+                comm = Kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at, at + 6 * beside_ns, begin + position, 131)
                 comm.stream = 9
                 found.kernels.append(comm)
             at += length

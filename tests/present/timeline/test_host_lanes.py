@@ -104,7 +104,7 @@ def test_backward_is_inferred_between_launches_of_other_phases() -> None:
             "optimizer": "............##....##",
         },
         launches={"main": ".a....b.....cd......", "pt_autograd_0": "...eAf..gh.B....i..."},
-        streams={7: "abcdefghi...........", 9: "AB.................."},
+        streams={7: "." * 20 + "abcdefghi", 9: "." * 20 + "AB"},
     )
     host = model_of(trace).panels[0].ranks[0].lanes[0]
     backward = host.boxes.category == theme.CATEGORIES.index("backward")

@@ -1,0 +1,230 @@
+"""What was recorded of a process: which of its steps are whole, and whether its host and devices share one clock.
+
+This is found once, before anything is measured. Two decisions follow, which every figure obeys because the events of a
+rank are made by them (:mod:`.rank_events`):
+
+*Steps that count.* A profiler may lose activities, for whole steps or parts of them, and keep the calls that launched
+them. A step is whole if each launch in it has an activity, and none of its activities has an impossible end. Others are
+no samples: they and their events are left out, as warm-up is::
+
+    step        |0........||1........||2........|
+    launches      a  b  c     a  b  c    a  b  c
+    activities     aa bb cc        cc              only step 0 is whole
+
+A step that launches less, such as a micro-batch without communication, loses nothing and is whole.
+
+*One clock.* Nothing begins before it is launched, and a host that waits for work does not return before its end. If the
+times say otherwise beyond a few exceptions, the clocks of host and device disagree: then no time between a call and an
+activity means anything, and the start of each launch counts as unknown. What lies on the device's clock alone stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.analyze.core.steps import Steps
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, take_or_unknown
+from ddp_prof.trace import HOST_WAITS, SyncKind, Trace
+
+HANDFUL = 3
+"""So many activities may begin before their launch, or waits return early, without a doubt about the clocks."""
+
+LEAST_EARLY_SHARE = 0.1
+"""Beyond a handful, so many of the waits must return early; half of them if they are a handful or fewer."""
+
+CLOCK_ERROR_NS = 50_000
+"""In sound captures, a wait may seem to return up to 8 us before the end of what it waited for."""
+
+MOST_ALWAYS_LOST = 0.01
+"""If each step lacks activities, but the best no more than this share, so many launches of each step make none."""
+
+MOST_NAMED = 8
+"""Largest number of steps that are named one by one."""
+
+CLOCKS = "the clocks of host and device disagree in this capture, so no time between a launch and its work is known"
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What was recorded of one process; masks are of its steps.
+
+    Attributes:
+        launches: Number of its calls that launched something, of which ``lost`` have no activity.
+        step_launches, step_lost: The same within each step.
+        is_overlong: Whether an activity with an impossible end was launched in the step.
+        early: Number of activities that begin before their launch, ``launched`` of which have a known launch;
+            ``early_waits`` of ``waits`` of the host returned before what they waited for had ended.
+    """
+
+    launches: int
+    lost: int
+    step_launches: Ints
+    step_lost: Ints
+    is_overlong: Mask
+    launched: int
+    early: int
+    waits: int
+    early_waits: int
+
+    @property
+    def is_incomplete(self) -> Mask:
+        """Which steps are not whole."""
+        lost, best = self.step_lost, 0
+        known = np.flatnonzero(self.step_launches)
+        if len(known):
+            least = known[lost[known].argmin()]
+            best = int(lost[least]) if lost[least] <= MOST_ALWAYS_LOST * self.step_launches[least] else 0
+        found: Mask = (lost > best) | self.is_overlong
+        return found
+
+    @property
+    def clocks_disagree(self) -> bool:
+        if self.early > HANDFUL:
+            return True
+        least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
+        return self.early_waits > 0 and self.early_waits >= least * self.waits
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether anything is doubtful, even if no figure is left out for it."""
+        return bool(self.step_lost.any() or self.early or self.clocks_disagree)
+
+    def notes(self, names: list[str]) -> tuple[str, ...]:
+        """A line for each kind of damage; ``names`` are those of the steps."""
+        notes, is_incomplete = [], self.is_incomplete
+        is_lost = is_incomplete & ~self.is_overlong
+        if is_lost.any():
+            launches, lost = (int(column[is_lost].sum()) for column in (self.step_launches, self.step_lost))
+            notes.append(
+                f"{_name_steps(names, is_lost)} left out: {lost:,} of {launches:,} launches in "
+                f"{'it' if is_lost.sum() == 1 else 'them'} have no activity, which the profiler lost"
+            )
+        if self.is_overlong.any():
+            notes.append(f"{_name_steps(names, self.is_overlong)} left out: an activity in it has an impossible end")
+        if self.clocks_disagree:
+            found = [
+                f"{count:,} of {of:,} {what}"
+                for count, of, what in (
+                    (self.early, self.launched, "activities begin before their launch"),
+                    (self.early_waits, self.waits, "waits of the host return before the work that they wait for ends"),
+                )
+                if count
+            ]
+            notes.append(f"{CLOCKS} ({', '.join(found)})")
+        return tuple(notes)
+
+
+def _name_steps(names: list[str], chosen: Mask) -> str:
+    rows: list[int] = np.flatnonzero(chosen).tolist()
+    if len(rows) == 1:
+        return names[rows[0]]
+    which = [names[row].removeprefix("step ") for row in rows]
+    if len(rows) > 2 and rows == list(range(rows[0], rows[-1] + 1)):
+        shown = f"{which[0]} to {which[-1]}"
+    else:
+        more = len(rows) - MOST_NAMED
+        shown = ", ".join(which[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return f"steps {shown} ({len(rows)} of {len(names)})"
+
+
+def find_recording(trace: Trace, process: int, steps: Steps) -> Recording:
+    """What was recorded of a process; without steps, the columns of steps are empty."""
+    lost, is_launch = find_lost_launches(trace, process)
+    mine = np.flatnonzero(is_launch)
+    of_launches, of_lost = (steps.index_at(trace.calls.start_ns[rows]) for rows in (mine, lost))
+    overlong = trace.overlong[trace.activities.process[trace.overlong] == process]
+    at = steps.index_at(take_or_unknown(trace.calls.start_ns, trace.launching_calls[overlong], NO_TIME))
+    is_overlong = np.zeros(len(steps), np.bool_)
+    is_overlong[at[at != UNKNOWN]] = True
+    launched, early = _count_early_starts(trace, process)
+    waits, early_waits = _count_early_waits(trace, process)
+    return Recording(
+        launches=len(mine),
+        lost=len(lost),
+        step_launches=_count(of_launches, len(steps)),
+        step_lost=_count(of_lost, len(steps)),
+        is_overlong=is_overlong,
+        launched=launched,
+        early=early,
+        waits=waits,
+        early_waits=early_waits,
+    )
+
+
+def _count(step: Ints, steps: int) -> Ints:
+    return np.bincount(step[step != UNKNOWN], minlength=steps).astype(np.int64)
+
+
+def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
+    """The rows of a process's calls that launched something of which there is no activity; mask of all that launched.
+
+    A call within another one of the same number, as a driver's within the runtime's, is a part of that one.
+    """
+    calls = trace.calls
+    if trace.is_launch is None:
+        return np.empty(0, np.int64), np.zeros(len(calls), np.bool_)
+    is_launch = trace.is_launch & (calls.process == process)
+    has_activity = np.zeros(len(calls), np.bool_)
+    launching = trace.launching_calls
+    has_activity[launching[launching != UNKNOWN]] = True
+    lost = np.flatnonzero(is_launch & ~has_activity)
+    if len(lost):
+        is_part = _are_parts(trace, process, lost)
+        is_launch[lost[is_part]] = False
+        lost = lost[~is_part]
+    return lost, is_launch
+
+
+def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
+    """Whether each call directly follows, on its thread, one with its number."""
+    calls, found = trace.calls, np.zeros(len(rows), np.bool_)
+    for lane in distinct(calls.lane[rows]):
+        own = np.flatnonzero((calls.process == process) & (calls.lane == lane))
+        own = own[np.argsort(calls.start_ns[own], kind="stable")]
+        number = calls.correlation[own]
+        follows = own[1:][(number[1:] == number[:-1]) & (number[1:] != UNKNOWN)]
+        found |= np.isin(rows, follows)
+    return found
+
+
+def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
+    """How many activities have a known launch, and how many of these begin before it."""
+    activities = trace.activities
+    mine = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    launch_ns = trace.calls.start_ns[trace.launching_calls[mine]]
+    return len(mine), int((activities.start_ns[mine] < launch_ns).sum())
+
+
+def _count_early_waits(trace: Trace, process: int) -> tuple[int, int]:
+    """How many waits of the host wait for known work, and how many of these return before the work ends.
+
+    Only work counts that the waiting thread launched before: what another thread launches meanwhile may come later. In
+    a process with several devices it is not known which one a stream or a wait belongs to.
+    """
+    calls, activities = trace.synchronizations, trace.activities
+    mine = np.flatnonzero((activities.process == process) & (trace.launching_calls != UNKNOWN))
+    waits = np.flatnonzero((calls.process == process) & np.isin(calls.kind, HOST_WAITS) & (calls.start_ns != NO_TIME))
+    is_for_event = calls.kind[waits] == SyncKind.HOST_WAIT_EVENT
+    mark = np.where(is_for_event, calls.awaits[waits], waits)  # the record of the event, or the call itself
+    at_ns = take_or_unknown(calls.start_ns, mark, NO_TIME)
+    waits, mark, at_ns = waits[at_ns != NO_TIME], mark[at_ns != NO_TIME], at_ns[at_ns != NO_TIME]
+    if not len(waits) or not len(mine) or len(set(distinct(activities.device[mine]))) > 1:
+        return 0, 0
+    launching = trace.launching_calls[mine]
+    thread, launch_ns = trace.calls.lane[launching], trace.calls.start_ns[launching]
+    lane, end_ns = activities.lane[mine], activities.end_ns[mine]
+    known = early = 0
+    any_stream = np.where(calls.kind[waits] == SyncKind.HOST_WAIT_DEVICE, UNKNOWN, calls.stream[mark])
+    for caller in distinct(calls.thread[mark]):
+        for stream in distinct(any_stream[calls.thread[mark] == caller]):
+            rows = np.flatnonzero((thread == caller) & ((lane == stream) | (stream == UNKNOWN)))
+            rows = rows[np.argsort(launch_ns[rows], kind="stable")]
+            last_ns = np.maximum.accumulate(end_ns[rows])
+            own = (calls.thread[mark] == caller) & (any_stream == stream)
+            at = np.searchsorted(launch_ns[rows], at_ns[own]) - 1
+            ended_ns = take_or_unknown(last_ns, np.maximum(at, UNKNOWN), NO_TIME)
+            known += int((ended_ns != NO_TIME).sum())
+            early += int((ended_ns > calls.end_ns[waits[own]] + CLOCK_ERROR_NS).sum())
+    return known, early
