@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
-from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, carry_gradients
 from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
@@ -214,8 +214,13 @@ class RunCollectives(FrameResult):
 
     @property
     def typical_step(self) -> int | None:
-        """The key of the step with the median exposed time; ``None`` without steps that communicate."""
-        keys = sorted(self.exposed_by_step, key=self.exposed_by_step.__getitem__)
+        """The key of the step with the median exposed time, of those that reduce gradients if any do.
+
+        ``None`` without steps that communicate.
+        """
+        exposed = self.exposed_by_step
+        reducing = {key for rank in self.run.ranks for key in rank.keys[carry_gradients(rank)].tolist()}
+        keys = sorted([key for key in exposed if key in reducing] or exposed, key=exposed.__getitem__)
         return keys[len(keys) // 2] if keys else None
 
     def rows_of_step(self, key: int | None) -> list[Ints]:

@@ -291,3 +291,21 @@ def test_our_own_variants_are_exposed_for_the_reasons_they_are_made_for(own_trac
         assert cause.when == "tail"
         assert cause.is_last
         assert (cause.parameters[0], len(cause.parameters)) == ("embedding.weight", parameters)
+
+
+def test_the_typical_step_reduces_gradients_where_others_only_broadcast() -> None:
+    """As Lightning's broadcast, once a batch, where gradients are accumulated over three."""
+    trace = draw_trace(
+        ranges={
+            "step 0": "####",
+            "step 1": "....####",
+            "step 2": "........##########",
+            "backward": "..##..##..########",
+        },
+        launches={"main": "B.a.F.c.H.deD....."},
+        streams={7: "..a...c...de......", 20: "B...F...H...DDDDDD"},
+    )
+    broadcast = {f"communication {letter}": "ncclDevKernel_Broadcast_RING_LL(x)" for letter in "BFH"}
+    found = results_of(replace(trace, names=tuple(broadcast.get(name, name) for name in trace.names)))
+    assert sorted(found.exposed_by_step.values()) == [1, 1, 7]
+    assert found.exposed_by_step[found.typical_step] == 7
