@@ -89,3 +89,19 @@ class TestOnAGpu:
         for label in ("naive", "flat", "overlap", "bucketed 1 MB", "bucketed 10 MB", "bucketed 100 MB", "torch"):
             found = compared_on_a_gpu("gloo")[label]
             assert found["blocking_ns"] == pytest.approx(found["exposed_ns"], rel=0.001), label
+
+    def test_a_speedup_is_told_only_where_the_variant_can_have_caused_it(self) -> None:
+        found = compared_on_a_gpu("gloo")
+        assert {variant["confounded_by"] for variant in found.values()} == {None}
+        bucketed = found["bucketed 10 MB"]
+        assert bucketed["supported"]
+        assert 1 < bucketed["speedup_low"] < bucketed["speedup"] < bucketed["speedup_high"]
+
+
+def test_a_speedup_within_what_steps_differ_is_not_supported() -> None:
+    (overlap,) = [run for run in compare_variants([measure_overlap(load_trace(path)) for path in TRACES])
+                  if run.label == "overlap"]  # fmt: skip
+    assert (overlap.supported, overlap.confounded_by) == (False, None)
+    assert overlap.speedup_low is not None
+    assert overlap.speedup_high is not None
+    assert overlap.speedup_low < 1 < overlap.speedup_high

@@ -477,11 +477,17 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     if not hides_more and base.overlap_ratio is not None:
         share = percent(base.overlap_ratio)
         found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
-    if (fastest.speedup or 0) > 1 and not (hides_more and fastest is hides):
+    if (fastest.speedup or 0) > 1 and fastest.supported is not False and not (hides_more and fastest is hides):
         share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
         found.append(
             f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}{share}."
             f"{_less_communication_text(fastest, base)}"
+        )
+    if confounded := [summary for summary in summaries if summary.confounded_by]:
+        names, causes = ", ".join(run.label for run in confounded), {run.confounded_by for run in confounded}
+        found.append(
+            f"No speed-up of {names} is told: most of the difference from {base.label} is "
+            f"{' or '.join(sorted(filter(None, causes)))}, which no variant changes, as on a machine that was busier."
         )
     if any(summary.device == "cpu" for summary in summaries):
         found.append(
@@ -517,6 +523,8 @@ def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:
 
 
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
+    if summary.supported is False:
+        return f"not clearly another{f' than that of {base}' if base else ''}"
     speedup = summary.speedup or 1.0
     if speedup == 1:
         return f"as long as that of {base}"

@@ -234,6 +234,19 @@ def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() 
     assert "ranks share cores" in second
 
 
+def test_a_run_is_fastest_only_where_that_is_supported() -> None:
+    """Two captures one after another: the machine was three times as fast in the second."""
+    naive, overlap = summary("naive", 1, 0, 85), replace(summary("overlap", 1.25, 0.67, 96), supported=False)
+    flat = replace(summary("flat", None, 0, 34), supported=False, confounded_by="compute")
+    assert describe_changes([naive, overlap, flat]) == [
+        "overlap hides most, 67 % of its communication; its median step is not clearly another than that of naive.",
+        (
+            "No speed-up of flat is told: most of the difference from naive is compute, which no variant changes, as "
+            "on a machine that was busier."
+        ),
+    ]
+
+
 @pytest.mark.parametrize("runs", [[], [summary("a", None, 0.5, 1)], [summary("naive", 1, 0, 1)]])
 def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary]) -> None:
     assert describe_changes(runs) == []

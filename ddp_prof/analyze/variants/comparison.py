@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
@@ -31,7 +33,12 @@ class VariantSummary:
         step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
         collectives: Number of collectives per step.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
-        speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's.
+        speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's; ``None``
+            if ``confounded_by`` says why it is not that of the variant.
+        speedup_low, speedup_high: Its 95 % interval, by the intervals of both medians, for these two captures alone.
+        supported: Whether that interval excludes 1; ``None`` if it is not known.
+        confounded_by: What no variant changes but explains most of the difference: ``compute``, as if the machine was
+            busier during one of the captures.
         overlapped_ns: ``comm_ns`` without ``exposed_ns``, which are medians.
         nearest_step_ns: Length of the step that is nearest to all medians, and its ``parts_ns``, by :data:`PARTS`,
             which sum to it; all are ``None`` if they are not known.
@@ -73,6 +80,10 @@ class VariantSummary:
     others_communicate: bool = False
     communicating_step_ns: int | None = None
     world_size: int | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    supported: bool | None = None
+    confounded_by: str | None = None
 
     @property
     def gain_at_most(self) -> float | None:
@@ -93,11 +104,48 @@ class VariantSummary:
 
 
 def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
-    naive = next((result for result in results if result.label == BASELINE), None)
-    return tuple(_summarize(result, naive) for result in results)
+    summaries = tuple(map(_summarize, results))
+    naive = next((summary for summary in summaries if summary.label == BASELINE), None)
+    return summaries if naive is None else tuple(_with_speedup(summary, naive) for summary in summaries)
 
 
-def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSummary:
+MOST = 0.5
+"""What explains a larger share of a difference than this explains most of it."""
+
+
+def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
+    """Add the speed-up over the naive run, unless what no variant changes explains it.
+
+    The relative error of a ratio is the root of the summed squares of both relative errors.
+    """
+    before_ns, after_ns = naive.step_ns, run.step_ns
+    if run.device != naive.device or not before_ns or not after_ns:
+        return run
+    if run is naive:
+        return replace(run, speedup=1.0)
+    gained_ns = before_ns - after_ns
+    compute_before_ns, compute_after_ns = _compute_ns(naive), _compute_ns(run)
+    if compute_before_ns is not None and compute_after_ns is not None:
+        # Idle time is no such part: between blocking collectives it is their own.
+        by_compute_ns = compute_before_ns - compute_after_ns
+        if by_compute_ns * gained_ns > MOST * gained_ns**2:
+            return replace(run, confounded_by="compute", supported=False)
+    speedup, half_widths = before_ns / after_ns, (naive.step_half_width_ns, run.step_half_width_ns)
+    if None in half_widths:
+        return replace(run, speedup=speedup)
+    before, after = ((half_width or 0) / ns for half_width, ns in zip(half_widths, (before_ns, after_ns), strict=True))
+    error = speedup * math.hypot(before, after)
+    low, high = speedup - error, speedup + error
+    return replace(run, speedup=speedup, speedup_low=low, speedup_high=high, supported=not low <= 1 <= high)
+
+
+def _compute_ns(run: VariantSummary) -> int | None:
+    """Time in which the step that stands for the run computes."""
+    overlapped_ns = run.parts_ns.get("overlapped")
+    return None if run.compute_only_ns is None or overlapped_ns is None else run.compute_only_ns + overlapped_ns
+
+
+def _summarize(result: TraceOverlap) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
     reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
@@ -121,11 +169,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
     blocked = sum(bool(step.blocking_ns) for step in steps)
     lengths = [ns for rank in result.ranks for ns in rank.lengths_ns]
     outliers = result.outliers
-    speedup = None
-    if naive is not None and naive.device == result.device and step is not None and step.value:
-        baseline = _median_step_length(naive)
-        speedup = baseline.value / step.value if baseline else None
-    figures_ns = {name: None if ns is None else round(ns) for name, ns in times.items()}
+    figures_ns: dict[str, Any] = {name: None if ns is None else round(ns) for name, ns in times.items()}
     exposed_ns = None if exposed is None else round(exposed.value)
     nearest = _nearest_to_medians(lengths_of_steps)
     is_known = figures_ns["comm_ns"] is not None and exposed_ns is not None
@@ -146,7 +190,7 @@ def _summarize(result: TraceOverlap, naive: TraceOverlap | None) -> VariantSumma
         parts_ns={name: getattr(nearest, f"{name}_ns") for name in PARTS},
         overlap_ratio=None if is_hidden else _share_of_communication(result, "overlapped_ns"),
         backward_overlap_ratio=None if is_hidden else _share_of_communication(result, "backward_overlapped_ns"),
-        speedup=speedup,
+        speedup=None,
         step_half_width_ns=_half_width(step),
         exposed_half_width_ns=_half_width(exposed),
         blocked_steps=None if any(step.blocking_ns is None for step in steps) else blocked,

@@ -46,6 +46,11 @@ def compare_view(
     base = next((summary for summary in summaries if summary.label == BASELINE), None)
     if other := [summary.label for summary in summaries if base and summary.device != base.device]:
         notes.append(f"no speedup of {', '.join(other)}: {BASELINE} ran on another device")
+    for cause in dict.fromkeys(filter(None, (summary.confounded_by for summary in summaries))):
+        names = ", ".join(summary.label for summary in summaries if summary.confounded_by == cause)
+        notes.append(f"no speedup of {names}: most of the difference is {cause}, which no variant changes")
+    if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
+        notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
     notes += warnings
     document = {
         "schema": SCHEMA,

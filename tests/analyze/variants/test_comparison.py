@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddp_prof.analyze.overlap import measure_overlap
-from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.variants.comparison import PARTS, VariantSummary, _with_speedup, compare_variants
 from tests.drawing import draw_trace
 
 STEPS = {"step 0": "######..............", "step 1": ".......######.......", "step 2": "..............######"}
@@ -30,3 +30,23 @@ def test_a_run_on_another_device_has_no_speedup_over_the_baseline() -> None:
     naive, here, elsewhere = (replace(run, label=label) for label in ("naive", "here", "elsewhere"))
     summaries = compare_variants([naive, here, replace(elsewhere, device="cpu")])
     assert [summary.speedup for summary in summaries] == [1, 1, None]
+
+
+def test_a_speedup_that_the_machine_made_is_not_told() -> None:
+    """The machine got three times as fast between two captures: "bucketed 100 MB is fastest: 73 % shorter"."""
+
+    def summary(label: str, step_ns: int, compute_ns: int) -> VariantSummary:
+        (found,) = compare_variants([measure_overlap(draw_trace(ranges={"step 0": "####"}, path=f"{label}.sqlite"))])
+        parts = dict.fromkeys(PARTS, 0) | {"compute_only": compute_ns, "exposed": step_ns - compute_ns}
+        return replace(
+            found, label=label, step_ns=step_ns, compute_only_ns=compute_ns, parts_ns=parts, step_half_width_ns=10
+        )
+
+    naive = summary("naive", 4000, 3000)
+    slower_machine = _with_speedup(summary("bucketed", 1200, 900), naive)
+    assert (slower_machine.speedup, slower_machine.supported, slower_machine.confounded_by) == (None, False, "compute")
+    less_communication = _with_speedup(summary("bucketed", 3200, 2990), naive)
+    assert less_communication.speedup == 1.25
+    assert (less_communication.supported, less_communication.confounded_by) == (True, None)
+    within_the_spread = _with_speedup(summary("bucketed", 3990, 3000), naive)
+    assert (within_the_spread.supported, within_the_spread.confounded_by) == (False, None)
