@@ -252,6 +252,12 @@ def _has_subgroups(groups: Any, world: int) -> bool:
     return any(_is_count(size) and 1 < size < world for size in sizes)
 
 
+def _counts(values: object) -> list[object]:
+    """Return the items of a list of counts, those written as ``7.0`` as whole numbers; empty if it is no list."""
+    items = values if isinstance(values, list) else []
+    return [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
+
+
 def _is_count(value: object, bound: int = 1 << 31) -> TypeGuard[int]:
     return isinstance(value, int) and 0 <= value < bound
 
@@ -359,8 +365,9 @@ def _launch_sizes(kernels: Sequence[Event]) -> list[Ints]:
             found: Any = msgspec.json.decode(text)
         except msgspec.DecodeError:  # no shape was recorded, or it holds a number that is too large
             found = None
-        is_shape = isinstance(found, list) and len(found) == 3 and all(map(_is_count, found))
-        return tuple(found) if is_shape else (UNKNOWN,) * 3
+        sizes = [size for size in _counts(found) if _is_count(size)]
+        is_shape = isinstance(found, list) and len(found) == len(sizes) == 3
+        return tuple(sizes) if is_shape else (UNKNOWN,) * 3
 
     arguments_of = [event.args or NO_ARGUMENTS for event in kernels]
     rows = [decoded(bytes(arguments.grid)) + decoded(bytes(arguments.block)) for arguments in arguments_of]
@@ -525,7 +532,8 @@ def _argument_sizes(event: Event) -> list[int]:
     sizes = []
     for shape, element_type in zip(shapes, types, strict=False):
         if isinstance(shape, list) and isinstance(element_type, str) and element_type not in _NO_TENSOR:
-            elements = prod(shape) if shape and all(map(_is_count, shape)) else UNKNOWN
+            counts = [count for count in _counts(shape) if _is_count(count)]
+            elements = prod(counts) if shape and len(counts) == len(shape) else UNKNOWN
             size = collectives.message_bytes([elements], element_type)
             sizes.append(size if elements >= 0 and _is_count(size, _MOST) else UNKNOWN)
     return sizes

@@ -239,4 +239,4 @@ def test_commands_print_by_one_function_alone() -> None:
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and ast.unparse(node.func) in ("click.echo", "print", "click.secho")
     ]
-    assert found == ["terminal.py"]
+    assert set(found) == {"terminal.py"}

@@ -142,8 +142,10 @@ def test_the_cause_is_where_the_time_is(files: list[Path]) -> None:
         for cause in collective.exposed_by:
             causes[cause.when] = causes.get(cause.when, 0) + cause.ns
     assert sum(causes.values()) == exposed
-    # Phases of a cause are those of what computes before and after: in backward, but for its last bit.
-    assert causes["backward"] == pytest.approx(in_backward, rel=0.1)
+    # Phases of a cause are those of what computes before and after. DDP's finalization computes nothing of backward, so
+    # what is exposed before backward's range ends is tail where it follows the last gradient.
+    assert causes["backward"] <= 1.1 * in_backward
+    assert causes["backward"] + causes["tail"] >= 0.9 * in_backward
 
 
 @pytest.mark.torch
