@@ -17,7 +17,7 @@ CALLED_BY_OTHERS = {
     "pickle": {"persistent_id", "persistent_load"},
     "click": {"list_commands", "format_commands", "format_options"},
     "trainers, which call back": {
-        "on_train_start", "on_train_end", "on_exception", "on_step_begin", "on_step_end",
+        "on_train_begin", "on_train_start", "on_train_end", "on_exception",
     },
     "type checkers": {"ModuleSpec"},
 }  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.quality import NOTHING, named_collectives, why_unknown_work
+from ddp_prof.analyze.quality import LOST, NOTHING, named_collectives, why_unknown_work
 from ddp_prof.trace import Category, Trace
 
 _RECORD_GPU = "record with nsys profile --trace=cuda,nvtx, or with ProfilerActivity.CUDA of torch.profiler"
@@ -21,7 +21,7 @@ def find_missing(trace: Trace, ranks: Sequence[RankEvents]) -> str | None:
             "this capture is empty: no work of a GPU, no call, no range and no operator was recorded: "
             f"{_RECORD_GPU}, while the program trains"
         )
-    if not len(trace.activities) and all(why_unknown_work(rank) == NOTHING for rank in ranks):
+    if not len(trace.activities) and all(why_unknown_work(rank) in (NOTHING, LOST) for rank in ranks):
         return f"no GPU activities were recorded: {_RECORD_GPU}; {_RECORD_CPU}"
     is_silent = not np.any(trace.activities.category == Category.COMMUNICATION)
     if len(trace.activities) and is_silent and (named := named_collectives(trace)):

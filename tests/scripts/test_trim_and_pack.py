@@ -203,9 +203,11 @@ def busy_capture() -> Capture:
     """Enough kernels a step that the size of a file tells how many steps are in it."""
     capture, generator = rank_capture(0), random.Random(0)
     for step in range(STEPS):
-        for _ in range(100):
-            start = (50 * step + 2) * 1_000_000 + generator.randrange(10**6)
-            capture.kernels.append(Kernel("small", start, start + generator.randrange(10**5), start, thread=100))
+        for number in range(100):
+            start = (50 * step + 2) * 1_000_000 + 10_000 * number
+            capture.kernels.append(
+                Kernel("small", start, start + generator.randrange(10_000), start, thread=100, stream=21)
+            )
     return capture
 
 

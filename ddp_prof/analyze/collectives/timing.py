@@ -186,11 +186,6 @@ def collective_rows(rank: RankEvents) -> Ints:
     return rows[np.lexsort((parts.start_ns[rows], parts.launch_ns[rows], rank.events.step[rows]))]
 
 
-def collectives_of_events(rank: RankEvents) -> Ints:
-    """For each event the row of its collective in the rank's timings, ``UNKNOWN`` if it does not communicate."""
-    return take_or_unknown(positions(collective_rows(rank), len(rank.events)), rank.operation_parts.head)
-
-
 def consumer_activities(rank: RankEvents) -> Ints:
     blocking = rank.blocking
     return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])

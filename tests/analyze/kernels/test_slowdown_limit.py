@@ -43,7 +43,7 @@ def capture(silent_steps: tuple[int, ...] = (), beside_ns: int = 1300, *, always
                 comm.stream = 9
                 found.kernels.append(comm)
             at += length
-        found.ranges.append(Range(f"step_{step}", begin - 10, begin + 50_000, 100))
+        found.ranges.append(Range(f"step_{step}", begin - 10, max(begin + 50_000, at), 100))
     return found
 
 
@@ -84,10 +84,10 @@ def test_nothing_is_said_where_contention_may_have_no_figure(tmp_path: Path, mad
     [
         (capture(), False),
         (capture(silent_steps=(5,)), True),
-        (capture(beside_ns=30_000), True),
+        (capture(beside_ns=30_000), False),  # what it hides is always more than what it slows on one stream
         (capture(always_last=True), True),
     ],
-    ids=["a limit", "a step without communication", "a finding", "an abstention"],
+    ids=["a limit", "a step without communication", "a large slowdown", "an abstention"],
 )
 def test_the_doctor_says_the_same_without_comparing_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: Capture, are_compared: bool
