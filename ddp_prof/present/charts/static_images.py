@@ -35,8 +35,15 @@ SECONDS_TO_END = 5
 """Seconds after which a browser that does not close is killed."""
 SECONDS_TO_DRAW = 90
 """Time limit for a picture, and for the start of the browser."""
-_BROWSER_ERRORS = (RuntimeError, OSError, TimeoutError, asyncio.TimeoutError, asyncio.CancelledError)
-"""Errors that choreographer raises if a browser fails; the last one if it closes while it starts."""
+_BROWSER_ERRORS = (
+    RuntimeError,
+    OSError,
+    TimeoutError,
+    asyncio.TimeoutError,
+    asyncio.CancelledError,
+    asyncio.InvalidStateError,
+)
+"""Errors that choreographer raises if a browser fails; the last two if it closes while it starts."""
 _BROWSERS = ("chromium", "chromium-browser", "google-chrome-stable", "google-chrome", "chrome")
 _Answer = TypeVar("_Answer")
 
