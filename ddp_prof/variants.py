@@ -25,11 +25,13 @@ class VariantInfo:
     Attributes:
         default_bucket_size_mb: Default cap of a bucket; ``None``: torch's own default, or the variant takes no size.
         can_be_uncapped: Whether ``bucket_size_mb = None`` means that all gradients share one bucket.
+        computes_as_naive: Whether a step computes the same as that of ``naive``; sharded states and parameters do not.
     """
 
     takes_bucket_size: bool = False
     default_bucket_size_mb: float | None = None
     can_be_uncapped: bool = False
+    computes_as_naive: bool = True
 
 
 VARIANTS: dict[str, VariantInfo] = {
@@ -38,8 +40,10 @@ VARIANTS: dict[str, VariantInfo] = {
     "overlap": VariantInfo(),
     BUCKETED: VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
     "torch": VariantInfo(takes_bucket_size=True),
-    "sharded": VariantInfo(takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True),
-    "fsdp": VariantInfo(),
+    "sharded": VariantInfo(
+        takes_bucket_size=True, default_bucket_size_mb=25.0, can_be_uncapped=True, computes_as_naive=False
+    ),
+    "fsdp": VariantInfo(computes_as_naive=False),
 }
 """The variants in the order of tables and figures; up to ``bucketed``, each improves on the one before."""
 VARIANT_NAMES = tuple(VARIANTS)

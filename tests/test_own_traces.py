@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ def test_variants_overlap_as_they_are_meant_to() -> None:
 H200 = ROOT / "traces" / "h200"
 
 
+@cache
 def compared_on_a_gpu(folder: str) -> dict[str, dict[str, Any]]:
     result = run("compare", "--format", "json", H200 / folder)
     return {variant["label"]: variant for variant in json.loads(result.stdout)["variants"]}

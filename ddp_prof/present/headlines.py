@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -479,10 +480,17 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
         found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
     if (fastest.speedup or 0) > 1 and fastest.supported is not False and not (hides_more and fastest is hides):
         share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
-        found.append(
-            f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}{share}."
-            f"{_less_communication_text(fastest, base)}"
-        )
+        if as_fast := [run.label for run in others if run is not fastest and _is_as_fast(run, fastest)]:
+            others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
+            found.append(
+                f"{fastest.label} has the shortest median step, {_step_change_text(fastest)}{share}, "
+                f"but is not clearly faster than {others_too}."
+            )
+        else:
+            found.append(
+                f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}{share}."
+                f"{_less_communication_text(fastest, base)}"
+            )
     if confounded := [summary for summary in summaries if summary.confounded_by]:
         names, causes = ", ".join(run.label for run in confounded), {run.confounded_by for run in confounded}
         found.append(
@@ -495,6 +503,16 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
             "hides it, so hiding it saves less than its share suggests."
         )
     return found
+
+
+def _is_as_fast(run: VariantSummary, fastest: VariantSummary) -> bool:
+    """Whether the median steps of two runs differ by no more than their intervals allow; ``False`` if not known."""
+    half_widths, lengths = (
+        [getattr(one, name) for one in (run, fastest)] for name in ("step_half_width_ns", "step_ns")
+    )
+    if None in half_widths or None in lengths:
+        return False
+    return bool(abs(lengths[0] - lengths[1]) <= math.hypot(*half_widths))
 
 
 def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base: VariantSummary) -> str:

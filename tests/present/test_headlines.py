@@ -215,6 +215,15 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     )
 
 
+def test_no_run_is_fastest_where_another_is_as_fast() -> None:
+    runs = [summary("naive", 1, 0, 85), summary("overlap", 1.1, 0.67, 96), summary("flat", 1.34, 0, 34)]
+    runs += [replace(summary("torch", 1.33, 0.4, 50), step_ns=101_000_000), summary("fsdp", 0.5, 0, 50)]
+    runs[2:] = [replace(run, step_half_width_ns=1_000_000) for run in runs[2:4]] + runs[4:]
+    assert describe_changes(runs)[1] == (
+        "flat has the shortest median step, 25 % shorter, and it hides 0 %, but is not clearly faster than torch."
+    )
+
+
 def test_what_few_steps_communicate_is_not_told_as_that_of_each_step() -> None:
     """As where gradients are accumulated: the median is of the steps that communicate."""
     flat = replace(summary("flat", 2, 0, 34), communicating_steps=2)

@@ -12,7 +12,7 @@ import numpy as np
 from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
 from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL, reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
-from ddp_prof.variants import BASELINE
+from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
 
 PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
 """The parts of a step's length, see :class:`ddp_prof.analyze.overlap.StepLength`."""
@@ -125,7 +125,8 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
         return replace(run, speedup=1.0)
     gained_ns = before_ns - after_ns
     compute_before_ns, compute_after_ns = _compute_ns(naive), _compute_ns(run)
-    if compute_before_ns is not None and compute_after_ns is not None:
+    computes_alike = VARIANTS.get(run.label.partition(" ")[0], UNKNOWN_VARIANT).computes_as_naive
+    if computes_alike and compute_before_ns is not None and compute_after_ns is not None:
         # Idle time is no such part: between blocking collectives it is their own.
         by_compute_ns = compute_before_ns - compute_after_ns
         if by_compute_ns * gained_ns > MOST * gained_ns**2:

@@ -45,6 +45,8 @@ def test_a_speedup_that_the_machine_made_is_not_told() -> None:
     naive = summary("naive", 4000, 3000)
     slower_machine = _with_speedup(summary("bucketed", 1200, 900), naive)
     assert (slower_machine.speedup, slower_machine.supported, slower_machine.confounded_by) == (None, False, "compute")
+    sharded = _with_speedup(summary("fsdp", 6000, 5500), naive)
+    assert (sharded.speedup, sharded.confounded_by) == (4000 / 6000, None), "its steps compute something else"
     less_communication = _with_speedup(summary("bucketed", 3200, 2990), naive)
     assert less_communication.speedup == 1.25
     assert (less_communication.supported, less_communication.confounded_by) == (True, None)
