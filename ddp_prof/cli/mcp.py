@@ -29,7 +29,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.bounded_file import held_bytes
 from ddp_prof.cli import ACTIONABLE, error_line, tables
-from ddp_prof.cli.tables import QUESTIONS, summary_measures
+from ddp_prof.cli.tables import QUESTIONS, overlap_measures, summary_measures
 from ddp_prof.errors import DdpProfError, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.runs import find_files, load_runs
@@ -226,8 +226,8 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     for file in files:
         refuse_to_export(file)
     measures, tables_of = QUESTIONS[name]
-    if name == "summary":  # without the doctor if the traces are large
-        measures = summary_measures(files)
+    if by_size := {"summary": summary_measures, "overlap": overlap_measures}.get(name):  # less if traces are large
+        measures = by_size(files)
     views = tables_of(load_runs(files, options, measures=measures))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     passed = [f"{option}={value}" for option, value in ranges.items() if value]

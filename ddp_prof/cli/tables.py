@@ -33,9 +33,18 @@ def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
     """Return the measures for a summary: without the doctor, which needs all events, if a trace is read in parts."""
+    return ("overlap", "collectives") if _are_in_parts(files, part_rows) else SUMMARY
+
+
+def overlap_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
+    """Return the measures for overlap and its cost: without kernels, which need all events, in parts."""
+    return ("overlap",) if _are_in_parts(files, part_rows) else ("overlap", "kernels")
+
+
+def _are_in_parts(files: list[Path], part_rows: int | None) -> bool:
     from ddp_prof.ingest.nsys_export import count_rows
 
-    return ("overlap", "collectives") if any(count_rows(file, part_rows) for file in files) else SUMMARY
+    return any(count_rows(file, part_rows) for file in files)
 
 
 def summary_views(runs: list[Run]) -> list[TableView]:
@@ -77,12 +86,15 @@ def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
-    is_whole = output.form == "json"  # only JSON has the cost, which takes another look at all kernels
-    runs = load.runs(traces, "overlap", *(("kernels",) if is_whole else ()))
-    show(output, _overlap_views(runs, by_step=steps, with_cost=is_whole))
+    from ddp_prof.runs import find_files
+
+    measures: Sequence[str] = ("overlap",)
+    if output.form == "json":  # only JSON has the cost, which takes another look at all kernels
+        measures = overlap_measures(find_files(traces), load.options.part_rows)
+    show(output, _overlap_views(load.runs(traces, *measures), by_step=steps))
 
 
-def _overlap_views(runs: list[Run], *, by_step: bool = False, with_cost: bool = False) -> list[TableView]:
+def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
     from ddp_prof.present.tables.overlap import overlap_view
@@ -90,7 +102,12 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False, with_cost: bool = 
     results = [run.overlap() for run in runs]
     headlines = map(gain_headline, compare_variants(results))
     return [
-        overlap_view(result, next(headlines), *(run.cost() if with_cost else ()), by_step=by_step)
+        overlap_view(
+            result,
+            next(headlines),
+            *(run.cost() if any("kernels" in measured for measured in run.measured.values()) else ()),
+            by_step=by_step,
+        )
         for run, result in zip(runs, results, strict=True)
     ]
 
@@ -316,7 +333,7 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
 QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableView]]]] = {
     "summary": (SUMMARY, summary_views),
     "info": (("inventory",), _info_views),
-    "overlap": (("overlap", "kernels"), lambda runs: _overlap_views(runs, with_cost=True)),
+    "overlap": (("overlap", "kernels"), _overlap_views),
     "collectives": (("collectives",), _collectives_views),
     "critical": (("collectives", "critical"), _critical_views),
     "doctor": (DOCTOR, _doctor_views),

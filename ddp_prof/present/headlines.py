@@ -67,7 +67,7 @@ def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
     if not step_ns or not contention_ns or contention_ns < _WORTH_ADVICE * step_ns:
         return _gain_text(summary)
     share = f"{milliseconds(contention_ns)} per step ({_fine_percent(contention_ns / step_ns)})"
-    return f"{_gain_text(summary)} But it slows the compute that hides it: by {share}, which no schedule changes."
+    return f"{_gain_text(summary)} But it slows the compute that hides it: by {share}."
 
 
 def cost_text(cost: Cost, bounds: Bounds) -> str | None:
@@ -80,7 +80,7 @@ def cost_text(cost: Cost, bounds: Bounds) -> str | None:
         adds = f"{milliseconds(cost.contention_ns)} per step{interval}"
         slows = f"compute beside communication takes {cost.kappa:.2f} times as long ({compared} compared): {adds}"
     elif cost.contention_ns == 0:
-        slows = "nothing ran beside communication, so it slows nothing"
+        slows = "in a typical step nothing ran beside communication, so it slowed nothing"
     else:
         at_most = milliseconds(cost.contention_high_ns or 0)
         slows = f"what communication slows is not known, at most {at_most} per step: {cost.reason}"
@@ -478,7 +478,7 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     if not hides_more and base.overlap_ratio is not None:
         share = percent(base.overlap_ratio)
         found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
-    if (fastest.speedup or 0) > 1 and fastest.supported is not False and not (hides_more and fastest is hides):
+    if (fastest.speedup or 0) > 1 and fastest.supported and not (hides_more and fastest is hides):
         share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
         if as_fast := [run.label for run in others if run is not fastest and _is_as_fast(run, fastest)]:
             others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
@@ -492,10 +492,10 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
                 f"{_less_communication_text(fastest, base)}"
             )
     if confounded := [summary for summary in summaries if summary.confounded_by]:
-        names, causes = ", ".join(run.label for run in confounded), {run.confounded_by for run in confounded}
+        names = ", ".join(run.label for run in confounded)
         found.append(
-            f"No speed-up of {names} is told: most of the difference from {base.label} is "
-            f"{' or '.join(sorted(filter(None, causes)))}, which no variant changes, as on a machine that was busier."
+            f"No speed-up of {names} is told: most of the difference from {base.label} is compute, which no variant "
+            "changes, as on a machine that was busier."
         )
     if any(summary.device == "cpu" for summary in summaries):
         found.append(

@@ -8,7 +8,7 @@
 
 The communication is NCCL's, of a group of one rank, so that no other process takes turns on the GPU:
 
-send     an all-to-all of the rank with itself, the kernel ncclDevKernel_SendRecv
+send     an all-to-all of the rank with itself, which NCCL 2.28 carries out by copies on the device
 average  an all-reduce that averages, the kernel oneRankReduce
 """
 

@@ -200,7 +200,7 @@ def summary(
     times = dict.fromkeys(("step_spread_ns", "overlapped_ns", "exposed_ns", "tail_ns", "backward_overlap_ratio"))
     return VariantSummary(
         label=label, device=device, ranks=2, steps=10, step_ns=1e8, collectives=1, comm_ns=comm_ms * 1e6,
-        overlap_ratio=ratio, speedup=speedup, **times,
+        overlap_ratio=ratio, speedup=speedup, supported=None if speedup in (None, 1) else True, **times,
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, .
     return summaries if naive is None else tuple(_with_speedup(summary, naive) for summary in summaries)
 
 
-MOST = 0.5
+_MOST = 0.5
 """What explains a larger share of a difference than this explains most of it."""
 
 
@@ -129,7 +129,7 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
     if computes_alike and compute_before_ns is not None and compute_after_ns is not None:
         # Idle time is no such part: between blocking collectives it is their own.
         by_compute_ns = compute_before_ns - compute_after_ns
-        if by_compute_ns * gained_ns > MOST * gained_ns**2:
+        if by_compute_ns * gained_ns > _MOST * gained_ns**2:
             return replace(run, confounded_by="compute", supported=False)
     speedup, half_widths = before_ns / after_ns, (naive.step_half_width_ns, run.step_half_width_ns)
     if None in half_widths:
