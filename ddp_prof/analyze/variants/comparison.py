@@ -160,7 +160,9 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     for name in ("tail_ns", "blocking_ns", "blocking_at_most_ns"):
         if any(getattr(step, name) is None for step in steps):
             times[name] = None
-    step = _median_step_length(result)
+    step = median_of_steps(
+        [rank.lengths_ns for rank in result.ranks], [keys_of(rank.timed_steps) for rank in result.ranks]
+    )
     known = [[step for step in of_rank if step.exposed_ns is not None] for of_rank in by_rank]
     exposed = median_of_steps([_known_values(of_rank, "exposed_ns") for of_rank in known], list(map(keys_of, known)))
     is_hidden = any(step.comm_ns is not None and step.exposed_ns is None for step in steps)
@@ -227,12 +229,6 @@ def _nearest_to_medians(lengths: Sequence[StepLength]) -> StepLength:
 
 def _half_width(median: StepMedian | None) -> int | None:
     return None if median is None or median.half_width is None else round(median.half_width)
-
-
-def _median_step_length(result: TraceOverlap) -> StepMedian | None:
-    return median_of_steps(
-        [rank.lengths_ns for rank in result.ranks], [keys_of(rank.timed_steps) for rank in result.ranks]
-    )
 
 
 def _median(steps: Sequence[StepOverlap | StepLength], name: str) -> float | None:
