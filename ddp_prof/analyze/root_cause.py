@@ -19,7 +19,7 @@ from ddp_prof.trace import UNKNOWN
 class RootCause:
     """When and why most of the exposed time of the typical step is exposed, and the collective that has most of it.
 
-    The typical step is the one with the median exposed time. Figures are of this step, over all ranks.
+    Figures are of the typical step, see :mod:`ddp_prof.analyze.typical`, over all ranks.
 
     Attributes:
         step: The step's own number; ``None`` without steps.

@@ -197,7 +197,7 @@ def test_the_parts_are_those_of_one_step_and_sum_to_its_length(variant: str) -> 
         {key: ns for key, ns in length.items() if key != "start_ns"} for length in lengths
     ]
     spread_ns = sorted(length["ns"] for length in lengths)
-    assert spread_ns[len(lengths) // 4] <= found["nearest_step_ns"] <= spread_ns[-len(lengths) // 4]
+    assert spread_ns[len(lengths) // 5] <= found["nearest_step_ns"] <= spread_ns[-len(lengths) // 5]
 
 
 def printed_parts(text: str) -> tuple[float, list[float]]:

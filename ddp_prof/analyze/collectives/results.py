@@ -12,7 +12,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHENS, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
-from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, carry_gradients
+from ddp_prof.analyze.collectives.timing import BLOCKING, READY_SOURCES, RankCollectives, carry_gradients
 from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.analyze.quality import reason_of_run
@@ -25,6 +25,7 @@ from ddp_prof.analyze.result_bases import (
     none_for_unknown,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
+from ddp_prof.analyze.typical import typical_step_of
 from ddp_prof.communication import OPERATIONS
 from ddp_prof.range_names import PHASES
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, distinct, select, take_or_unknown
@@ -214,14 +215,18 @@ class RunCollectives(FrameResult):
 
     @property
     def typical_step(self) -> int | None:
-        """The key of the step with the median exposed time, of those that reduce gradients if any do.
+        """The key of the step that is nearest to the medians of all, of those that reduce gradients if any do.
 
-        ``None`` without steps that communicate.
+        ``None`` without steps that communicate. If the lengths of these are not known, it is the one of median exposed
+        time. See :mod:`ddp_prof.analyze.typical`.
         """
         exposed = self.exposed_by_step
         reducing = {key for rank in self.run.ranks for key in rank.keys[carry_gradients(rank)].tolist()}
         keys = sorted([key for key in exposed if key in reducing] or exposed, key=exposed.__getitem__)
-        return keys[len(keys) // 2] if keys else None
+        if not keys:
+            return None
+        found = typical_step_of([_parts_of_steps(rank, keys) for rank in self.run.ranks if rank.marks_steps])
+        return keys[len(keys) // 2] if found is None else found
 
     def rows_of_step(self, key: int | None) -> list[Ints]:
         """For each rank, the rows of its timings in a step; with ``None``, those outside of all steps."""
@@ -295,6 +300,16 @@ class RunCollectives(FrameResult):
             values |= {f"why_{why}_ns": one.why_ns(why) for why in WHYS}
             rows.append(self.only_known(values, one.name))
         return make_frame_from_rows(columns, rows)
+
+
+def _parts_of_steps(rank: RankCollectives, keys: Sequence[int]) -> tuple[Ints, Ints]:
+    """Return the keys of a rank's steps, of those in ``keys``, and a row of their parts for each."""
+    times = rank.times
+    rows = np.flatnonzero(times.is_known & np.isin(rank.step_keys, keys))
+    alone, shared = times.compute_ns - times.overlapped_ns, times.overlapped_ns
+    idle = times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns
+    parts = np.column_stack([alone, shared, times.exposed_ns, times.exposed_memory_ns, idle])
+    return rank.step_keys[rows], parts[rows]
 
 
 def measure_collectives(run: RunAnalysis) -> RunCollectives:

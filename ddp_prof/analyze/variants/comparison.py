@@ -12,10 +12,8 @@ import numpy as np
 from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
 from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL, reason_of_run
 from ddp_prof.analyze.statistics import StepMedian, median_of_steps
+from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
-
-PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
-"""The parts of a step's length, see :class:`ddp_prof.analyze.overlap.StepLength`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +172,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     outliers = result.outliers
     figures_ns: dict[str, Any] = {name: None if ns is None else round(ns) for name, ns in times.items()}
     exposed_ns = None if exposed is None else round(exposed.value)
-    nearest = _nearest_to_medians(lengths_of_steps)
+    nearest = _length_of_typical_step(by_rank)
     is_known = figures_ns["comm_ns"] is not None and exposed_ns is not None
     return VariantSummary(
         label=result.label,
@@ -213,18 +211,24 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
 _TIMES_OF_STEPS = ("comm_ns", "tail_ns", "window_ns", "blocking_ns", "blocking_at_most_ns")
 
 
-def _nearest_to_medians(lengths: Sequence[StepLength]) -> StepLength:
-    """Return the step whose length and parts are nearest to the medians of all, by the sum of the differences.
+def _length_of_typical_step(by_rank: Sequence[Sequence[StepOverlap]]) -> StepLength:
+    """Return length and parts of the typical step, of the rank on which it is nearest to the medians of all.
 
     Its parts sum to its length, and medians would not. All of it is unknown if a part of some step is not known.
     """
-    timed = [length for length in lengths if length.ns is not None]
-    rows = [[getattr(length, f"{name}_ns") for name in PARTS] for length in timed]
+    steps = [
+        (position if step.step_key is None else step.step_key, step.length)
+        for of_rank in by_rank
+        for position, step in enumerate(of_rank)
+        if step.length.ns is not None
+    ]
+    rows = [[getattr(length, f"{name}_ns") for name in PARTS] for _, length in steps]
     if not rows or any(ns is None for row in rows for ns in row):
         return StepLength()
-    table = np.array([[*row, sum(row)] for row in rows], np.int64)
-    away = np.abs(table - np.median(table, axis=0)).sum(axis=1)
-    return timed[int(away.argmin())]
+    keys, parts = np.array([key for key, _ in steps]), np.array(rows, np.int64)
+    own = np.flatnonzero(keys == find_typical_step(keys, parts))
+    _, length = steps[int(own[distances_from_medians(parts)[own].argmin()])]
+    return length
 
 
 def _half_width(median: StepMedian | None) -> int | None:

@@ -1,0 +1,49 @@
+"""The typical step: the one that stands for its run in headlines, parts of a step, pages and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddp_prof.trace import Ints
+
+PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
+"""The parts of a step's length, see :class:`ddp_prof.analyze.overlap.StepLength`."""
+_EXPOSED = PARTS.index("exposed")
+
+
+def distances_from_medians(parts: Ints) -> Ints:
+    """Return for each step (row) the sum of the differences of its length and :data:`PARTS` from the medians of all."""
+    table = np.column_stack([parts, parts.sum(axis=1)])
+    distances: Ints = np.abs(table - np.median(table, axis=0)).sum(axis=1).astype(np.int64)
+    return distances
+
+
+def find_typical_step(keys: Ints, parts: Ints) -> int | None:
+    """Return the key of the step that is nearest to the medians of all; ``None`` without steps.
+
+    The first and last step of a capture are often cut, or warm up or write results: they are chosen only if every other
+    step is further away than half of all steps are. Of steps that are equally near, it is the one that exposes most.
+
+    Args:
+        keys: For each step of each rank, which step of the run it is.
+        parts: A row of :data:`PARTS` in nanoseconds for each; those of all ranks of a step count together.
+    """
+    if not len(keys):
+        return None
+    each, which = np.unique(keys, return_inverse=True)
+    away = np.bincount(which, distances_from_medians(parts)) / np.bincount(which)
+    exposed = np.bincount(which, parts[:, _EXPOSED])
+    order = np.lexsort((-exposed, away))
+    inner = order[(order > 0) & (order < len(each) - 1)]
+    fits = len(inner) > 0 and away[inner[0]] <= np.median(away)
+    return int(each[inner[0] if fits else order[0]])
+
+
+def typical_step_of(ranks: Sequence[tuple[Ints, Ints]]) -> int | None:
+    """Return :func:`find_typical_step` of the steps of all ranks; ``ranks`` holds keys and parts of each."""
+    known = [(keys, parts) for keys, parts in ranks if len(keys)]
+    if not known:
+        return None
+    return find_typical_step(np.concatenate([keys for keys, _ in known]), np.concatenate([part for _, part in known]))
