@@ -26,6 +26,8 @@ BYTES_PER_WORKER = 64 * 2**20
 """Default number of bytes per worker: starting one takes half a second."""
 
 SECONDS_TO_CONNECT = 10
+SECONDS_TO_FETCH = 30
+"""How long a result that Dask calls finished may take to arrive before its task is submitted again."""
 SECONDS_WITHOUT_WORKERS = 10
 
 
@@ -155,6 +157,7 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
     """By Dask, which gives a report to another worker where one is lost."""
     try:
         from distributed import Client, KilledWorker, as_completed
+        from distributed import TimeoutError as DaskTimeoutError  # before Python 3.11 not the built-in one
     except ImportError as error:
         raise DdpProfError("--scheduler needs Dask: pip install 'ddp-prof[cluster]'") from error
     where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
@@ -168,9 +171,21 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
     with client:
         Thread(target=_warn_no_workers, args=(client, scheduler, done), daemon=True).start()
         futures = {client.submit(run_task, task, pure=False): index for index, task in enumerate(tasks)}
+        patience = dict.fromkeys(range(len(tasks)), SECONDS_TO_FETCH)
         try:
-            for future in as_completed(list(futures), loop=client.loop):
-                yield futures.pop(future), future.result()
+            completed = as_completed(list(futures), loop=client.loop)
+            for future in completed:
+                index = futures.pop(future)
+                try:
+                    outcome = future.result(timeout=patience[index])
+                except (TimeoutError, DaskTimeoutError):
+                    # A worker killed while its result is fetched can leave distributed (2026.8) waiting for ever.
+                    patience[index] *= 2  # it may also be large, and the network slow
+                    again = client.submit(run_task, tasks[index], pure=False)
+                    futures[again] = index
+                    completed.add(again)
+                else:
+                    yield index, outcome
         except KilledWorker as error:
             raise DdpProfError(f"a report was given up: several workers ended while they read it: {error}") from error
         finally:

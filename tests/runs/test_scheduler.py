@@ -113,6 +113,28 @@ def test_what_a_lost_worker_had_begun_is_done_again(cluster: str, reports: list[
     assert found.overlap() == alone.overlap()
 
 
+def test_a_result_that_never_arrives_is_asked_for_again(
+    cluster: str, reports: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As seen once on a busy machine: a worker was killed while its result was fetched, and Dask waited for ever."""
+    from distributed import Future
+
+    asked: list[float] = []
+    fetch = Future.result
+
+    def late(future: Any, timeout: float | None = None) -> Any:
+        assert timeout is not None
+        asked.append(timeout)
+        if len(asked) in (1, 7):
+            raise TimeoutError
+        return fetch(future, timeout)
+
+    monkeypatch.setattr(Future, "result", late)
+    (found,) = load_runs(reports, workers=Workers(scheduler=cluster), measures=["overlap"])
+    assert len(found.overlap().ranks) == RANKS
+    assert len(asked) == RANKS + 2
+
+
 def test_a_scheduler_without_workers_is_told_and_waited_for(
     reports: list[Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
