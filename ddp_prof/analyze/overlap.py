@@ -7,7 +7,7 @@ launched in the step; C is still all compute of the rank::
     N           ...########...
     overlapped  ...###....#...   |N and C|
     exposed     ......####....   |N minus C|
-    tail        ..........####   |(N minus C) after the last compute of the step's backward|
+    tail        ..........####   |(N minus C) after the last compute of its pass of backward|
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.blocking import DependencyCoverage
+from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses, find_pauses
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work, sum_by_group
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
@@ -54,7 +55,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Trace, select
 
 LEAST_IN_STEPS = 0.95
 """Share of a rank's communication that must belong to steps, so that steps represent the rank."""
@@ -93,9 +94,10 @@ class StepOverlap:
         host_ns: Length of the host's range; ``None`` in a capture without steps, which counts as a single step.
         compute_only_ns, idle_ns: ``None`` if kernels have no name. These, and everything else that depends on what
             computed, are ``None`` if CUDA graphs were recorded as a whole, which hides what ran in them.
-        tail_ns: Exposed communication after the last compute of the step's backward; ``None`` if no compute of
-            backward is known, or if the step does not communicate.
+        tail_ns: Exposed communication after the last compute of its pass of backward, summed over the step's passes;
+            ``None`` if no compute of backward is known, or if the step does not communicate.
         comm_end_ns: End of the step's last communication; ``None`` if it has none.
+        passes: Number of passes of backward; ``None`` if none is known.
         in_backward: Number of collectives launched in backward or ``synchronize``, as those of gradients are.
         blocking_at_most_ns: Upper limit of ``blocking_ns`` and of what waits of the host cost, if these are not known;
             see ``RankEvents.may_block``.
@@ -122,6 +124,7 @@ class StepOverlap:
     comm_end_ns: int | None = None
     blocking_at_most_ns: int | None = None
     in_backward: int = 0
+    passes: int | None = None
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -548,8 +551,8 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
     )
     hidden_ns = sum_by_group(backward.covered_ns(start, end), step, steps)
     has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
-    tail_from = np.minimum(np.maximum(start, rank.backward_end_ns[step]), end)
-    tail_ns = sum_by_group(end - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end), step, steps)
+    passes = rank.passes.count(steps) if rank.has_steps else np.zeros(steps, np.int64)
+    tail_ns = _tail_of_each_pass(rank) if rank.passes.any_several else _tail_of_one_pass(rank, start, end, step)
     coverage = rank.blocking.coverage
     may_block = rank.may_block if coverage.reason or coverage.host_waits else None
     nothing = [None] * steps
@@ -570,14 +573,35 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
             nothing if may_block is None else sum_by_group(may_block.covered_ns(start, end), step, steps).tolist()
         ),
         "backward_overlapped_ns": none_for_unknown(np.where(has_backward, hidden_ns, UNKNOWN)),
-        "tail_ns": none_for_unknown(
-            np.where((rank.backward_end_ns == NO_TIME) | (parts.comm_ns == 0), UNKNOWN, tail_ns)
-        ),
+        "tail_ns": none_for_unknown(np.where((passes == 0) | (parts.comm_ns == 0), UNKNOWN, tail_ns)),
+        "passes": none_for_unknown(np.where(passes == 0, UNKNOWN, passes)),
     }
     ends_ns = last_by_step(events.end_ns[communicating], events.step[communicating], steps)
     columns |= {"length": _lengths(rank), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
+
+
+def _tail_of_one_pass(rank: RankEvents, start_ns: Ints, end_ns: Ints, step: Ints) -> Ints:
+    """Exposed communication of each step after the end of its only pass; the times are when steps communicate."""
+    last_ns = np.full(len(rank.steps), NO_TIME)
+    last_ns[rank.passes.step] = rank.passes.end_ns
+    tail_from = np.minimum(np.maximum(start_ns, last_ns[step]), end_ns)
+    bare_ns = end_ns - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end_ns)
+    return sum_by_group(bare_ns, step, len(rank.steps))
+
+
+def _tail_of_each_pass(rank: RankEvents) -> Ints:
+    """The same with several passes: an instant counts for the operation that it belongs to, and so for its pass."""
+    operations, pauses = rank.operations, find_pauses(rank.events, rank.operation_parts)
+    backward_end_ns = rank.backward_end_of_operation_ns
+    first, last = assign_instants(operations)
+    tail_from = np.where(backward_end_ns == NO_TIME, last, np.clip(backward_end_ns, first, last))
+    pieces = cut_pauses(operations, pauses, Part(tail_from, last))
+    pieces = select(pieces, operations.step[pieces.row] != UNKNOWN)
+    compute = rank.union_of(Category.COMPUTE)
+    bare_ns = pieces.end_ns - pieces.start_ns - compute.covered_ns(pieces.start_ns, pieces.end_ns)
+    return sum_by_group(bare_ns, operations.step[pieces.row], len(rank.steps))
 
 
 _AS_THEY_ARE = (

@@ -27,7 +27,7 @@ from ddp_prof.analyze.quality import (
     merge_attributions,
     merge_reasons,
 )
-from ddp_prof.trace import NO_TIME, UNKNOWN, Mask, Trace, concatenate, select
+from ddp_prof.trace import UNKNOWN, Mask, Trace, concatenate, select
 
 _AFTER_BACKWARD, _COMPUTE_STREAM = BLOCKING.index("after_backward"), BLOCKING.index("compute_stream")
 
@@ -85,7 +85,6 @@ def _limit_to(span: Intervals, ranks: Sequence[RankEvents], found: RunAnalysis) 
             one,
             timings=select(timings, own),
             device_phases=select(phases, own_step[phases.step]),
-            backward_end_ns=np.where(own_step[:-1], one.backward_end_ns, NO_TIME),
             times=select(one.times, own_step[:-1]) if len(one.times) else one.times,
         )
         limited.append(of_span)
@@ -140,7 +139,6 @@ def _merge_rank_collectives(parts: Sequence[RankCollectives], compute_stream: in
         parts[0],
         timings=replace(timings, blocking=blocking),
         groups=tuple(groups),
-        backward_end_ns=np.max([part.backward_end_ns for part in parts], axis=0),
         device_phases=concatenate(select(phases, np.argsort(phases.step, kind="stable")), outside),
         pauses=concatenate(*(part.pauses for part in parts)),
         compute=reduce(or_, (part.compute for part in parts)),

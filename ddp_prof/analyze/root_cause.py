@@ -40,7 +40,9 @@ class RootCause:
         times_per_step: How often one rank communicates its bucket with its operation and size in the step.
         collective_ns: Its part of ``pair_ns``.
         parameters: Names of the parameters in its bucket, in the model's order; empty if not known.
-        lead_ns: How long it starts before backward's compute ends, negative if after; ``None`` if not known.
+        lead_ns: How long it starts before the compute of its pass of backward ends, negative if after; ``None`` if not
+            known. If it has several passes, the median.
+        passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
     """
 
@@ -73,6 +75,7 @@ class RootCause:
     step_ns: int | None = None
     times_per_step: int = 1
     alike: AlikeTimes | None = None
+    passes: int = 1
 
 
 @dataclass(frozen=True)
@@ -150,6 +153,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         bytes=own[0].bytes,
         parameters=_parameter_names(run.manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
+        passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
         carries_gradients=are_gradients[step.index(own[0])],
         has_launch=own[0].launch_ns is not None,
         knows_late=knows_late,

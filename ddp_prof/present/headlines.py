@@ -360,10 +360,11 @@ def _describe_collective(cause: RootCause) -> str:
 def _lead_text(cause: RootCause) -> str:
     if cause.lead_ns is None:
         return "starts late"
+    ends = "backward ends" if cause.passes < 2 else f"its pass of backward ends (median of {cause.passes})"
     if not cause.lead_ns:
-        return "starts when backward ends"
+        return f"starts when {ends}"
     side = "before" if cause.lead_ns >= 0 else "after"
-    return f"starts {milliseconds(abs(cause.lead_ns))} {side} backward ends"
+    return f"starts {milliseconds(abs(cause.lead_ns))} {side} {ends}"
 
 
 def _tail_advice(cause: RootCause) -> str:

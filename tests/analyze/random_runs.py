@@ -8,7 +8,7 @@ device, ranges of steps that end before what they launched, streams that idle be
 hold others or are open or on two threads, numbers of calls that come again, graphs and groups (many things launched by
 one call), phases that are missing, unnamed autograd threads, kernels without a call, without a name or within a graph
 recorded whole, collectives on the stream of compute or launched outside of steps, one stalled collective, gloo on the
-CPU and gloo with CUDA tensors.
+CPU and gloo with CUDA tensors, steps of one to four passes of backward, each with collectives or without.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class Plan:
 
     Attributes:
         numbers: Of the steps; ``None`` for a capture without steps.
-        collectives: Of each step.
+        collectives: Of each pass of backward, in turn.
+        passes: Forward, backward, collectives and perhaps an optimizer so many times in each step.
         phases: Those that ranges name.
         warmup: Position of the step that is marked as warm-up, ``None`` for none.
         stalled: Step of which a collective stalls, ``None`` for none.
@@ -65,6 +66,7 @@ class Plan:
     pace: tuple[int, tuple[tuple[int, int], ...]] | None
     late: int | None
     engines: tuple[str, ...]
+    passes: int
 
 
 @st.composite
@@ -88,6 +90,7 @@ def plans(draw: st.DrawFn) -> Plan:
         pace=pace,
         late=draw(st.sampled_from([None, 0, 1, 1])),
         engines=tuple(draw(st.sampled_from([("kernel",) * 4] * 81 + [*itertools.product(ENGINES, repeat=4)]))),
+        passes=draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4])) if pace is None else 1,
     )
 
 
@@ -211,19 +214,21 @@ def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, 
     if plan.has_named_autograd:
         file.threads[process, AUTOGRAD] = "pt_autograd_0"
     for index in range(plan.rounds):
-        length = plan.pace[0] if plan.pace else draw(st.integers(12, 20))
+        lengths = [plan.pace[0]] if plan.pace else [draw(st.integers(12, 20)) for _ in range(plan.passes)]
         if plan.numbers is not None:
-            _say_step(draw, file, process, plan, index, time, length - early)
-        _say_phases(draw, file, process, plan, time, length)
-        if plan.device != "gloo":
-            _draw_work(draw, file, process, time, ahead, devices)
+            _say_step(draw, file, process, plan, index, time, sum(lengths) - early)
         if plan.pace:
             _draw_paced(draw, file, process, plan, index, time, rank, devices)
-        else:
-            _draw_collectives(draw, file, process, plan, index, time, ahead, devices)
         if plan.has_graph and plan.device == "cuda":
             _draw_graph(draw, file, process, time, ahead)
-        time += length + (2 if plan.pace else draw(small(4)))
+        for nth, length in enumerate(lengths):
+            _say_phases(draw, file, process, plan, time, length, steps=nth == len(lengths) - 1 or draw(st.booleans()))
+            if plan.device != "gloo":
+                _draw_work(draw, file, process, time, ahead, devices)
+            if not plan.pace:
+                _draw_collectives(draw, file, process, plan, index * plan.passes + nth, time, ahead, devices)
+            time += length
+        time += 2 if plan.pace else draw(small(4))
     if plan.has_open and plan.numbers is not None:
         file.say(process, _step_name(plan, 9), time, clock + 600, is_open=True)
 
@@ -242,12 +247,15 @@ def _say_step(draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int
             file.say(process, _step_name(plan, 51), time + 2, time + length + 9, OTHER_THREAD)
 
 
-def _say_phases(draw: st.DrawFn, file: _File, process: int, plan: Plan, time: int, length: int) -> None:
-    """Phases that fill the step in their order; backward is long, as a rule. A hook's optimizer is autograd's."""
+def _say_phases(draw: st.DrawFn, file: _File, process: int, plan: Plan, time: int, length: int, *, steps: bool) -> None:
+    """Phases of a pass in their order; backward is long, as a rule. A hook's optimizer is autograd's.
+
+    With ``steps``, the optimizer steps after the pass; else the program does something else meanwhile.
+    """
     forward, synchronize, optimizer = draw(small(5)), draw(st.integers(5, length)), draw(st.integers(9, length))
     borders = [0, forward, min(synchronize, optimizer), optimizer, length]
     for phase, start, end in zip(PHASES, borders, borders[1:], strict=False):
-        if phase in plan.phases and end > start:
+        if phase in plan.phases and end > start and (steps or phase != "optimizer"):
             in_hook = phase == "optimizer" and draw(st.integers(0, 3)) == 0
             file.say(process, phase, time + start, time + end, AUTOGRAD if in_hook else MAIN)
 
@@ -289,7 +297,9 @@ def _draw_paced(
 def _draw_collectives(
     draw: st.DrawFn, file: _File, process: int, plan: Plan, index: int, time: int, ahead: int, devices: int
 ) -> None:
-    count = plan.collectives[index] - (draw(st.integers(0, 9)) == 0)  # now and then ranks disagree
+    count = plan.collectives[index % len(plan.collectives)] - (
+        draw(st.integers(0, 9)) == 0
+    )  # now and then ranks disagree
     for bucket in range(count):
         at, thread, delay, length, stream = draw(COLLECTIVE)
         length += STALL_NS if plan.stalled == index and bucket == 0 else 0

@@ -51,7 +51,10 @@ def compute_stream(rank: Rank) -> int | None:
 
 
 def is_after_backward(rank: Rank, collective: Event) -> bool:
-    launches = [e.launch for e in rank.backward(collective.step) if e.launch is not None] if collective.step else []
+    """Whether launched after all compute of its pass of backward; without steps, of all backward."""
+    own = rank.pass_of(collective)
+    compute = own.compute if own else [] if rank.has_steps or not collective.step else rank.backward(collective.step)
+    launches = [e.launch for e in compute if e.launch is not None]
     if not launches or collective.launch is None:
         return False
     return collective.phase != "backward" and collective.launch > max(launches)
@@ -145,9 +148,9 @@ def _goes_on(optimizer: Event, others: list[Event]) -> bool:
 def when_of(rank: Rank, owner: Event, time: int) -> str:
     """By the compute that starts last before the instant and the one that starts next, in the collective's step."""
     if owner.step is None:
-        return "unknown" if owner.launch is None else "outside"
-    last = rank.backward_end(owner.step)
-    if last is not None and time >= last:
+        return "outside" if owner.launch is not None and owner.phase is None else "unknown"
+    own = rank.pass_of(owner)
+    if own is not None and time >= own.end:
         return "tail"
     compute = [e for e in rank.select_category(Category.COMPUTE, owner.step) if e.phase != "synchronize"]
     if any(e.phase == "forward" for e in compute):

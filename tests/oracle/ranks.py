@@ -61,6 +61,18 @@ class Event:
 
 
 @dataclass
+class Pass:
+    """A pass of backward; communication is its own from the launch at ``begins`` on."""
+
+    compute: list[Event]
+    begins: int
+
+    @property
+    def end(self) -> int:
+        return max(e.end for e in self.compute)
+
+
+@dataclass
 class Rank:
     process: int
     device: int | None
@@ -77,6 +89,8 @@ class Rank:
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
     operations: list[Event] | None = None
+    ranges: list[Range] = field(default_factory=list)
+    backward_ranges: list[Range] = field(default_factory=list)
 
     def select_category(self, category: Category, step: Step | None = None) -> list[Event]:
         return [e for e in self.events if e.category == category and (step is None or e.step is step)]
@@ -87,11 +101,65 @@ class Rank:
     def backward(self, step: Step | None = None) -> list[Event]:
         return [e for e in self.select_category(Category.COMPUTE, step) if e.phase == "backward"]
 
-    def backward_end(self, step: Step | None) -> int | None:
-        """The last end of backward's compute in a step; not known without steps."""
-        if step is None or not self.has_steps:
+    def passes(self, step: Step) -> list[Pass]:
+        """Compute of backward in the order of launch, parted by what :meth:`_parts` says and by ranges of backward."""
+        found: list[Pass] = []
+        own = [e for e in self.events if e.step is step]
+        opened = self._main_backward_starts()
+        with_forward = any(e.phase == "forward" for e in own)
+        last: Event | None = None
+        rows = [e for e in own if e.category == Category.COMPUTE and (e.phase == "backward" or self._parts(e, own))]
+        for e in sorted(rows, key=lambda e: (e.launch, e.phase == "backward")):
+            if e.phase == "backward":
+                if last is None or last.phase != "backward" or any(last.launch < at <= e.launch for at in opened):
+                    found.append(Pass([], self._begin(own, found, e, opened, with_forward=with_forward)))
+                found[-1].compute.append(e)
+            last = e
+        return found
+
+    def _begin(
+        self, own: list[Event], found: list[Pass], first: Event, opened: list[int], *, with_forward: bool
+    ) -> int:
+        """The first launch of forward after the pass before; else the start of its range, or its own first launch."""
+        if not found:
+            return first.launch
+        before = max(e.launch for e in found[-1].compute)
+        begins = [at for at in opened if before < at <= first.launch][-1:] or [first.launch]
+        if with_forward:
+            begins += [e.launch for e in own if e.phase == "forward" and e.launch > before]
+        else:
+            begins += [
+                e.launch
+                for e in own
+                if e.category == Category.COMPUTE and e.phase is None and self._parts(e, own) and e.launch > before
+            ]
+        return min(begins)
+
+    def _parts(self, e: Event, own: list[Event]) -> bool:
+        """Whether compute parts two passes: in forward; outside of backward by the main thread."""
+        if e.phase == "forward":
+            return True
+        if self.device is None:
+            return e.phase is None and not any(o.phase == "forward" and o.category == Category.COMPUTE for o in own)
+        return e.phase in (None, "optimizer") and e.thread == self.main_thread
+
+    @property
+    def main_thread(self) -> int:
+        """That which opens most ranges where steps begin."""
+        lanes = Counter(r.lane for r in self.ranges if any(r.start == s.start for s in self.steps))
+        return min((lane for lane in lanes if lanes[lane] == max(lanes.values())), default=self.process)
+
+    def _main_backward_starts(self) -> list[int]:
+        ranges = [r for r in self.backward_ranges if r.lane == self.main_thread]
+        return [start for start, _ in stretches({t for r in ranges for t in range(r.start, r.end)})]
+
+    def pass_of(self, collective: Event) -> Pass | None:
+        """The last pass that had begun when it was launched, else the first; not known without steps."""
+        if collective.step is None or not self.has_steps:
             return None
-        return max((e.end for e in self.backward(step)), default=None)
+        passes = self.passes(collective.step)
+        begun = [one for one in passes if one.begins <= collective.launch]
+        return begun[-1] if begun else passes[0] if passes else None
 
     def key(self, step: Step) -> int:
         """The step's number, or its position where numbers come again or it has none."""
@@ -236,6 +304,8 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
         [r for phase, r in phases if phase == "synchronize"], is_blind, trace.world_size,
         trace.epoch_ns,
         steps,
+        ranges=ranges,
+        backward_ranges=backward,
     )  # fmt: skip
 
 

@@ -21,7 +21,7 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         end = step.end if end is None else max(end, step.end)
     window = set() if start is None or end is None else set(range(start, end))
     hides = any(e.category in (Category.OTHER, Category.UNKNOWN) for e in rank.events)
-    last = rank.backward_end(step)
+    passes = rank.passes(step) if rank.has_steps else []
     compute_only, exposed_memory = (compute & window) - own, (memory & window) - compute - own
     idle = window - compute - memory - own
     backward = united(rank.backward())
@@ -30,12 +30,13 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "host_ns": step.end - step.start if rank.has_steps else None,
         "kernels": sum(e.is_kernel for e in launched),
         "collectives": sum(e.step is step for e in rank.collectives()),
+        "passes": len(passes) or None,
     }
     figures = {
         "comm_ns": len(own),
         "overlapped_ns": len(own & compute),
         "exposed_ns": len(own - compute),
-        "tail_ns": None if last is None or not own else len({t for t in own - compute if t >= last}),
+        "tail_ns": len(tail(rank, step) - compute) if passes and own else None,
         "backward_overlapped_ns": len(own & backward) if rank.backward(step) else None,
         "window_ns": len(window),
         "compute_only_ns": None if hides else len(compute_only),
@@ -46,6 +47,18 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     if hides_graphs(rank):
         figures = dict.fromkeys(figures) | {name: figures[name] for name in ("comm_ns", "window_ns")}
     return known | (dict.fromkeys(figures) if misses_launches(rank) else figures)
+
+
+def tail(rank: Rank, step: Step) -> set[int]:
+    """The instants after the end of its pass of what ends last of the operations that run then."""
+    operations = [e for e in rank.collectives() if e.step is step]
+    found = set()
+    for time in united([part for e in operations for part in e.parts]):
+        owner = max((e.end, place) for place, e in enumerate(operations) if e.start <= time < e.end)[1]
+        own = rank.pass_of(operations[owner])
+        if own is not None and time >= own.end:
+            found.add(time)
+    return found
 
 
 def hides_graphs(rank: Rank) -> bool:

@@ -58,6 +58,8 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
             "the reduce-scatter of bucket 2 (of 0 to 7, 61 MiB, embedding, norm) starts 0.30 ms before backward ends",
         ),
         ({"lead_ns": 0}, "starts when backward ends"),
+        ({"passes": 3}, "starts 0.30 ms before its pass of backward ends (median of 3)"),
+        ({"passes": 3, "lead_ns": 0}, "starts when its pass of backward ends (median of 3)"),
         ({"bucket": None, "bytes": None, "parameters": ()}, "the last collective starts"),
         ({"wait_ns": 2}, "is tail, in transfer: "),
         ({"wait_ns": 41}, "tail, in transfer (a peer was missing in 41 % of the exposed time): the last bucket"),

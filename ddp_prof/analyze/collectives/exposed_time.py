@@ -59,11 +59,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+from ddp_prof.analyze.core.operations import Part, Pieces, assign_instants, cut_pauses
 from ddp_prof.analyze.core.step_breakdown import BETWEEN_STEPS, sum_by_group
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
@@ -104,20 +104,6 @@ class Exposure(Table):
     pairs_ns: Ints
 
 
-class Part(NamedTuple):
-    start_ns: Ints
-    end_ns: Ints
-
-
-@dataclass(frozen=True)
-class Pieces(Table):
-    """Pieces of the time of collectives; ``row`` is that of the timings."""
-
-    row: Ints
-    start_ns: Ints
-    end_ns: Ints
-
-
 @dataclass(frozen=True)
 class PhaseParts(Pieces):
     """Pieces of the time of collectives, each at one ``when``, an index into :data:`WHENS`."""
@@ -132,8 +118,8 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, P
     for why, cells in parts.items():
         np.add.at(pairs[:, :, WHYS.index(why)], (cells.row, cells.when), _exposed_ns(rank, cells))
     first, last = assign_instants(timings)
-    waiting = cut_pauses(rank, Part(first, wait_end_ns(timings, wait_ns)))
-    owned = cut_pauses(rank, Part(first, last))
+    waiting = cut_pauses(rank.timings, rank.pauses, Part(first, wait_end_ns(timings, wait_ns)))
+    owned = cut_pauses(rank.timings, rank.pauses, Part(first, last))
     return Exposure(
         overlapped_ns=sum_by_group(rank.compute.covered_ns(owned.start_ns, owned.end_ns), owned.row, len(timings)),
         exposed_ns=pairs.sum(axis=(1, 2)),
@@ -144,25 +130,6 @@ def explain_exposure(rank: RankCollectives, wait_ns: Ints, parts: Mapping[str, P
 
 def _exposed_ns(rank: RankCollectives, pieces: Pieces) -> Ints:
     return pieces.end_ns - pieces.start_ns - rank.compute.covered_ns(pieces.start_ns, pieces.end_ns)
-
-
-def cut_pauses(rank: RankCollectives, part: Part) -> Pieces:
-    """The pieces of a part of each collective in which it, or another of its step, communicates."""
-    rows = np.flatnonzero(part.end_ns > part.start_ns)
-    pieces = Pieces(rows, part.start_ns[rows], part.end_ns[rows])
-    if not len(rank.pauses) or not len(rows):
-        return pieces
-    # On an axis with all steps end to end, neither pieces nor pauses overlap.
-    low, high = int(pieces.start_ns.min()), int(pieces.end_ns.max())
-    pauses = select(rank.pauses, (rank.pauses.end_ns > low) & (rank.pauses.start_ns < high))
-    shift = (rank.timings.step[rows] + 1) * (high - low) - low
-    of_pauses = (pauses.step + 1) * (high - low) - low
-    order = np.argsort(pieces.start_ns + shift, kind="stable")
-    pieces, shift = select(pieces, order), shift[order]
-    on_axis = Intervals(pieces.start_ns + shift, pieces.end_ns + shift)
-    cut = on_axis - union(np.maximum(pauses.start_ns, low) + of_pauses, np.minimum(pauses.end_ns, high) + of_pauses)
-    piece = np.searchsorted(on_axis.start_ns, cut.start_ns, side="right") - 1
-    return Pieces(pieces.row[piece], cut.start_ns - shift[piece], cut.end_ns - shift[piece])
 
 
 def divide_by_why(timings: CollectiveTimings, wait_ns: Ints, *, clocks_disagree: bool = False) -> dict[str, Part]:
@@ -191,7 +158,7 @@ def divide_by_why(timings: CollectiveTimings, wait_ns: Ints, *, clocks_disagree:
 
 def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
     """Cut a part of each collective at its pauses and the borders of the device's phases, without empty pieces."""
-    pieces = cut_pauses(rank, part)
+    pieces = cut_pauses(rank.timings, rank.pauses, part)
     of_piece, stretch = _overlapping_stretches(rank, pieces)
     row, start_ns, end_ns = pieces.row[of_piece], pieces.start_ns[of_piece], pieces.end_ns[of_piece]
     phases = rank.device_phases
@@ -200,7 +167,8 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
     start = np.maximum(start_ns, phases.start_ns[stretch])
     end = np.minimum(end_ns, ends[stretch])
     when = _classify_when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
-    is_lost = (rank.timings.step[row] == UNKNOWN) & (rank.timings.launch_ns[row] == NO_TIME)
+    timings = select(rank.timings, row)
+    is_lost = (timings.step == UNKNOWN) & ((timings.launch_ns == NO_TIME) | (timings.phase != UNKNOWN))
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
     in_tail = PhaseParts(row, tail_from, end, np.full(len(row), WHENS.index(TAIL)))
@@ -238,8 +206,8 @@ def _classify_when(before: Ints, after: Ints, launched_in: Ints) -> Ints:
 
 
 def backward_end_ns(rank: RankCollectives) -> Ints:
-    """The end of backward's compute in each collective's step; if not known, a time later than any event."""
-    end = take_or_unknown(rank.backward_end_ns, rank.timings.step, NO_TIME)
+    """The end of backward's compute in each collective's pass; if not known, a time later than any event."""
+    end = rank.timings.backward_end_ns
     return np.where(end == NO_TIME, _LATEST, end)
 
 
@@ -247,25 +215,6 @@ def wait_end_ns(timings: CollectiveTimings, wait_ns: Ints) -> Ints:
     """End of each collective's wait for peers, within the instants that belong to it."""
     first, last = assign_instants(timings)
     return np.clip(timings.start_ns + np.maximum(wait_ns, 0), first, last)
-
-
-def assign_instants(timings: CollectiveTimings) -> tuple[Ints, Ints]:
-    """Start and end of the instants that belong to each collective.
-
-    They go from its start to its end, or to the start of a collective of the step that ends later. If two collectives
-    of a step end together, the one launched last counts as the later one.
-    """
-    if not len(timings):
-        return timings.start_ns, timings.end_ns
-    order = np.lexsort((np.arange(len(timings)), timings.end_ns, timings.step))
-    # On an axis with all steps end to end, steps cannot overlap, so one pass is enough.
-    origin = int(timings.start_ns.min())
-    shift = ((timings.step + 1) * (int(timings.end_ns.max()) - origin + 1) - origin)[order]
-    start, end = timings.start_ns[order] + shift, timings.end_ns[order] + shift
-    starts_of_later = np.minimum.accumulate(np.append(start[1:], np.iinfo(np.int64).max)[::-1])[::-1]
-    owned_end = np.empty_like(end)
-    owned_end[order] = np.maximum(start, np.minimum(end, starts_of_later)) - shift
-    return timings.start_ns, owned_end
 
 
 def measure_delays(timings: CollectiveTimings) -> tuple[Ints, Ints, Ints]:

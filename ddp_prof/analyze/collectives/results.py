@@ -91,7 +91,8 @@ class Collective(RankResult):
         exposed_wait_ns: The part of ``exposed_ns`` in which a peer had not arrived.
         transfer_ns: Its shortest duration over all ranks.
         wait_ns: The rest of its duration on this rank.
-        before_backward_end_ns: How long it started before the end of backward's compute; negative if after.
+        before_backward_end_ns: How long it started before the end of compute in its pass of backward; negative if
+            after.
         blocking_ns: How long something stood still for it; the collectives of a step sum to the step's.
         slack_ns: How much later it could have ended without delaying its consumer. If the consumer stood still for it,
             minus that time.
@@ -140,6 +141,11 @@ class Collective(RankResult):
     def why_ns(self, why: str) -> int:
         """Exposed time for one of ``exposed_time.WHYS``."""
         return sum(part.ns for part in self.exposed_by if part.why == why)
+
+    @property
+    def backward_end_ns(self) -> int | None:
+        """The end of the last compute in its pass of backward."""
+        return None if self.before_backward_end_ns is None else self.start_ns + self.before_backward_end_ns
 
     @property
     def duration_ns(self) -> int:
@@ -344,7 +350,7 @@ def _collectives_of_rank(run: RunAnalysis, index: int, rows: Ints | None = None)
     lanes = set(distinct(rank.timings.lane[rank.timings.group == UNKNOWN]))
     may_be_several = len(rank.groups) + len(lanes) > 1 or bool(lanes & {rank.compute_stream} - {UNKNOWN})
     all_ranks = None if may_be_several or rank.has_subgroups or run.matches.doubt else rank.world_size
-    backward_end = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME)
+    backward_end = timings.backward_end_ns
     before_end = np.where(backward_end == NO_TIME, NO_TIME, backward_end - timings.start_ns)
     kinds = [(when, why) for when in WHENS for why in WHYS]
     pairs_ns = exposure.pairs_ns[rows].reshape(len(rows), len(kinds)).tolist()

@@ -404,7 +404,7 @@ def _find_warnings(run: RunAnalysis) -> Iterator[str]:
         where = f"the trace of {', '.join(unmarked)}" if run.has_steps else "the trace"
         yield f"{where} marks no steps, so no tail is known: see --step-range"
     # Only steps with collectives count: others have no tail.
-    ends = [rank.backward_end_ns[rank.timings.step[rank.timings.step != UNKNOWN]] for rank in ranks if rank.marks_steps]
+    ends = [rank.timings.backward_end_ns[rank.timings.step != UNKNOWN] for rank in ranks if rank.marks_steps]
     is_unknown = np.concatenate([np.empty(0, np.int64), *ends]) == NO_TIME
     if len(is_unknown) and is_unknown.all():
         yield "no compute of any step is known to be backward, so no tail is known (see --backward-range)"

@@ -296,11 +296,14 @@ class CollectiveView:
 
 @dataclass(frozen=True, slots=True)
 class RankStepView:
-    """The collectives of one rank in the step, and the starts and ends of its compute in that time."""
+    """The collectives of one rank in the step, and the starts and ends of its compute in that time.
+
+    ``backward_ends_ns`` are the ends of the passes of backward that communicate.
+    """
 
     name: str
     compute: tuple[tuple[int, int], ...]
-    backward_end_ns: int | None
+    backward_ends_ns: tuple[int, ...]
     collectives: tuple[CollectiveView, ...]
 
 
@@ -343,7 +346,7 @@ def _rank_view(
     return RankStepView(
         name=rank.name,
         compute=tuple(zip(since(compute.start_ns), since(compute.end_ns), strict=True)),
-        backward_end_ns=since(rank.backward_end_ns[timings.step[rows[:1]]])[0],
+        backward_ends_ns=tuple(end for end in since(np.unique(timings.backward_end_ns[rows])) if end is not None),
         collectives=tuple(CollectiveView(index, *values) for index, values in enumerate(columns)),
     )
 

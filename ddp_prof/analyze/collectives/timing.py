@@ -25,7 +25,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, find_operations, last_by_step
+from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, find_operations
 from ddp_prof.analyze.core.operations import Pauses, find_pauses
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
@@ -88,6 +88,7 @@ class CollectiveTimings(Table):
         bucket, bytes: From our range. Without our range, bytes are from the arguments that the profiler recorded.
         sequence: Its number within the group, if the profiler recorded it and no other collective of the group has it.
         input_ns: End of its input, not after its start.
+        backward_end_ns: End of the last compute in its pass of backward; not known in a capture without steps.
         slack_ns, held_by: See ``blocking.Consumers``.
     """
 
@@ -107,6 +108,7 @@ class CollectiveTimings(Table):
     group_size: Ints
     sequence: Ints
     input_ns: Ints
+    backward_end_ns: Ints
     blocking_ns: Ints
     slack_ns: Ints
     consumer: Ints
@@ -144,7 +146,6 @@ class RankCollectives(RankResult):
     groups: tuple[str, ...]
     step_numbers: Ints
     step_keys: Ints
-    backward_end_ns: Ints
     device_phases: DevicePhases
     compute: Intervals
     times: StepTimes
@@ -180,22 +181,14 @@ class RankCollectives(RankResult):
         return key, sum_by_group(values[is_in_step], which, len(key))
 
 
-def collective_rows(rank: RankEvents) -> Ints:
-    """Rows of a rank's events that stand for its collectives, ordered by step and launch."""
-    rows, parts = np.flatnonzero(rank.is_collective), rank.operation_parts
-    return rows[np.lexsort((parts.start_ns[rows], parts.launch_ns[rows], rank.events.step[rows]))]
-
-
 def consumer_activities(rank: RankEvents) -> Ints:
     blocking = rank.blocking
-    return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[collective_rows(rank)])
+    return take_or_unknown(blocking.consumers.consumer, blocking.consumer_of_event[rank.operation_rows])
 
 
 def find_timings(rank: RankEvents) -> RankCollectives:
     trace = rank.trace
-    rows = collective_rows(rank)
-    parts = select(rank.operation_parts, rows)
-    events = replace(select(rank.events, rows), start_ns=parts.start_ns, end_ns=parts.end_ns, launch_ns=parts.launch_ns)
+    rows, events = rank.operation_rows, rank.operations
     names, needs = _consumer_columns(rank, rows)
     at = take_or_unknown(positions(trace.collective_metadata.activity, len(trace.activities)), events.activity)
     recorded = CollectiveMetadata(
@@ -228,6 +221,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         group_size=np.where(recorded.group_id == UNKNOWN, take_or_unknown(ranges.group_size, row), recorded.group_size),
         sequence=np.where(_repeats(recorded, events.start_ns), UNKNOWN, recorded.sequence),
         input_ns=_input_ends(rank, events),
+        backward_end_ns=rank.backward_end_of_operation_ns,
         **needs,
     )
     return RankCollectives(
@@ -242,7 +236,6 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         groups=groups,
         step_numbers=rank.steps.number,
         step_keys=rank.step_keys if rank.own_keys is not None else rank.steps.keys,
-        backward_end_ns=rank.backward_end_ns,
         device_phases=find_device_phases(rank.events, len(rank.steps)),
         compute=rank.union_of(Category.COMPUTE),
         times=rank.step_times,
@@ -353,10 +346,9 @@ def _end_of_last_before(events: Events, is_work: Mask, collectives: Events) -> I
 def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
     """Index into :data:`BLOCKING` for each collective.
 
-    "After backward" is: launched in ``synchronize``, or after the step's last launch of backward's compute.
+    "After backward" is: launched in ``synchronize``, or after the last launch of compute in its pass of backward.
     """
-    launches, steps = rank.events.launch_ns[rank.is_backward], rank.events.step[rank.is_backward]
-    last = take_or_unknown(last_by_step(launches, steps, len(rank.steps)), events.step, NO_TIME)
+    last = take_or_unknown(rank.passes.last_ns, rank.pass_of_operation, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
     # If the launch of one of gloo's collectives is not known, it may have been in backward.
@@ -409,7 +401,7 @@ def carry_gradients(rank: RankCollectives) -> Mask:
     is_reduction = np.isin(timings.operation, _REDUCTIONS)
     _, step = distinct_rows(timings.step)
     _, same_kind = distinct_rows(timings.step, timings.operation, timings.group)
-    knows_backward = take_or_unknown(rank.backward_end_ns, timings.step, NO_TIME) != NO_TIME
+    knows_backward = timings.backward_end_ns != NO_TIME
     tells_phase = (timings.phase != UNKNOWN) & (timings.operation != OPERATIONS.index(NOTIFY))
     in_backward = timings.phase == BACKWARD_PHASE
     is_late = ~_are_with_any(step, is_reduction & in_backward)

@@ -5,16 +5,19 @@
 
 One event, the *head*, stands for the operation: the kernel that moves the data, or the copy that ends last. The
 operation lasts from the start of its first event to the end of its last; in between it may pause.
+
+If several operations of a step run at once, an instant belongs to the one that ends last.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import Events, find_operations
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.communication import ALL_TO_ALL, NOTIFY, OPERATIONS
 from ddp_prof.table import (
     NO_TIME,
@@ -27,6 +30,7 @@ from ddp_prof.table import (
     distinct_rows,
     empty,
     positions,
+    select,
     take_or_unknown,
 )
 from ddp_prof.trace import Category, Kind, Trace
@@ -123,3 +127,72 @@ def find_pauses(events: Events, parts: OperationParts) -> Pauses:
         paused -= union(events.start_ns[communicates], events.end_ns[communicates])
         found.append(Pauses(np.full(len(paused), step, np.int64), paused.start_ns, paused.end_ns))
     return concatenate(empty(Pauses), *found)
+
+
+class Operations(Protocol):
+    """Columns of operations, ordered by step and launch; ``step`` may be ``UNKNOWN``."""
+
+    @property
+    def start_ns(self) -> Ints: ...
+
+    @property
+    def end_ns(self) -> Ints: ...
+
+    @property
+    def step(self) -> Ints: ...
+
+    def __len__(self) -> int: ...
+
+
+class Part(NamedTuple):
+    """A part of the time of each operation."""
+
+    start_ns: Ints
+    end_ns: Ints
+
+
+@dataclass(frozen=True)
+class Pieces(Table):
+    """Pieces of the time of operations; ``row`` is that of the operation."""
+
+    row: Ints
+    start_ns: Ints
+    end_ns: Ints
+
+
+def assign_instants(operations: Operations) -> Part:
+    """Start and end of the instants that belong to each operation.
+
+    They go from its start to its end, or to the start of a operation of the step that ends later. If two operations
+    of a step end together, the one launched last counts as the later one.
+    """
+    if not len(operations):
+        return Part(operations.start_ns, operations.end_ns)
+    order = np.lexsort((np.arange(len(operations)), operations.end_ns, operations.step))
+    # On an axis with all steps end to end, steps cannot overlap, so one pass is enough.
+    origin = int(operations.start_ns.min())
+    shift = ((operations.step + 1) * (int(operations.end_ns.max()) - origin + 1) - origin)[order]
+    start, end = operations.start_ns[order] + shift, operations.end_ns[order] + shift
+    starts_of_later = np.minimum.accumulate(np.append(start[1:], np.iinfo(np.int64).max)[::-1])[::-1]
+    owned_end = np.empty_like(end)
+    owned_end[order] = np.maximum(start, np.minimum(end, starts_of_later)) - shift
+    return Part(operations.start_ns, owned_end)
+
+
+def cut_pauses(operations: Operations, pauses: Pauses, part: Part) -> Pieces:
+    """The pieces of a part of each operation in which it, or another of its step, communicates."""
+    rows = np.flatnonzero(part.end_ns > part.start_ns)
+    pieces = Pieces(rows, part.start_ns[rows], part.end_ns[rows])
+    if not len(pauses) or not len(rows):
+        return pieces
+    # On an axis with all steps end to end, neither pieces nor pauses overlap.
+    low, high = int(pieces.start_ns.min()), int(pieces.end_ns.max())
+    pauses = select(pauses, (pauses.end_ns > low) & (pauses.start_ns < high))
+    shift = (operations.step[rows] + 1) * (high - low) - low
+    of_pauses = (pauses.step + 1) * (high - low) - low
+    order = np.argsort(pieces.start_ns + shift, kind="stable")
+    pieces, shift = select(pieces, order), shift[order]
+    on_axis = Intervals(pieces.start_ns + shift, pieces.end_ns + shift)
+    cut = on_axis - union(np.maximum(pauses.start_ns, low) + of_pauses, np.minimum(pauses.end_ns, high) + of_pauses)
+    piece = np.searchsorted(on_axis.start_ns, cut.start_ns, side="right") - 1
+    return Pieces(pieces.row[piece], cut.start_ns - shift[piece], cut.end_ns - shift[piece])

@@ -18,6 +18,7 @@ from ddp_prof.analyze.core.attribution import (
     begin_with_copies,
     device_events,
     find_collective_ranges,
+    find_operations,
     host_communication,
     host_events,
     last_by_step,
@@ -32,6 +33,7 @@ from ddp_prof.analyze.core.blocking import (
 )
 from ddp_prof.analyze.core.edges import Dependencies, HostCalls, find_dependencies
 from ddp_prof.analyze.core.operations import OperationParts, find_operation_parts
+from ddp_prof.analyze.core.passes import Passes, find_passes, launch_or_start_ns, whole_passes
 from ddp_prof.analyze.core.recording import CLOCKS, Recording, find_recording
 from ddp_prof.analyze.core.step_breakdown import (
     Lead,
@@ -51,7 +53,7 @@ from ddp_prof.analyze.core.steps import (
     find_steps,
 )
 from ddp_prof.analyze.intervals import Intervals, union
-from ddp_prof.communication import OPERATIONS
+from ddp_prof.communication import OPERATIONS, POINT_TO_POINT
 from ddp_prof.errors import TraceError
 from ddp_prof.range_names import COLLECTIVES, PROCESS, parse_ranges
 from ddp_prof.table import Brief, begins_run
@@ -399,13 +401,51 @@ class RankEvents(Brief):
         return int(threads[times.argmax()]) if len(lanes) and self.has_steps else self.process
 
     @cached_property
-    def backward_end_ns(self) -> Ints:
-        """End of each step's last compute of backward; ``NO_TIME`` if not known.
+    def passes(self) -> Passes:
+        """Passes of backward. In a capture without steps, which may contain many, there is one for all."""
+        if not self.has_steps:
+            return whole_passes(self.events, len(self.steps))
+        phases, main = (empty(Phases) if self.clocks_disagree else self.phases), self.main_thread
+        ranges = select(phases, phases.lane == main).union_of(BACKWARD_PHASE)
+        return find_passes(self.events, len(self.steps), ranges, main, on_host=self.device is None)
 
-        It is not known in a capture without steps either, which may contain many backward passes.
+    @cached_property
+    def operation_rows(self) -> Ints:
+        """Rows of the events that stand for operations of communication, ordered by step and launch."""
+        rows, parts = np.flatnonzero(self.is_collective), self.operation_parts
+        return rows[np.lexsort((parts.start_ns[rows], parts.launch_ns[rows], self.events.step[rows]))]
+
+    @cached_property
+    def operations(self) -> Events:
+        """The operations of communication in the order of :attr:`operation_rows`, with the times of all parts."""
+        rows = self.operation_rows
+        parts = select(self.operation_parts, rows)
+        return replace(
+            select(self.events, rows), start_ns=parts.start_ns, end_ns=parts.end_ns, launch_ns=parts.launch_ns
+        )
+
+    @cached_property
+    def pass_of_operation(self) -> Ints:
+        """The row in :attr:`passes` of each of :attr:`operations`; ``UNKNOWN`` if its step has no known backward."""
+        operations, passes = self.operations, self.passes
+        is_point_to_point = np.zeros(len(operations), np.bool_)
+        if passes.any_several:
+            by_kernel = find_operations(self.trace, take_or_unknown(self.trace.activities.name_id, operations.activity))
+            ranges = self.collective_ranges
+            on_host = take_or_unknown(ranges.operation, ranges.launched_in(operations.start_ns))
+            operation = np.where(operations.activity == UNKNOWN, on_host, by_kernel)
+            is_point_to_point = operation == OPERATIONS.index(POINT_TO_POINT)
+        return passes.of_launches(operations.step, operations.phase, launch_or_start_ns(operations), is_point_to_point)
+
+    @property
+    def backward_end_of_operation_ns(self) -> Ints:
+        """End of the last compute in the pass of backward of each of :attr:`operations`; ``NO_TIME`` if not known.
+
+        It is not known in a capture without steps, which may contain many passes.
         """
-        rows = self.is_backward & self.has_steps
-        return last_by_step(self.events.end_ns[rows], self.events.step[rows], len(self.steps))
+        if not self.has_steps:
+            return np.full(len(self.operations), NO_TIME)
+        return take_or_unknown(self.passes.end_ns, self.pass_of_operation, NO_TIME)
 
     @cached_property
     def inferred_backward(self) -> Phases:

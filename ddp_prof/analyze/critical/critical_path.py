@@ -22,7 +22,6 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.collectives.timing import collective_rows
 from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import first_work
@@ -223,7 +222,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
         device=rank.device,
         work=work,
         of_timing=take_or_unknown(
-            positions(work.activity, len(rank.trace.activities)), rank.events.activity[collective_rows(rank)]
+            positions(work.activity, len(rank.trace.activities)), rank.events.activity[rank.operation_rows]
         ),
         steps=StepEnds(
             last=np.where(to_next, following, last),

@@ -23,7 +23,7 @@ from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import why_no_steps
-from ddp_prof.range_names import BACKWARD, FORWARD, PHASES
+from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -80,8 +80,8 @@ class RankFacts:
     """Facts of one rank; arrays and tuples have one element per step.
 
     Attributes:
-        syncs: How often a thread that trains waited for the device between the first launch of backward and the last
-            launch of a collective in it.
+        syncs: How often a thread that trains waited for the device between the first launch of a pass of backward and
+            the last launch of a collective of this pass.
         sync_ns: How long these waits were together.
         bare_ns: The part of the step in which its stream with most compute does not compute: no earlier launch can make
             the step shorter by more.
@@ -283,8 +283,7 @@ def median_or_zero(values: Sequence[int] | Ints) -> int:
 
 
 def measure_facts(rank: RankEvents) -> RankFacts:
-    backward = _backward_of_steps(rank)
-    syncs, sync_ns = _syncs_in_backward(rank, backward[0])
+    syncs, sync_ns = _syncs_in_backward(rank)
     serialized, could_begin = _count_serialized(rank)
     compute_ns, length_ns = _compute_stream_ns(rank, rank.events.category == Category.COMPUTE)
     is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
@@ -315,7 +314,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         copies_ns=tuple(_compute_stream_ns(rank, is_copy)[0].tolist()),
         copy_launches_ns=tuple(_launches_ns(rank, is_copy & (rank.events.lane == rank.compute_stream)).tolist()),
         knows_syncs=_knows_syncs(rank),
-        first_share=tuple(_first_shares(rank, *backward)),
+        first_share=tuple(_first_shares(rank)),
         serialized=serialized,
         could_begin=could_begin,
         graphs=int(np.count_nonzero(rank.events.category == Category.OTHER)),
@@ -336,51 +335,41 @@ def _knows_syncs(rank: RankEvents) -> bool:
     return rank.device is None or rank.trace.sync_source != "none" or bool(is_held.any() and not for_unknown.any())
 
 
-def _backward_of_steps(rank: RankEvents) -> tuple[Ints, Ints]:
-    """The first and the last launch of backward's compute in each step; ``NO_TIME`` if there is none."""
-    steps = len(rank.steps)
-    events, first = rank.events, np.full(steps, np.iinfo(np.int64).max)
-    rows = rank.is_backward & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
-    end_ns = events.launch_ns if rank.device is not None else events.end_ns  # the host's backward is a range
-    np.minimum.at(first, events.step[rows], events.launch_ns[rows])
-    last = last_by_step(end_ns[rows], events.step[rows], steps)
-    return np.where(last == NO_TIME, NO_TIME, first), last
-
-
-def _first_shares(rank: RankEvents, begin: Ints, end: Ints) -> list[float]:
-    events = rank.events
-    first_ns = np.full(len(rank.steps), np.iinfo(np.int64).max)
-    rows = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN) & (events.launch_ns != NO_TIME)
-    rows[rows] = events.launch_ns[rows] >= begin[events.step[rows]]
-    np.minimum.at(first_ns, events.step[rows], events.launch_ns[rows])
-    passes = rank.phases.union_of(PHASES.index(BACKWARD))
-    at = np.searchsorted(passes.start_ns, first_ns, side="right") - 1
-    within = passes.holds(first_ns)  # with gradient accumulation, the other passes do not count
-    begin, end = begin.copy(), end.copy()
-    begin[within] = np.maximum(begin[within], passes.start_ns[at[within]])
-    end[within] = np.minimum(end[within], passes.end_ns[at[within]])
-    known = (end != NO_TIME) & (first_ns < np.iinfo(np.int64).max) & (end > begin)
+def _first_shares(rank: RankEvents) -> list[float]:
+    """See ``RankFacts.first_share``."""
+    operations, passes = rank.operations, rank.passes
+    row = rank.pass_of_operation
+    rows = np.flatnonzero((row != UNKNOWN) & (operations.launch_ns != NO_TIME))
+    rows = rows[operations.launch_ns[rows] >= passes.first_ns[row[rows]]]
+    rows = rows[np.lexsort((operations.launch_ns[rows], operations.step[rows]))]
+    rows = rows[begins_run(operations.step[rows])]  # the first of each step
+    first_ns = passes.first_ns[row[rows]]
+    last_ns = (passes.last_ns if rank.device is not None else passes.end_ns)[row[rows]]  # of the host, a range
+    known = last_ns > first_ns
     share = np.full(len(rank.steps), np.nan)
-    share[known] = np.minimum(1, (first_ns - begin)[known] / (end - begin)[known])
+    done = (operations.launch_ns[rows] - first_ns)[known] / (last_ns - first_ns)[known]
+    share[operations.step[rows[known]]] = np.minimum(1, done)
     found: list[float] = share.tolist()
     return found
 
 
-def _syncs_in_backward(rank: RankEvents, begin: Ints) -> tuple[Ints, Ints]:
+def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     """See ``RankFacts.syncs`` and ``sync_ns``."""
     count, length_ns = np.zeros(len(rank.steps), np.int64), np.zeros(len(rank.steps), np.int64)
-    if rank.device is None or not len(rank.events):
+    if rank.device is None or not len(rank.events) or rank.clocks_disagree:
         return count, length_ns
     calls = rank.trace.synchronizations
     rows = rank.host_calls.rows[rank.host_calls.waited]
     rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
-    events = rank.events
-    communicates = (events.category == Category.COMMUNICATION) & (events.step != UNKNOWN)
-    communicates &= np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))
-    last = last_by_step(events.launch_ns[communicates], events.step[communicates], len(rank.steps))
-    step = rank.steps.index_at(calls.start_ns[rows])
-    counts = (step != UNKNOWN) & (begin[step] != NO_TIME)
-    counts &= (calls.start_ns[rows] > begin[step]) & (calls.start_ns[rows] < last[step])
+    operations, passes = rank.operations, rank.passes
+    is_of_pass = np.isin(operations.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) & (rank.pass_of_operation != UNKNOWN)
+    last = last_by_step(operations.launch_ns[is_of_pass], rank.pass_of_operation[is_of_pass], len(passes))
+    start_ns = calls.start_ns[rows]
+    step = rank.steps.index_at(start_ns)
+    row = passes.of_launches(step, np.full(len(rows), UNKNOWN), start_ns, np.zeros(len(rows), np.bool_))
+    counts = (start_ns > take_or_unknown(passes.first_ns, row, NO_TIME)) & (
+        start_ns < take_or_unknown(last, row, NO_TIME)
+    )
     np.add.at(count, step[counts], 1)
     np.add.at(length_ns, step[counts], (calls.end_ns - calls.start_ns)[rows[counts]])
     return count, length_ns

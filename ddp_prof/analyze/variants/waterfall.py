@@ -33,17 +33,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.exposed_time import (
-    TAIL,
-    Part,
-    assign_instants,
-    backward_end_ns,
-    cut_pauses,
-    wait_end_ns,
-)
+from ddp_prof.analyze.collectives.exposed_time import TAIL, backward_end_ns, wait_end_ns
 from ddp_prof.analyze.collectives.results import Collective, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
+from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns, measure_contention
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
@@ -238,7 +232,7 @@ def _measure_step_parts(rank: RankCollectives, wait_ns: Ints) -> dict[str, Ints]
     first, last = assign_instants(rank.timings)
     wait_end = wait_end_ns(rank.timings, wait_ns)
     wait, tail = (
-        cut_pauses(rank, part)
+        cut_pauses(rank.timings, rank.pauses, part)
         for part in (Part(first, wait_end), Part(np.clip(backward_end_ns(rank), wait_end, last), last))
     )
     waiting = union(wait.start_ns, wait.end_ns) - rank.compute

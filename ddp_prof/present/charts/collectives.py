@@ -164,7 +164,7 @@ def _markers(rows: Sequence[_Row]) -> list[dict[str, Any]]:
         ("launch", "launch at", [(height, line.launch_ns) for height, line in lines],
          {"symbol": "triangle-right", "size": 7, "color": text}),
         ("end of backward's compute", "backward's compute ends at",
-         [(row.y, row.rank.backward_end_ns) for row in rows if row.line is None], tick),
+         [(row.y, end) for row in rows if row.line is None for end in row.rank.backward_ends_ns], tick),
     )  # fmt: skip
     for name, words, times, marker in kinds:
         found = [(height, time) for height, time in times if time is not None]

@@ -35,6 +35,7 @@ def overlap_view(
 ) -> TableView:
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
+    has_passes = any((step.passes or 0) > 1 for rank in result.ranks for step in rank.steps)
     for rank in result.ranks:
         identity: Row = {
             "run": f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label,
@@ -43,7 +44,7 @@ def overlap_view(
             "process": rank.process,
             "device": "cpu" if rank.device is None else rank.device,
         }
-        of_rank = map(_step_row, rank.steps) if by_step else [_rank_row(rank)]
+        of_rank = [_step_row(step, has_passes=has_passes) for step in rank.steps] if by_step else [_rank_row(rank)]
         rows += [{**identity, **row} for row in of_rank]
     notes = overlap_notes(result, headline)
     if by_step and any(step.window_ns != step.length.ns for rank in result.ranks for step in rank.marked_steps):
@@ -174,9 +175,9 @@ def _rank_row(rank: RankOverlap) -> Row:
     }
 
 
-def _step_row(step: StepOverlap) -> Row:
+def _step_row(step: StepOverlap, *, has_passes: bool) -> Row:
     return {
-        **values_of(step, "step", "kernels", "collectives"),
+        **values_of(step, "step", "kernels", "collectives", *(["passes"] if has_passes else [])),
         "step_ms": ms(step.length.ns),
         **times_of(
             step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm", "blocking"

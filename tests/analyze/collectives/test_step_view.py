@@ -29,7 +29,7 @@ def test_a_step_is_told_from_its_first_launch() -> None:
     assert (second.launch_ns, second.ready_ns, second.start_ns, second.end_ns) == (4, 14, 14, 18)
     assert first.exposed == (ExposedStretch("backward", "transfer", False, 5, 9),)
     assert second.exposed == (ExposedStretch("tail", "transfer", False, 14, 18),)
-    assert rank.backward_end_ns == 14
+    assert rank.backward_ends_ns == (14,)
     assert rank.compute == ((0, 5), (11, 14))
 
 

@@ -54,7 +54,7 @@ def test_on_a_cpu_each_instant_is_computed_in_one_phase() -> None:
     (rank,) = find_rank_events(draw_trace(ranges=STEPPING, ranks={PID: 0}))
     compute = rank.select_category(Category.COMPUTE)
     assert (compute.end_ns - compute.start_ns).sum() == rank.union_of(Category.COMPUTE).length_ns == 21
-    assert rank.backward_end_ns.tolist() == [17], "not where the optimizer first steps"
+    assert rank.passes.end_ns.tolist() == [17], "not where the optimizer first steps"
 
 
 ranges = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 12), st.integers(0, len(PHASES) - 1)), max_size=8)

@@ -380,6 +380,25 @@ def test_a_host_that_waits_after_backward_does_not_wait_in_it(is_in_its_rest: bo
     assert "host synchronization in backward" not in named(device.trace())
 
 
+def test_a_loss_that_is_read_between_micro_batches_is_no_wait_in_backward() -> None:
+    """Each of three micro-batches reduces its gradients, and the program reads its loss: no pass waits."""
+    device = Device()
+    for step in range(STEPS):
+        with device.range(f"step {step}"):
+            for _ in range(3):
+                with device.range("forward"):
+                    device.launch(1_000, 7, 2 * MS, is_collective=False)
+                with device.range("backward"):
+                    device.launch(1_000, 7, 2 * MS, is_collective=False)
+                    device.record(1_000, 7, 2)
+                    device.wait(1_000, 20, 2)
+                    device.launch(1_000, 20, 3 * MS, is_collective=True)
+                    device.record(1_000, 20, 1)
+                device.wait(1_000, 7, 1)
+                device.synchronize(1_000)
+    assert "host synchronization in backward" not in named(device.trace())
+
+
 def test_a_host_that_launches_late() -> None:
     (finding,) = diagnose(training(before_optimizer_ns=25 * MS).trace()).findings
     assert finding.rule == "launch-bound host"
