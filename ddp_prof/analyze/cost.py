@@ -1,39 +1,37 @@
-"""What communication costs a step: what waits for it, and what it slows; and what could be gained at most.
+"""What communication costs a run: what waits for it, and what it slows; and what could be gained at most.
 
-A step that waits 2 for communication, and whose compute beside it takes 1.5 times as long::
-
-    compute          aaaa======....bb        a, b alone, = beside communication
-    communication        NNNNNNNNNN
-    contention             ##                a third of the 6 beside it
-    blocking                   ####
-
-No schedule can gain more than blocking: it can hide communication, but not the slowdown. No network can gain more than
-blocking and contention together.
+No schedule can gain more than what waits: it can hide communication, but not the slowdown of the compute beside it. No
+network can gain more than what waits and what is slowed together. See :mod:`.step_cost` for the parts of a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from statistics import median
 
 from ddp_prof.analyze.kernels.kernel_times import Contention
-from ddp_prof.analyze.variants.comparison import VariantSummary
-
-ON_CPU = "ranks share cores: what communication takes from compute is not in the trace"
-NO_OVERLAP = "it is not known how long communication ran beside compute"
+from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
+from ddp_prof.analyze.step_cost import NO_OVERLAP, ON_CPU, PARTS, StepCost, divide_step, find_slowed
+from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """The cost of communication in a step of a run: medians over the steps that communicate.
+    """The cost of communication in a step of a run, or of a rank: medians over the steps that communicate.
 
     Attributes:
         blocking_ns: ``None`` if not known.
         contention_ns: What communication adds to the compute beside it, by its slowdown; ``None`` with a reason.
         contention_low_ns, contention_high_ns: Its 95 % interval. Without a known slowdown, from nothing to all time
             beside communication; ``None`` if that is not known either.
-        kappa: How many times as long the same kernels take beside communication, see :class:`Contention`.
+        kappa: How many times as long the same kernels take beside communication, see :class:`Contention`; of a rank,
+            that of its run.
         kernels_compared: Number of different kernels that ``kappa`` was measured with.
         reason: Why ``contention_ns`` is not known.
+        medians_ns: The median of each part of :class:`StepCost`, and of ``step``; medians need not sum. ``None`` for a
+            part that is not known in some step.
     """
 
     blocking_ns: int | None
@@ -43,6 +41,7 @@ class Cost:
     kappa: float | None
     kernels_compared: int
     reason: str | None
+    medians_ns: dict[str, int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,76 @@ class Bounds:
     high_ns: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class RankCost:
+    """The cost for one rank; ``steps`` has an element for each of the rank's steps, in their order."""
+
+    name: str
+    cost: Cost
+    bounds: Bounds
+    steps: tuple[StepCost, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RunCost(FrameResult):
+    """What communication costs in a run: a typical step, and each step of each rank."""
+
+    cost: Cost
+    bounds: Bounds
+    ranks: tuple[RankCost, ...]
+
+    @property
+    def steps(self) -> dict[str, tuple[StepCost, ...]]:
+        """The steps of each rank, by its name."""
+        return {rank.name: rank.steps for rank in self.ranks}
+
+    def to_frame(self) -> DataFrame:
+        """One row per step of each rank; times in nanoseconds."""
+        names = [field.name for field in fields(StepCost) if field.name not in ("reasons", "standstill_by_ns")]
+        rows = [
+            {"rank": rank.name, "position": at} | {name: getattr(step, name) for name in names}
+            for rank in self.ranks
+            for at, step in enumerate(rank.steps)
+        ]
+        return make_frame_from_rows(["rank", "position", *names], rows)
+
+
+def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Contention]) -> RunCost:
+    """Return the cost of communication in a run; ``measure_contention`` is called only if something may be slowed."""
+    (summary,) = compare_variants([result])
+    may_slow = summary.device != "cpu" and summary.overlapped_ns
+    contention = measure_contention() if may_slow else Contention()
+    slowed = find_slowed(contention, summary.device)
+    of_ranks = [
+        [divide_step(step, slowed, rank.dependencies.reason if rank.dependencies else None) for step in rank.steps]
+        for rank in result.ranks
+    ]
+
+    def add_medians(cost: Cost, ranks: Sequence[int]) -> Cost:
+        chosen = []
+        for rank in ranks:
+            communicating = {id(step) for step in result.ranks[rank].communicating_steps}
+            pairs = zip(result.ranks[rank].steps, of_ranks[rank], strict=True)
+            chosen += [found for step, found in pairs if id(step) in communicating and found.step_ns is not None]
+        return replace(cost, medians_ns=_medians(chosen))
+
+    costs = []
+    for at, rank in enumerate(result.ranks):
+        (own,) = compare_variants([replace(result, ranks=(rank,))])
+        cost = add_medians(measure_cost(own, contention), [at])
+        costs.append(RankCost(rank.name, cost, find_bounds(own, cost), tuple(of_ranks[at])))
+    cost = add_medians(measure_cost(summary, contention), range(len(result.ranks)))
+    return RunCost(cost, find_bounds(summary, cost), tuple(costs))
+
+
+def _medians(steps: Sequence[StepCost]) -> dict[str, int | None] | None:
+    """The median of each part, ``None`` if it is not known in some step; nothing without steps."""
+    if not steps:
+        return None
+    columns = {name: [getattr(step, f"{name}_ns") for step in steps] for name in ("step", *PARTS)}
+    return {name: None if None in column else round(median(column)) for name, column in columns.items()}
+
+
 def measure_cost(summary: VariantSummary, contention: Contention) -> Cost:
     """Return what communication costs a step of a run; ``contention`` is that of its kernels."""
 
@@ -68,21 +137,19 @@ def measure_cost(summary: VariantSummary, contention: Contention) -> Cost:
         low_ns = None if high_ns is None else 0
         return Cost(summary.blocking_ns, None, low_ns, high_ns, None, contention.kernels, reason)
 
+    slowed, overlapped_ns = find_slowed(contention, summary.device), summary.overlapped_ns
     if summary.device == "cpu":
         return unknown(ON_CPU, None)
-    overlapped_ns = summary.overlapped_ns
     if overlapped_ns is None or summary.reason:
         return unknown(summary.reason or NO_OVERLAP, None)
-    if not overlapped_ns:  # nothing ran beside it
-        return Cost(summary.blocking_ns, 0, 0, 0, contention.slowdown, contention.kernels, None)
-    if contention.slowed is None:
-        return unknown(contention.reason or NO_OVERLAP, overlapped_ns)
-    slowed, low, high = contention.slowed, contention.slowed_low, contention.slowed_high
+    contention_ns, low_ns, high_ns = slowed.of(overlapped_ns)
+    if contention_ns is None:
+        return unknown(slowed.reason or NO_OVERLAP, overlapped_ns)
     return Cost(
         blocking_ns=summary.blocking_ns,
-        contention_ns=max(0, round(slowed * overlapped_ns)),
-        contention_low_ns=None if low is None else max(0, round(low * overlapped_ns)),
-        contention_high_ns=None if high is None else max(0, round(high * overlapped_ns)),
+        contention_ns=contention_ns,
+        contention_low_ns=low_ns,
+        contention_high_ns=high_ns,
         kappa=contention.slowdown,
         kernels_compared=contention.kernels,
         reason=None,

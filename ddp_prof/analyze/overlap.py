@@ -70,6 +70,12 @@ class StepLength:
 
     If all parts are known they sum to ``ns``. Parts are ``None`` for the same reasons as in :class:`StepOverlap`; every
     attribute is ``None`` if the length is not known.
+
+    Attributes:
+        blocking_ns: The part without compute in which a stream, or a host that communicates, stands still for
+            communication. Of the parts above it is no further one: it lies in what is exposed, copied or idle.
+        blocking_at_most_ns: Upper limit of it; the same where it is known.
+        blocking_exposed_ns, blocking_memory_ns: The parts of it in ``exposed_ns`` and in ``exposed_memory_ns``.
     """
 
     start_ns: int | None = None
@@ -79,6 +85,10 @@ class StepLength:
     exposed_ns: int | None = None
     exposed_memory_ns: int | None = None
     idle_ns: int | None = None
+    blocking_ns: int | None = None
+    blocking_at_most_ns: int | None = None
+    blocking_exposed_ns: int | None = None
+    blocking_memory_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -485,10 +495,13 @@ _COUNTS, _TIMES = (
     ("kernels", "collectives", "step_work_ns", "held_work_ns"),
     ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns"),
 )
-_LENGTH_IN_GRAPHS: dict[str, Any] = dict.fromkeys(
+_PARTS_IN_GRAPHS: dict[str, Any] = dict.fromkeys(
     ("compute_only_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "idle_ns")
 )
-_IN_GRAPHS: dict[str, Any] = _LENGTH_IN_GRAPHS | dict.fromkeys(
+_LENGTH_IN_GRAPHS: dict[str, Any] = _PARTS_IN_GRAPHS | dict.fromkeys(
+    ("blocking_ns", "blocking_at_most_ns", "blocking_exposed_ns", "blocking_memory_ns")
+)
+_IN_GRAPHS: dict[str, Any] = _PARTS_IN_GRAPHS | dict.fromkeys(
     ("other_comm_ns", "backward_overlapped_ns", "tail_ns", "blocking_ns", "blocking_at_most_ns")
 )
 """Figures of a step, and of its length, that are not known if graphs were recorded as a whole."""
@@ -577,7 +590,7 @@ def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tu
         "passes": none_for_unknown(np.where(passes == 0, UNKNOWN, passes)),
     }
     ends_ns = last_by_step(events.end_ns[communicating], events.step[communicating], steps)
-    columns |= {"length": _lengths(rank), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
+    columns |= {"length": _lengths(rank, may_block), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
 
@@ -617,18 +630,43 @@ def without_figures(step: StepOverlap) -> StepOverlap:
     return replace(step, **nothing)
 
 
-def _lengths(rank: RankEvents) -> list[StepLength]:
+def _lengths(rank: RankEvents, may_block: Intervals | None) -> list[StepLength]:
     if not rank.has_steps:
         return [StepLength()] * len(rank.steps)
     times = rank.step_times
     columns = {
-        **{name: getattr(times, name) for name in ("start_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns")},
-        "ns": times.length_ns,
-        "compute_only_ns": times.compute_ns - times.overlapped_ns,
-        "idle_ns": times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns,
+        **{
+            name: getattr(times, name).tolist()
+            for name in ("start_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns")
+        },
+        "ns": times.length_ns.tolist(),
+        "compute_only_ns": (times.compute_ns - times.overlapped_ns).tolist(),
+        "idle_ns": (times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns).tolist(),
+        **_blocking_of_lengths(rank, may_block),
     }
-    lengths = make_rows(StepLength, {name: column.tolist() for name, column in columns.items()})
+    lengths = make_rows(StepLength, columns)
     return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
+
+
+def _blocking_of_lengths(rank: RankEvents, may_block: Intervals | None) -> dict[str, list[Any]]:
+    """See ``StepLength``. What a step stands still for may be collectives of the step before."""
+    times, blocking, steps = rank.step_times, rank.blocking, len(rank.steps)
+    start_ns, end_ns = times.start_ns, times.start_ns + times.length_ns
+    compute, communication, memory = map(rank.union_of, (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY))
+    is_unknown = blocking.by_step_ns == UNKNOWN
+    is_unknown |= np.append(False, is_unknown[:-1])[:steps]
+    known = blocking.known_stretches
+    still = union(known.start_ns, known.end_ns) - compute
+    blocking_ns, most_ns = still.covered_ns(start_ns, end_ns), times.length_ns - times.compute_ns
+    if may_block is not None:
+        most_ns = ((may_block | still) - compute).covered_ns(start_ns, end_ns)
+    parts = {"": blocking_ns}
+    for name, part in (("exposed_", still & communication), ("memory_", (still & memory) - communication)):
+        parts[name] = part.covered_ns(start_ns, end_ns)
+    return {
+        **{f"blocking_{name}ns": none_for_unknown(np.where(is_unknown, UNKNOWN, ns)) for name, ns in parts.items()},
+        "blocking_at_most_ns": np.where(is_unknown, most_ns, blocking_ns).tolist(),
+    }
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

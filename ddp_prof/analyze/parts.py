@@ -18,6 +18,7 @@ from ddp_prof.analyze.collectives.timing import BLOCKING, RankCollectives
 from ddp_prof.analyze.core.rank_events import CaptureFacts, RankEvents, find_launches
 from ddp_prof.analyze.core.step_breakdown import ALWAYS, BETWEEN_STEPS, NONE, DevicePhases, Lead, add_leads
 from ddp_prof.analyze.intervals import Intervals
+from ddp_prof.analyze.kernels.kernel_times import KernelRuns, find_kernel_runs, merge_keys
 from ddp_prof.analyze.overlap import RankPart, TraceOverlap, measure_overlap, measure_rank_part, merge_rank_parts
 from ddp_prof.analyze.quality import (
     Attribution,
@@ -39,6 +40,7 @@ class PartResult:
     Attributes:
         assumed: Facts of the whole capture that were assumed; ``found`` are those that the part itself shows.
         leads: ``RankEvents.lead_of`` the steps that start in the span, by process and device.
+        kernels: Those of each rank in the steps that start in the span; empty if launch shapes were not read.
     """
 
     assumed: CaptureFacts
@@ -49,6 +51,7 @@ class PartResult:
     ranks: tuple[RankPart, ...]
     overlap: TraceOverlap
     collectives: RunAnalysis
+    kernels: tuple[KernelRuns, ...] = ()
 
 
 def measure_part(
@@ -71,7 +74,32 @@ def measure_part(
         ranks=tuple(measure_rank_part(rank, span) for rank in ranks),
         overlap=measure_overlap(trace, (), diagnostics),
         collectives=_limit_to(span, ranks, analyze_trace(trace, ranks, to_draw=to_draw, diagnostics=diagnostics)),
+        kernels=() if trace.shape_id is None else tuple(_kernels_of(rank, span) for rank in ranks),
     )
+
+
+MOST_KERNELS = 2_000_000
+"""Kernels of later parts are not kept: those of the first steps tell how much slower they are beside communication."""
+
+
+def _kernels_of(rank: RankEvents, span: Intervals) -> KernelRuns:
+    runs, in_span = find_kernel_runs(rank), np.append(span.holds(rank.steps.start_ns), False)
+    chosen = in_span[runs.step]
+    columns = {name: getattr(runs, name)[chosen] for name in ("kernel", "duration_ns", "beside_ns", "step")}
+    return replace(runs, **columns, steps=int(in_span.sum()))
+
+
+def merge_kernels(parts: Sequence[PartResult]) -> list[KernelRuns]:
+    """The kernels of each rank, of steps only."""
+    merged = []
+    for of_rank in zip(*(part.kernels for part in parts if part.kernels), strict=True):
+        keys, kernel = merge_keys((runs.keys, runs.kernel) for runs in of_rank)
+        columns = {
+            name: np.concatenate([getattr(runs, name) for runs in of_rank])
+            for name in ("duration_ns", "beside_ns", "step")
+        }
+        merged.append(KernelRuns(tuple(keys), kernel, **columns, steps=sum(runs.steps for runs in of_rank)))
+    return merged
 
 
 def _limit_to(span: Intervals, ranks: Sequence[RankEvents], found: RunAnalysis) -> RunAnalysis:

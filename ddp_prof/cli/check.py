@@ -61,6 +61,10 @@ _limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
     "--max-blocking-ms",
     help="Upper limit of the time of a step in which a stream (on a CPU: the host) stands still for communication.",
 )
+@_limit_option(
+    "--max-cost-ms",
+    help="Upper limit of what communication costs a step: what stands still for it, and what it slows compute by.",
+)
 @click.option(
     "--baseline",
     "baselines",
@@ -90,6 +94,7 @@ def check(
     max_exposed_ms: int | None,
     max_tail_ms: int | None,
     max_blocking_ms: int | None,
+    max_cost_ms: int | None,
     baselines: tuple[Path, ...],
     max_regression: float | None,
     percentile: float,
@@ -105,11 +110,11 @@ def check(
     """
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")
-    limits = (min_overlap, max_exposed_ms, max_tail_ms, max_blocking_ms)
+    limits = (min_overlap, max_exposed_ms, max_tail_ms, max_blocking_ms, max_cost_ms)
     if limits == (None,) * len(limits) and not (baselines or all_ranks):
         raise click.UsageError(
-            "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms, --all-ranks "
-            "or --baseline"
+            "nothing is required: give --min-overlap, --max-exposed-ms, --max-tail-ms, --max-blocking-ms, "
+            "--max-cost-ms, --all-ranks or --baseline"
         )
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
@@ -129,6 +134,7 @@ def check(
         max_exposed_ns=max_exposed_ms,
         max_tail_ns=max_tail_ms,
         max_blocking_ns=max_blocking_ms,
+        max_cost_ns=max_cost_ms,
         percentile=percentile,
         baseline=baseline,
         max_regression=DEFAULT_REGRESSION if max_regression is None else max_regression,
@@ -136,13 +142,14 @@ def check(
     )
     checks: list[GateReport] = []
     causes: list[str] = []
-    runs = load.runs(traces, "overlap")
+    runs = load.runs(traces, "overlap", *(() if max_cost_ms is None else ("kernels",)))
     for run in runs:
         result = run.overlap()
         differences = (
             find_differences(result, baseline, run.manifest, compared.manifest) if compared and baseline else ()
         )
-        checks.append(check_run(result, replace(requirements, incomparable=differences)))
+        costs = None if max_cost_ms is None else run.cost().steps
+        checks.append(check_run(result, replace(requirements, incomparable=differences), costs))
         if compared and not checks[-1].passed and are_one_variant([compared, run]) and not differences:
             with progress("looking for the cause"):
                 changes = change_texts(changes_between(compared, run, runs))

@@ -29,7 +29,7 @@ import click
 from ddp_prof import __version__
 from ddp_prof.bounded_file import held_bytes
 from ddp_prof.cli import ACTIONABLE, error_line, tables
-from ddp_prof.cli.tables import QUESTIONS, overlap_measures, summary_measures
+from ddp_prof.cli.tables import QUESTIONS, summary_measures
 from ddp_prof.errors import DdpProfError, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.runs import find_files, load_runs
@@ -58,7 +58,7 @@ Arguments: traces, a list of files or folders, best as absolute paths; step_rang
 expressions for the names of ranges that are steps and backward, needed if info recognises none. A long list in the
 answer is cut and named in 'cut': part=NAME and first=NUMBER return its entries from that number on."""
 
-LONGEST = 20_000
+LONGEST = 24_000
 """Most characters in an answer, so that it fits beside the rest of an assistant's context."""
 MOST_ENTRIES = (1000, 500, 200, 100, 50, 20, 10, 5, 2, 1, 0)
 """Lengths to which lists are cut; the first one is taken that makes the answer short enough."""
@@ -226,8 +226,8 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     for file in files:
         refuse_to_export(file)
     measures, tables_of = QUESTIONS[name]
-    if by_size := {"summary": summary_measures, "overlap": overlap_measures}.get(name):  # less if traces are large
-        measures = by_size(files)
+    if name == "summary":  # less if traces are large
+        measures = summary_measures(files)
     views = tables_of(load_runs(files, options, measures=measures))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     passed = [f"{option}={value}" for option, value in ranges.items() if value]

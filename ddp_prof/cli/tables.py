@@ -33,18 +33,10 @@ def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> Non
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
     """Return the measures for a summary: without the doctor, which needs all events, if a trace is read in parts."""
-    return ("overlap", "collectives") if _are_in_parts(files, part_rows) else SUMMARY
-
-
-def overlap_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
-    """Return the measures for overlap and its cost: without kernels, which need all events, in parts."""
-    return ("overlap",) if _are_in_parts(files, part_rows) else ("overlap", "kernels")
-
-
-def _are_in_parts(files: list[Path], part_rows: int | None) -> bool:
     from ddp_prof.ingest.nsys_export import count_rows
 
-    return any(count_rows(file, part_rows) for file in files)
+    is_in_parts = any(count_rows(file, part_rows) for file in files)
+    return ("overlap", "collectives", "kernels") if is_in_parts else SUMMARY
 
 
 def summary_views(runs: list[Run]) -> list[TableView]:
@@ -59,7 +51,7 @@ def summary_views(runs: list[Run]) -> list[TableView]:
             summary,
             run.explanation(),
             run.doctor() if has_facts else None,
-            *(run.cost() if has_facts else ()),
+            run.cost(),
         )
         for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
     ]
@@ -86,11 +78,8 @@ def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
-    from ddp_prof.runs import find_files
-
-    measures: Sequence[str] = ("overlap",)
-    if output.form == "json":  # only JSON has the cost, which takes another look at all kernels
-        measures = overlap_measures(find_files(traces), load.options.part_rows)
+    # Only JSON has the cost, which takes another look at all kernels.
+    measures = ("overlap", "kernels") if output.form == "json" else ("overlap",)
     show(output, _overlap_views(load.runs(traces, *measures), by_step=steps))
 
 
@@ -105,7 +94,7 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
         overlap_view(
             result,
             next(headlines),
-            *(run.cost() if any("kernels" in measured for measured in run.measured.values()) else ()),
+            run.cost() if any("kernels" in measured for measured in run.measured.values()) else None,
             by_step=by_step,
         )
         for run, result in zip(runs, results, strict=True)
@@ -315,7 +304,7 @@ def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartCh
     from ddp_prof.present.tables.comparison import compare_view
 
     results = [run.overlap() for run in runs]
-    return compare_view(results, compare_variants(results), changes, parts)
+    return compare_view(results, compare_variants(results), changes, parts, [run.cost() for run in runs])
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:

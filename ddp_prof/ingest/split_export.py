@@ -29,7 +29,7 @@ import numpy as np
 
 from ddp_prof.errors import DdpProfError, TraceError
 from ddp_prof.ingest import ReadOptions
-from ddp_prof.ingest.enrich import CallKind
+from ddp_prof.ingest.enrich import REGISTERS, SHAPE_COLUMNS, CallKind
 from ddp_prof.ingest.names import read_strings
 from ddp_prof.ingest.nsys_export import (
     ACTIVITIES,
@@ -133,6 +133,8 @@ _COLUMNS = {
     **dict.fromkeys(ACTIVITIES, (*ACTIVITY_COLUMNS, "demangledName", "shortName", "mangledName")),
     COPIES: (*ACTIVITY_COLUMNS, COPY_KIND),
 }
+_OF_LAUNCHES = {KERNELS: (*SHAPE_COLUMNS, REGISTERS)}
+"""Columns that are read with launches only."""
 
 
 class Part(NamedTuple):
@@ -165,7 +167,7 @@ class SplitExport:
     ) -> None:
         require_disk_space(file.path, folder, BYTES_PER_ROW * part_rows)
         self.path, self._file = file.path, file
-        self._options = ReadOptions(comm_patterns=options.comm_patterns)
+        self._options = ReadOptions(comm_patterns=options.comm_patterns, with_launches=options.with_launches)
         self._base, self._made = folder / "base.sqlite", folder / "part.sqlite"
         if not (file.has_columns(KERNELS, "start", "end", "correlationId") and file.has_columns(CALLS, *CALL_COLUMNS)):
             raise CannotSplitError("it has no kernels with the calls that launched them")
@@ -277,7 +279,8 @@ class SplitExport:
             database.commit()
 
     def _existing_columns(self, table: str) -> list[str]:
-        return [column for column in _COLUMNS[table] if column in self._file.columns[table]]
+        wanted = (*_COLUMNS[table], *(_OF_LAUNCHES.get(table, ()) if self._options.with_launches else ()))
+        return [column for column in wanted if column in self._file.columns[table]]
 
     def _column_list(self, table: str) -> str:
         return ", ".join(f'"{column}"' for column in self._existing_columns(table))

@@ -130,6 +130,7 @@ _COLUMNS = (
     Column("overlapped_ms", "communication with compute at the same time", WITH_ROOM),
     Column("exposed_ms", "communication without compute at the same time", ALWAYS),
     Column("blocking_ms", "time in which a stream (on a CPU: the host) stood still for communication"),
+    Column("slowed_ms", "contention: what communication slows the compute beside it by", WITH_MUCH_ROOM),
     Column("exposed_memory_ms", "memory copies without compute or communication at the same time", WITH_MUCH_ROOM),
     Column("idle_ms", "time in which the device did nothing", WITH_ROOM),
     Column("tail_ms", "exposed communication after the last compute of its pass of backward"),

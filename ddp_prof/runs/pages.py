@@ -55,7 +55,9 @@ def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
-        found.append(ReportRun(run.name, result, sources, explanation, summary, views, use, cache(run.doctor)))
+        found.append(
+            ReportRun(run.name, result, sources, explanation, summary, views, use, cache(run.doctor), run.cost())
+        )
     return found
 
 

@@ -104,7 +104,7 @@ def measure_report(
         from ddp_prof.ingest.split_export import CannotSplitError
 
         try:
-            found = measure_in_parts(file, options)
+            found = measure_in_parts(file, replace(options, with_launches="kernels" in measures))
             found["identity"] = _identities(found["collectives"])
             return {measure: found[measure] for measure in measures}
         except CannotSplitError as error:
@@ -161,16 +161,16 @@ _LOG = logging.getLogger(__name__)
 
 BYTES_PER_ROW, BYTES_PER_ROW_TO_DRAW = 250, 450
 """Bytes of memory per row of a capture read as a whole: for ``collectives``, and for ``timeline``, which take most."""
-SPLITTABLE = frozenset({"overlap", "collectives"})
+SPLITTABLE = frozenset({"overlap", "collectives", "kernels"})
 """What can be measured in parts."""
 
 
 def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any]:
-    """The results of :data:`SPLITTABLE` of an export that is read in parts.
+    """The results of :data:`SPLITTABLE` of an export that is read in parts; kernels only with launches.
 
     That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
     """
-    from ddp_prof.analyze.parts import merge_facts, merge_parts
+    from ddp_prof.analyze.parts import MOST_KERNELS, merge_facts, merge_kernels, merge_parts
     from ddp_prof.ingest.split_export import PART_ROWS, SplitExport
     from ddp_prof.ingest.sqlite_columns import open_sqlite
 
@@ -178,16 +178,22 @@ def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any]:
         structure, steps = _structure_filter(options), partial(_find_steps, options.step_range)
         part_rows = options.part_rows or PART_ROWS
         split = SplitExport(export, Path(folder), options, structure, steps, part_rows)
-        measured = [_measure_part(part, options) for _, part in split.parts()]
+        measured: list[PartResult] = []
+        kernels = 0
+        for _, part in split.parts():
+            one = _measure_part(part, options)
+            measured.append(one if kernels < MOST_KERNELS else replace(one, kernels=()))
+            kernels += sum(len(runs.kernel) for runs in measured[-1].kernels)
         while True:  # until no part was measured with assumptions that others contradict; once as a rule
             known = merge_facts(measured)
             again = [number for number, one in enumerate(measured) if one.assumed != known]
             if not again:
                 break
             for number, part in split.parts(again):
-                measured[number] = _measure_part(part, options, known)
+                one = _measure_part(part, options, known)
+                measured[number] = one if measured[number].kernels else replace(one, kernels=())
     overlap, collectives = merge_parts(measured)
-    return {"overlap": overlap, "collectives": collectives}
+    return {"overlap": overlap, "collectives": collectives, "kernels": merge_kernels(measured)}
 
 
 def _warn_reading_whole(file: Path, rows: int, options: LoadOptions, why: str) -> None:

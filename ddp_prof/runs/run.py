@@ -35,12 +35,12 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import RunCollectives
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
-    from ddp_prof.analyze.cost import Bounds, Cost
+    from ddp_prof.analyze.cost import RunCost
     from ddp_prof.analyze.critical.critical_path import RunCritical
     from ddp_prof.analyze.doctor import Diagnosis
     from ddp_prof.analyze.inventory import TraceInventory
     from ddp_prof.analyze.kernels.device_use import DeviceUse
-    from ddp_prof.analyze.kernels.kernel_times import KernelRuns
+    from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
@@ -72,6 +72,8 @@ class Run:
     folder: str = ""
     _analysis: RunAnalysis | None = None
     _explanation: RunExplanation | None = None
+    _contention: Contention | None = None
+    _cost: RunCost | None = None
     _kept: TraceEvents | None = None
 
     def __repr__(self) -> str:
@@ -169,7 +171,6 @@ class Run:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
-        from ddp_prof.analyze.kernels.kernel_times import measure_contention
 
         self.prepare(*DOCTOR)
         analysis, files = self.analysis(), len(self.files)
@@ -186,7 +187,7 @@ class Run:
                 critical=self.critical(),
                 skew=self.skew(),
                 facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
-                contention=lambda: measure_contention(self.kernels()),
+                contention=self.contention,
                 compared_files=(MOST_FILES_OF_KERNELS, files) if files > MOST_FILES_OF_KERNELS else None,
             )
         )
@@ -199,16 +200,21 @@ class Run:
         """The executions of kernels; of many files, those of the first few."""
         return self._measure_sampled("kernels")
 
-    def cost(self) -> tuple[Cost, Bounds]:
-        """What communication costs a step, waiting and slowdown of compute, and what could be gained at most."""
-        from ddp_prof.analyze.cost import find_bounds, measure_cost
-        from ddp_prof.analyze.kernels.kernel_times import Contention, measure_contention
-        from ddp_prof.analyze.variants.comparison import compare_variants
+    def cost(self) -> RunCost:
+        """What communication costs each step, waiting and slowdown of compute, and what could be gained at most."""
+        from ddp_prof.analyze.cost import measure_run_cost
 
-        (summary,) = compare_variants([self.overlap()])
-        may_slow = summary.device != "cpu" and summary.overlapped_ns
-        cost = measure_cost(summary, measure_contention(self.kernels()) if may_slow else Contention())
-        return cost, find_bounds(summary, cost)
+        if self._cost is None:
+            self._cost = measure_run_cost(self.overlap(), self.contention)
+        return self._cost
+
+    def contention(self) -> Contention:
+        """How much slower kernels compute beside communication."""
+        from ddp_prof.analyze.kernels.kernel_times import measure_contention
+
+        if self._contention is None:
+            self._contention = measure_contention(self.kernels())
+        return self._contention
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""
@@ -372,6 +378,8 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     """A file as a panel of a timeline, with the collectives of the run that it belongs to."""
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
+    from ddp_prof.analyze.cost import measure_run_cost
+    from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_contention
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline
@@ -395,6 +403,9 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
     result = measure_overlap(trace, ranks, part.diagnostics)
+    cost = None
+    if analysis.files == 1 and trace.shape_id is not None:  # else the page says nothing of single files
+        cost = measure_run_cost(result, lambda: measure_contention(list(map(find_kernel_runs, ranks)))).cost
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
     clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(
@@ -402,7 +413,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         trace=trace,
         ranks=ranks,
         overlaps=result.ranks,
-        gain=gain_headline(compare_variants([result])[0]),
+        gain=gain_headline(compare_variants([result])[0], cost),
         explained=explained,
         caveats=tuple(caveat.value for caveat in result.caveats),
         clock=next((clock for clock in clocks if clock.clock == trace.path), None),

@@ -7,12 +7,22 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ddp_prof.analyze.cost import ON_CPU, Bounds, Cost, find_bounds, measure_cost
+from ddp_prof import load_runs
+from ddp_prof.analyze.cost import Bounds, Cost, find_bounds, measure_cost, measure_run_cost
 from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
+from ddp_prof.analyze.step_cost import ON_CPU, PARTS, StepCost
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.present.headlines import cost_text, gain_headline
+from ddp_prof.trace import Trace
+from tests.analyze.random_runs import runs
 from tests.command_line import run
+from tests.examples import examples
+
+PARTS_READ = ("--part-rows", 20_000)
 
 SUMMARY = VariantSummary(
     label="job",
@@ -103,6 +113,66 @@ def test_on_a_real_job_the_slowdown_costs_four_times_what_is_exposed(shared_trac
 
 def test_a_capture_that_is_read_in_parts_is_not_read_whole_for_its_cost(shared_traces: Path) -> None:
     trace = shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
-    result = run("overlap", "--format", "json", "--part-rows", 20_000, trace)
+    result = run("overlap", "--format", "json", *PARTS_READ, trace)
     assert "read as a whole" not in result.stderr
-    assert json.loads(result.stdout)["cost"] is None
+    found, whole = (json.loads(run("overlap", "--format", "json", *more, trace).stdout) for more in (PARTS_READ, ()))
+    known = ("contention_ns", "contention_low_ns", "contention_high_ns", "kappa", "kernels_compared", "reason")
+    assert [found["cost"][name] for name in known] == [whole["cost"][name] for name in known]
+    step = found["ranks"][0]["steps"][3]["cost"]
+    assert step["blocking_ns"] is None, "waits are not followed in parts"
+    assert step["limits_ns"]["blocking"][0] == 0 < step["limits_ns"]["blocking"][1]
+    assert list(step["reasons"]) == ["blocking"]
+
+
+def is_divided(step: StepCost) -> bool:
+    """Whether the parts that are known sum to the step, and each lies within its limits."""
+    ends = {end: [getattr(step, f"{part}_{end}ns") for part in PARTS] for end in ("low_", "", "high_")}
+    for part, low, ns, high in zip(PARTS, *ends.values(), strict=True):
+        assert (ns is None) == ({"work": "contention", "standstill": "blocking"}.get(part, part) in step.reasons)
+        known = [one for one in (low, ns, high) if one is not None]
+        assert known == sorted(known)
+        assert min(known, default=0) >= 0
+    if step.step_ns is None or step.reasons:
+        return False
+    assert step.standstill_by_ns is not None
+    assert min(step.standstill_by_ns.values()) >= 0
+    assert sum(step.standstill_by_ns.values()) == step.standstill_ns
+    assert sum(ends[""]) == step.step_ns
+    for one, other in (("low_", "high_"), ("high_", "low_")):  # what is less work is more contention
+        mixed = [ends[one][0], ends[other][1], ends[one][2], ends[other][3]]
+        assert None in mixed or sum(mixed) == step.step_ns
+    return True
+
+
+@examples(100)
+@given(runs(), st.sampled_from([KNOWN, Contention(reason="not known"), replace(KNOWN, slowed_low=None)]))
+def test_the_parts_of_each_step_of_any_run_sum_to_it(traces: tuple[Trace, ...], contention: Contention) -> None:
+    cost = measure_run_cost(merge_ranks([measure_overlap(trace) for trace in traces]), lambda: contention)
+    for rank in cost.ranks:
+        for step in rank.steps:
+            is_divided(step)
+
+
+def test_the_parts_of_each_step_of_a_real_job_sum_to_it(shared_traces: Path) -> None:
+    (of_run,) = load_runs(shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite")
+    (rank,) = of_run.cost().ranks
+    assert all(map(is_divided, rank.steps))
+
+
+def test_where_waits_were_not_recorded_work_is_known_and_what_waited_is_not(shared_traces: Path) -> None:
+    (of_run,) = load_runs(shared_traces / "kineto_a100_ddp_rank0of2.json.gz")
+    (rank,) = of_run.cost().ranks
+    assert not any(map(is_divided, rank.steps))
+    assert all(step.reasons.keys() == {"blocking"} for step in rank.steps)
+
+
+def test_on_a_cpu_work_and_contention_are_not_known_and_the_rest_is() -> None:
+    (of_run,) = load_runs("traces/torch.sqlite")
+    cost = of_run.cost()
+    steps = [step for rank in cost.ranks for step in rank.steps]
+    assert {step.reasons["contention"] for step in steps} == {ON_CPU}
+    assert all(step.work_ns is step.contention_high_ns is None for step in steps)
+    assert all((step.blocking_ns or 0) + (step.standstill_ns or 0) <= (step.step_ns or 0) for step in steps)
+    assert cost.cost.medians_ns is not None
+    assert cost.cost.medians_ns["blocking"]
+    assert cost.cost.medians_ns["work"] is None

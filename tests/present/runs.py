@@ -9,9 +9,10 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.straggler import view_step
 from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.cost import RunCost, measure_run_cost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.kernels.device_use import DeviceUse, measure_rank_use
-from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_kernels
+from ddp_prof.analyze.kernels.kernel_times import Contention, find_kernel_runs, measure_kernels
 from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.analyze.variants.comparison import compare_variants
@@ -52,6 +53,11 @@ def result_of(trace: Trace, label: str = "overlap") -> TraceOverlap:
     return replace(measure_overlap(trace), label=label)
 
 
+def cost_of(result: TraceOverlap) -> RunCost:
+    """Where no kernel could be compared."""
+    return measure_run_cost(result, Contention)
+
+
 def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> ReportRun:
     label = label or name
     explanation = explain_run(analysis_of(trace, label=label))
@@ -70,4 +76,5 @@ def run_of(trace: Trace, name: str = "overlap", label: str | None = None) -> Rep
         lambda: steps,
         use,
         lambda: Diagnosis((), ()),
+        cost_of(result),
     )

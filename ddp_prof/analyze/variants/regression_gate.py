@@ -6,7 +6,7 @@ their difference is larger than its interval; see :mod:`ddp_prof.analyze.statist
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -16,6 +16,7 @@ import numpy as np
 from ddp_prof.analyze.overlap import LEAST_IN_STEPS, RankOverlap, TraceOverlap, keys_of
 from ddp_prof.analyze.quality import NO_COMMUNICATION, why_no_steps
 from ddp_prof.analyze.statistics import LEAST_STEPS, StepMedian, half_width_of_change, median_of_steps
+from ddp_prof.analyze.step_cost import StepCost
 from ddp_prof.manifest import Manifest
 
 DEFAULT_REGRESSION = 0.05
@@ -38,6 +39,7 @@ class Requirements:
     Attributes:
         min_overlap: Smallest share of communication that compute must hide on each rank, 0 to 1.
         max_exposed_ns, max_tail_ns, max_blocking_ns: Of a step at ``percentile`` (0 to 100) of the steps of each rank.
+        max_cost_ns: Of the same step: what waits for communication and what it slows, see :class:`.StepCost`.
         baseline: Another run, with which step time and exposed communication are compared.
         max_regression: Largest increase against the baseline, as a share of the baseline.
         all_ranks: Whether the traces of all ranks of the job are required.
@@ -53,6 +55,7 @@ class Requirements:
     incomparable: tuple[str, ...] = ()
     percentile: float = MEDIAN
     max_blocking_ns: float | None = None
+    max_cost_ns: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +92,20 @@ class GateReport:
         return bool(self.verdicts) and all(verdict.status == "passed" for verdict in self.verdicts)
 
 
-def check_run(run: TraceOverlap, requirements: Requirements) -> GateReport:
-    return GateReport(run, tuple(_verdicts(run, requirements)))
+StepCosts = Mapping[str, Sequence[StepCost]]
+"""What communication costs each step of each rank, by the rank's name."""
+
+
+def check_run(run: TraceOverlap, requirements: Requirements, costs: StepCosts | None = None) -> GateReport:
+    """Check a run; ``costs``, those of the run, are needed if a cost is required."""
+    return GateReport(run, tuple(_verdicts(run, requirements, costs)))
 
 
 class _UnknownFigure(Exception):  # noqa: N818
     """A figure is not known; the message is the reason."""
 
 
-def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
+def _verdicts(run: TraceOverlap, asked: Requirements, costs: StepCosts | None) -> Iterator[GateResult]:
     if asked.all_ranks:
         yield _judge_presence(run)
     if asked.min_overlap is not None:
@@ -121,6 +129,8 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
                 if limited.status == "passed":
                     verdict = replace(limited, reason="measured: an upper limit, from the times of launches")
             yield verdict
+    if asked.max_cost_ns is not None and costs is not None:
+        yield _judge_cost(run, f"max cost{which}", asked.max_cost_ns, asked.percentile, costs)
     if asked.baseline is not None and asked.incomparable:
         reason = f"not comparable with the baseline: {', '.join(asked.incomparable)}"
         for name in ("step time against baseline", "exposed against baseline"):
@@ -133,6 +143,36 @@ def _verdicts(run: TraceOverlap, asked: Requirements) -> Iterator[GateResult]:
 
 def _at_percentile(name: str, percentile: float, rank: RankOverlap) -> float:
     return float(np.percentile(list(_times(name, rank).values()), percentile))
+
+
+def _judge_cost(run: TraceOverlap, requirement: str, limit: float, percentile: float, costs: StepCosts) -> GateResult:
+    """Judge blocking and contention of each step; where they are not known, their limits may tell."""
+
+    def of_steps(end: str, rank: RankOverlap) -> float:
+        _overlap(rank)
+        chosen = {id(step) for step in rank.communicating_steps}
+        pairs = zip(rank.steps, costs[rank.name], strict=True)
+        steps = [found for step, found in pairs if id(step) in chosen and found.step_ns is not None]
+        if not steps:
+            raise _UnknownFigure(NO_LENGTHS if rank.marked_steps else NO_STEPS)
+        parts_ns = [(getattr(step, f"blocking_{end}ns"), getattr(step, f"contention_{end}ns")) for step in steps]
+        if any(None in of_step for of_step in parts_ns):
+            reasons = [
+                step.reasons[part] for part in ("contention", "blocking") for step in steps if part in step.reasons
+            ]
+            raise _UnknownFigure(reasons[0] if reasons else "the interval of contention is not known")
+        return float(np.percentile([sum(of_step) for of_step in parts_ns], percentile))
+
+    verdict = _judge_worst(run, requirement, "ns", limit, partial(of_steps, ""))
+    if verdict.status != "unknown":
+        return verdict
+    at_most = _judge_worst(run, requirement, "ns", limit, partial(of_steps, "high_"))
+    if at_most.status == "passed":
+        return replace(at_most, reason="measured: an upper limit, as not all of the cost is known")
+    at_least = _judge_worst(run, requirement, "ns", limit, partial(of_steps, "low_"))
+    if at_least.status == "failed":
+        return replace(at_least, reason="measured: a lower limit, as not all of the cost is known")
+    return verdict
 
 
 def _judge_presence(run: TraceOverlap) -> GateResult:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from ddp_prof import __version__
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.straggler import RankStepView
+from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
@@ -30,6 +31,7 @@ from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import (
     Headline,
+    cost_text,
     describe_changes,
     gain_headline,
     root_cause_headline,
@@ -66,6 +68,17 @@ class ReportRun:
     load_steps: Callable[[], Mapping[int, Sequence[RankStepView]]]
     use: Mapping[str, TableView]
     diagnose: Callable[[], Diagnosis]
+    cost: RunCost
+
+    @property
+    def gain(self) -> str:
+        return gain_headline(self.summary, self.cost.cost)
+
+    @property
+    def bounds(self) -> str:
+        """What communication slows, and what could be gained at most; empty if that is not known."""
+        text = "" if self.summary.reason else cost_text(self.cost.cost, self.cost.bounds) or ""
+        return text[:1].upper() + text[1:]
 
     @property
     def cause(self) -> Headline:
@@ -92,7 +105,7 @@ def write_index(
     pictures: Collection[str] = (),
 ) -> None:
     """``is_whole``: the pages of the runs are written; ``pictures``: stems of the ``.png`` files beside the page."""
-    rows = compare_rows(run.summary for run in runs)
+    rows = compare_rows([run.summary for run in runs], [run.cost for run in runs])
     facts = [_facts(run) for run in runs]
     shared = set.intersection(*(set(fact.items()) for fact in facts))
     values = {
@@ -128,7 +141,7 @@ def _story(runs: Sequence[ReportRun]) -> list[str]:
     worst = max(runs, key=lambda run: run.summary.gain_at_most or 0)
     if len(runs) > 1 and not worst.summary.gain_at_most:
         return ["No run is known to gain from hiding communication"]
-    gain = gain_headline(worst.summary)
+    gain = worst.gain
     return [gain if len(runs) == 1 else f"Most is to be gained in {worst.result.label}: {gain}"]
 
 
@@ -145,7 +158,8 @@ def _run_values(
         "device": run.result.device,
         "share": percent(run.summary.overlap_ratio),
         **pages,
-        "gain": gain_headline(run.summary),
+        "gain": run.gain,
+        "cost": run.bounds,
         "finding": run.cause.text,
         "advice": main_advice(SummarizedRun(run.result, run.summary, run.explanation, run.diagnose())),
         "skew": skew_headline(run.explanation.skew).text,
@@ -329,7 +343,7 @@ def _write_why_page(run: ReportRun, folder: Path, place: Place) -> None:
     if found.skew.reason is None:
         nodes = {rank.name: rank.node for rank in run.result.ranks}
         figures["skew"] = draw_skew(found.run, found.skew, nodes)
-    gain = gain_headline(run.summary)
+    gain = run.gain
     heading = f"{run.result.label}: {gain}"
     write_page(
         folder / f"{place.name}{WHY}.html",

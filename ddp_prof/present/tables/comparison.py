@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
 
+from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary
@@ -23,6 +24,7 @@ from ddp_prof.analyze.variants.waterfall import (
     Waterfall,
 )
 from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
+from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
 from ddp_prof.present.text import collective_name, milliseconds, percent, source_name
@@ -34,11 +36,15 @@ HOW_TO_READ = (
 )
 
 
+_FEW_RUNS = 3
+
+
 def compare_view(
     results: Sequence[TraceOverlap],
     summaries: Sequence[VariantSummary],
     waterfall: Waterfall,
     changes: Sequence[PartChange],
+    costs: Sequence[RunCost],
 ) -> TableView:
     warnings = notes_of_runs(results)
     recorders = ", ".join(dict.fromkeys(map(profiler_name, results)))
@@ -51,15 +57,29 @@ def compare_view(
         notes.append(f"no speedup of {names}: most of the difference is {cause}, which no variant changes")
     if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
         notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
+    if len(summaries) <= _FEW_RUNS:  # of more, the columns tell
+        notes += [f"cost, {', '.join(labels)}: {text}" for text, labels in _cost_texts(summaries, costs).items()]
     notes += warnings
     document = {
         "schema": SCHEMA,
-        "variants": [asdict(summary) for summary in summaries],
+        "variants": [
+            {**asdict(summary), "cost": asdict(cost.cost), "bounds": asdict(cost.bounds)}
+            for summary, cost in zip(summaries, costs, strict=True)
+        ],
         "warnings": warnings,
         "waterfall": asdict(waterfall),
         "changes": [{**asdict(change), **values_of(change, "change_ns", "is_beyond_spread")} for change in changes],
     }
-    return TableView("", compare_rows(summaries), notes, document)
+    return TableView("", compare_rows(summaries, costs), notes, document)
+
+
+def _cost_texts(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> dict[str, list[str]]:
+    """Say of each run what communication slows and what could be gained at most, with the labels of equal ones."""
+    labels: dict[str, list[str]] = {}
+    for summary, cost in zip(summaries, costs, strict=True):
+        if not summary.reason and (text := cost_text(cost.cost, cost.bounds)):
+            labels.setdefault(text.removesuffix("."), []).append(summary.label)
+    return labels
 
 
 def how_to_read(summaries: Iterable[VariantSummary]) -> str:
@@ -68,7 +88,7 @@ def how_to_read(summaries: Iterable[VariantSummary]) -> str:
     return f"{HOW_TO_READ}; speedup: over {BASELINE}" if is_sped_up else HOW_TO_READ
 
 
-def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
+def compare_rows(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> list[Row]:
     return [
         {
             "variant": summary.label,
@@ -76,12 +96,14 @@ def compare_rows(summaries: Iterable[VariantSummary]) -> list[Row]:
             "step_ms": ms(summary.step_ns),
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
-            **times_of(summary, "comm", "overlapped", "exposed", "blocking", "tail", "exposed_memory"),
+            **times_of(summary, "comm", "overlapped", "exposed", "blocking"),
+            "slowed_ms": ms(cost.cost.contention_ns),
+            **times_of(summary, "tail", "exposed_memory"),
             "overlap_%": in_percent(summary.overlap_ratio),
             "in_backward_%": in_percent(summary.backward_overlap_ratio),
             "speedup": summary.speedup,
         }
-        for summary in summaries
+        for summary, cost in zip(summaries, costs, strict=True)
     ]
 
 

@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 
-from ddp_prof.analyze.cost import Bounds, Cost
+from ddp_prof.analyze.cost import RankCost, RunCost
 from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
 from ddp_prof.analyze.quality import NOTHING_LEFT
+from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
 from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
@@ -30,9 +31,7 @@ _OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "id
 DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
 
 
-def overlap_view(
-    result: TraceOverlap, headline: str = "", cost: Cost | None = None, bounds: Bounds | None = None, *, by_step: bool
-) -> TableView:
+def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None = None, *, by_step: bool) -> TableView:
     rows: list[Row] = []
     has_nodes = len({rank.node for rank in result.ranks}) > 1
     has_passes = any((step.passes or 0) > 1 for rank in result.ranks for step in rank.steps)
@@ -62,9 +61,9 @@ def overlap_view(
         **values_of(result, "label", "source", "producer", "device"),
         "recorder": result.recorder,
         "attribution": values_of(result.attribution, "activities", "device_time", "method"),
-        "ranks": [_rank_document(rank) for rank in result.ranks],
-        "cost": asdict(cost) if cost else None,
-        "bounds": asdict(bounds) if bounds else None,
+        "ranks": [_rank_document(rank, cost.ranks[at] if cost else None) for at, rank in enumerate(result.ranks)],
+        "cost": asdict(cost.cost) if cost else None,
+        "bounds": asdict(cost.bounds) if cost else None,
         "outliers": asdict(result.outliers) if result.outliers else None,
         "warnings": list(result.warnings),
         "headline": headline,
@@ -73,12 +72,38 @@ def overlap_view(
     return TableView(title, rows, notes, document, digest=DIGEST)
 
 
-def _rank_document(rank: RankOverlap) -> Document:
+def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
+    of_steps = cost.steps if cost else (None,) * len(rank.steps)
     return {
         **fields_of(rank),
         "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
         **values_of(rank, "overlap_ratio", "backward_overlap_ratio"),
-        "steps": [{**fields_of(step), "length": fields_of(step.length)} for step in rank.steps],
+        "cost": asdict(cost.cost) if cost else None,
+        "bounds": asdict(cost.bounds) if cost else None,
+        "steps": [
+            {
+                **fields_of(step),
+                "length": values_of(step.length, *_OF_LENGTHS),
+                "cost": of_step and _step_cost_document(of_step),
+            }
+            for step, of_step in zip(rank.steps, of_steps, strict=True)
+        ],
+    }
+
+
+_OF_LENGTHS = ("start_ns", "ns", "compute_only_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "idle_ns")
+"""Parts that sum; what of them is blocking is among the cost."""
+
+
+def _step_cost_document(cost: StepCost) -> Document:
+    """The parts of a step; ``limits_ns`` are those of each part that is estimated, or not known."""
+    limits: dict[str, tuple[int | None, int | None]] = {
+        part: (getattr(cost, f"{part}_low_ns"), getattr(cost, f"{part}_high_ns")) for part in PARTS
+    }
+    return {
+        **values_of(cost, *(f"{part}_ns" for part in PARTS), "standstill_by_ns"),
+        "limits_ns": {part: ends for part, ends in limits.items() if None not in ends and ends[0] != ends[1]},
+        "reasons": cost.reasons,
     }
 
 

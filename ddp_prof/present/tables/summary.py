@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from string import digits
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.cost import Bounds, Cost
+from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
@@ -41,16 +41,15 @@ class SummarizedRun:
     summary: VariantSummary
     explanation: RunExplanation
     diagnosis: Diagnosis | None
-    cost: Cost | None = None
-    bounds: Bounds | None = None
+    cost: RunCost | None = None
 
     @property
     def headline(self) -> str:
-        return gain_headline(self.summary, self.cost)
+        return gain_headline(self.summary, self.cost.cost if self.cost else None)
 
     @property
     def cost_text(self) -> str | None:
-        return cost_text(self.cost, self.bounds) if self.cost and self.bounds and not self.summary.reason else None
+        return cost_text(self.cost.cost, self.cost.bounds) if self.cost and not self.summary.reason else None
 
     @property
     def cause(self) -> str:
@@ -112,8 +111,8 @@ def _document(run: SummarizedRun) -> Document:
     return {
         **values_of(run.summary, *known, "blocking_ns", "blocking_at_most_ns", "gain_at_most"),
         "missing": run.result.missing,
-        "cost": asdict(run.cost) if run.cost else None,
-        "bounds": asdict(run.bounds) if run.bounds else None,
+        "cost": asdict(run.cost.cost) if run.cost else None,
+        "bounds": asdict(run.cost.bounds) if run.cost else None,
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,

@@ -11,7 +11,7 @@ from ddp_prof.present.charts.comparison import parts_ms
 from ddp_prof.present.tables.comparison import compare_rows
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
-from tests.present.runs import HOSTILE_TITLE, cpu_run, result_of
+from tests.present.runs import HOSTILE_TITLE, cost_of, cpu_run, result_of
 
 HIDDEN, HALF, BARE = (
     result_of(cpu_run(shift=shift), label) for shift, label in ((0, "overlap"), (2, "bucketed"), (4, "naive"))
@@ -28,9 +28,10 @@ def draw_comparison(results):
 
 
 def test_the_parts_are_those_of_the_table_and_sum_to_the_window() -> None:
-    for summary in compare_variants([HIDDEN, HALF, BARE]):
+    results = [HIDDEN, HALF, BARE]
+    for summary, result in zip(compare_variants(results), results, strict=True):
         parts = parts_ms(summary)
-        (row,) = compare_rows([summary])
+        (row,) = compare_rows([summary], [cost_of(result)])
         assert (parts["exposed"], parts["overlapped"]) == (row["exposed_ms"], row["overlapped_ms"])
         assert row["comm_ms"] == pytest.approx(parts["exposed"] + parts["overlapped"])
         assert sum(parts.values()) * 1e6 == pytest.approx(summary.window_ns)

@@ -1,0 +1,144 @@
+"""The parts of a step: work, what communication slows it by, what waits for communication, and the rest.
+
+A step that waits 4 for communication, and whose compute beside it takes 1.5 times as long::
+
+    compute          aaaa======....bb...   a, b alone, = beside communication
+    communication        NNNNNNNNNN
+    contention             ##              a third of the 6 beside it
+    blocking                   ####
+    standstill                       ###   nothing computes, and nothing waits for communication
+    work             aaaa====      bb      all compute, without contention: 10
+
+    step = work + contention + blocking + standstill, in integers of nanoseconds
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ddp_prof.analyze.kernels.kernel_times import Contention
+from ddp_prof.analyze.overlap import StepLength, StepOverlap
+
+ON_CPU = "ranks share cores: what communication takes from compute is not in the trace"
+NO_OVERLAP = "it is not known how long communication ran beside compute"
+NO_LENGTH = "how long the step took is not known"
+NO_WORK = "what computed in the step is not known"
+NO_BLOCKING = "it is not known what waited for communication"
+
+PARTS = ("work", "contention", "blocking", "standstill")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """The parts of a step of a rank; where all are known, they sum to ``step_ns``.
+
+    A part that is not known is ``None`` with a reason, and lies from ``low`` to ``high``, if these are known. For
+    contention, and so for work, which are estimates, ``low`` and ``high`` are the 95 % interval.
+
+    Attributes:
+        work_ns: All time in which the device computes, without what communication slows it by.
+        contention_ns: What communication slows the compute beside it by.
+        blocking_ns: The time without compute in which a stream, or the host of a CPU, stands still for communication.
+        standstill_ns: All other time without compute.
+        standstill_by_ns: Its parts, which sum to it: ``communication`` that nothing waits for, ``copies``, ``idle``;
+            ``None`` if they are not known.
+        reasons: Why ``contention``, and so ``work``, or ``blocking``, and so ``standstill``, is not known.
+    """
+
+    step_ns: int | None
+    work_ns: int | None
+    work_low_ns: int | None
+    work_high_ns: int | None
+    contention_ns: int | None
+    contention_low_ns: int | None
+    contention_high_ns: int | None
+    blocking_ns: int | None
+    blocking_low_ns: int | None
+    blocking_high_ns: int | None
+    standstill_ns: int | None
+    standstill_low_ns: int | None
+    standstill_high_ns: int | None
+    standstill_by_ns: dict[str, int] | None
+    reasons: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Slowed:
+    """Which share of the time beside communication is contention, 0 to 1, with its interval; ``None`` if not known."""
+
+    share: float | None
+    low: float | None
+    high: float | None
+    reason: str | None
+
+    def of(self, overlapped_ns: int) -> tuple[int | None, int | None, int | None]:
+        """Contention in so much time beside communication, and its interval."""
+
+        def part(share: float | None) -> int | None:
+            return None if share is None else min(overlapped_ns, max(0, round(share * overlapped_ns)))
+
+        if not overlapped_ns:  # nothing ran beside it
+            return 0, 0, 0
+        return part(self.share), part(self.low), part(self.high)
+
+
+def find_slowed(contention: Contention, device: str) -> Slowed:
+    """Without a known slowdown, all time beside communication may be contention, or none; on a CPU nothing is known."""
+    if device == "cpu":
+        return Slowed(None, None, None, ON_CPU)
+    if contention.slowed is None:
+        return Slowed(None, 0, 1, contention.reason or NO_OVERLAP)
+    return Slowed(contention.slowed, contention.slowed_low, contention.slowed_high, None)
+
+
+def divide_step(step: StepOverlap, slowed: Slowed, why_no_blocking: str | None) -> StepCost:
+    """Divide the length of a step; see :class:`StepCost`."""
+    length: StepLength = step.length
+    if length.ns is None:
+        return _unknown_step(None, NO_LENGTH)
+    if length.compute_only_ns is None or length.overlapped_ns is None:
+        return _unknown_step(length.ns, NO_WORK)
+    compute_ns = length.compute_only_ns + length.overlapped_ns
+    rest_ns, reasons = length.ns - compute_ns, dict[str, str]()
+    contention, low, high = slowed.of(length.overlapped_ns)
+    if contention is None:
+        reasons["contention"] = slowed.reason or NO_OVERLAP
+    blocking, most = length.blocking_ns, length.blocking_at_most_ns
+    least = 0 if blocking is None else blocking
+    most = rest_ns if most is None else most
+    if blocking is None:
+        reasons["blocking"] = why_no_blocking or NO_BLOCKING
+
+    def less(whole_ns: int, part_ns: int | None) -> int | None:
+        return None if part_ns is None else whole_ns - part_ns
+
+    return StepCost(
+        step_ns=length.ns,
+        work_ns=less(compute_ns, contention),
+        work_low_ns=less(compute_ns, high),
+        work_high_ns=less(compute_ns, low),
+        contention_ns=contention,
+        contention_low_ns=low,
+        contention_high_ns=high,
+        blocking_ns=blocking,
+        blocking_low_ns=least,
+        blocking_high_ns=most,
+        standstill_ns=less(rest_ns, blocking),
+        standstill_low_ns=rest_ns - most,
+        standstill_high_ns=rest_ns - least,
+        standstill_by_ns=None if blocking is None else _divide_standstill(length),
+        reasons=reasons,
+    )
+
+
+def _divide_standstill(length: StepLength) -> dict[str, int]:
+    communication = (length.exposed_ns or 0) - (length.blocking_exposed_ns or 0)
+    copies = (length.exposed_memory_ns or 0) - (length.blocking_memory_ns or 0)
+    blocked_otherwise = (length.blocking_ns or 0) - (length.blocking_exposed_ns or 0) - (length.blocking_memory_ns or 0)
+    return {"communication": communication, "copies": copies, "idle": (length.idle_ns or 0) - blocked_otherwise}
+
+
+def _unknown_step(step_ns: int | None, reason: str) -> StepCost:
+    nothing: dict[str, Any] = {field.name: None for field in fields(StepCost)}
+    return StepCost(**{**nothing, "step_ns": step_ns, "reasons": dict.fromkeys(("contention", "blocking"), reason)})
