@@ -1,14 +1,16 @@
 """Changes the package at random places, one at a time, and prints which changes the tests notice.
 
+    .venv/bin/pip install pytest-cov
     .venv/bin/python scripts/dev/mutate.py --seed 7 --count 100 [--under analyze ingest present/tables ddp]
-        [--near] [--against COMMIT] [--only NUMBER ...]
+        [--against COMMIT] [--only NUMBER ...] [--keep FOLDER]
 
-A change is to one operator, number or condition. The tests of the file's folder run on it, then those of the commands
-and of what else reads results, each until the first failure; those of Chromium and nsys do not. With ``--near``, only
-those of the folder run.
+A change is to one operator, number or condition. All tests but those of Chromium and nsys run once and say which lines
+each of them reaches; then those that reach its line run on a change, the nearest first, until one fails. What runs in a
+process of its own says nothing: for a line that no test reaches, and for ``ddp``, the tests of the file's folder run.
 
 With ``--against``, the tests of another commit run on what those of this checkout do not notice, for instance of one
 before tests were dropped: what these notice alone was lost. Of its files only those run that differ, or draw examples.
+With ``--keep``, the copies and what was measured stay in a folder, and the next call goes on with them.
 
 Prints a row a change: its number, place, line before and after, and the first test that fails. Exit: 1 if anything was
 lost, else 0. One seed draws the same changes as long as the package is the same.
@@ -28,7 +30,9 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -39,9 +43,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "ddp_prof"
 UNDER = ("analyze", "ingest", "present/tables", "ddp")
 OTHERS = ("cli", "runs", "present", "test_golden.py", "test_own_traces.py", "test_empty_trace.py", "test_variants.py")
-"""Tests of what reads the results of another folder; not of ``ddp``, which is read by training alone."""
-TEST_S, STAGE_S = 120, 900
-"""Time limits of one test and of all of a stage; a change that ends in an endless loop is noticed, too."""
+"""Tests of what reads the results of another folder."""
+TEST_S, STAGE_S = 120, 3600
+"""Time limits of one test and of all that run on a change; a change that ends in an endless loop is noticed, too."""
 
 COMPARED = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
@@ -58,7 +62,7 @@ class Change:
     """A place in a file, as offsets of bytes, and what stands there instead."""
 
     path: str
-    line: int
+    lines: range
     start: int
     end: int
     text: str
@@ -85,48 +89,61 @@ def changed(node: ast.AST) -> ast.expr | None:
     return None
 
 
-def expressions(node: ast.AST) -> Iterator[tuple[ast.expr, ast.expr]]:
-    """Expressions of a tree, each with another one for it; annotations, assertions and texts are left out."""
+def expressions(node: ast.AST, line: int = 1) -> Iterator[tuple[int, ast.expr, ast.expr]]:
+    """Line of the statement, expression, and another one for it; annotations, assertions and texts are left out."""
+    if isinstance(node, ast.stmt):
+        line = node.lineno
     if isinstance(node, (ast.If, ast.IfExp)) and "TYPE_CHECKING" not in ast.unparse(node.test):
-        yield node.test, ast.UnaryOp(ast.Not(), node.test)
+        yield line, node.test, ast.UnaryOp(ast.Not(), node.test)
     if isinstance(node, ast.expr) and (new := changed(node)):
-        yield node, new
+        yield line, node, new
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list"):
             continue
         for child in value if isinstance(value, list) else [value]:
             if isinstance(child, ast.AST) and not isinstance(child, (ast.JoinedStr, ast.Assert)):
-                yield from expressions(child)
+                yield from expressions(child, line)
 
 
-def changes_of(path: Path) -> list[Change]:
+def changes_of(root: Path, path: Path) -> list[Change]:
     source = path.read_bytes()
     lines = [0]
     for line in source.splitlines(keepends=True):
         lines.append(lines[-1] + len(line))
     return [
         Change(
-            path.relative_to(ROOT).as_posix(),
-            old.lineno,
+            path.relative_to(root).as_posix(),
+            range(line, (old.end_lineno or line) + 1),
             lines[old.lineno - 1] + old.col_offset,
             lines[(old.end_lineno or 0) - 1] + (old.end_col_offset or 0),
             f"({ast.unparse(new)})",
         )
-        for old, new in expressions(ast.parse(source))
+        for line, old, new in expressions(ast.parse(source))
     ]
 
 
-def draw(under: Sequence[str], seed: int, count: int) -> list[Change]:
-    files = sorted({file for folder in under for file in (ROOT / PACKAGE / folder).rglob("*.py")})
-    drawn = [change for file in files for change in changes_of(file)]
+def draw(root: Path, under: Sequence[str], seed: int, count: int) -> list[Change]:
+    files = sorted({file for folder in under for file in (root / PACKAGE / folder).rglob("*.py")})
+    drawn = [change for file in files for change in changes_of(root, file)]
     return random.Random(seed).sample(drawn, count)  # noqa: S311
 
 
 class Copy:
     """A copy of the checkout, to be changed, with its own tests or with those of a commit."""
 
-    def __init__(self, folder: Path, near: bool, commit: str | None = None) -> None:
+    def __init__(self, folder: Path, commit: str | None = None) -> None:
         self.root = folder / "checkout"
+        self.measured = folder / "reached.coverage"
+        if not self.root.exists():
+            self._fill(commit)
+        if (ROOT.parent / "shared").exists() and not (folder / "shared").exists():
+            (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
+        names = sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
+        self.files = [name for name in names if not commit or self._is_other(name)]
+        self.failing = dict[str, bool]()
+        """Whether a test fails without a change."""
+
+    def _fill(self, commit: str | None) -> None:
         listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).is_file() and not (commit and name.startswith("tests/")):
@@ -137,70 +154,89 @@ class Copy:
             archive = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
             with tarfile.open(fileobj=io.BytesIO(archive)) as file:
                 file.extractall(self.root, filter="data")
-        if (ROOT.parent / "shared").exists():
-            (folder / "shared").symlink_to((ROOT.parent / "shared").resolve())
-        self.is_other = {name: commit is not None and self._is_other(name) for name in self._test_files()}
-        self.near, self.tried, self.failing = near, list[list[str]](), dict[str, bool]()
-        """Whether a test fails without a change."""
-
-    def _test_files(self) -> list[str]:
-        return sorted(path.relative_to(self.root).as_posix() for path in (self.root / "tests").rglob("test_*.py"))
 
     def _is_other(self, name: str) -> bool:
         """Whether a test file can notice something that the checkout's does not."""
         content = (self.root / name).read_bytes()
         return b"@given" in content or not (ROOT / name).exists() or content != (ROOT / name).read_bytes()
 
-    def stages(self, change: Change) -> Iterator[list[str]]:
-        """Arguments of pytest: tests of the file's folder, then others, of each the slow ones last."""
+    @cached_property
+    def reached(self) -> dict[str, dict[int, set[str]]]:
+        """The tests that reach a line, by file of the package; of what a fixture runs, all tests of the test file."""
+        from coverage import CoverageData  # type: ignore[import-not-found, unused-ignore]
+
+        if not self.measured.exists():
+            places = (*UNDER, *OTHERS)
+            files = [name for name in self.files if name.startswith(tuple(f"tests/{place}" for place in places))]
+            measure = [f"--cov={PACKAGE}", "--cov-context=test", "--cov-report=", "-n", "2", "--dist", "loadfile"]
+            failed = self.run([*files, *measure, "-p", "no:cacheprovider"], most=0)
+            (self.root / ".failed").write_text("\n".join(failed))
+            (self.root / ".coverage").rename(self.measured)
+        self.failing |= dict.fromkeys((self.root / ".failed").read_text().split("\n"), True)
+        (data := CoverageData(str(self.measured))).read()
+        tests = {name.rpartition("|")[0] for name in data.measured_contexts() if name}
+        of_file: dict[str, set[str]] = {}
+        for test in tests:
+            of_file.setdefault(test.partition("::")[0], set()).add(test)
+        reached: dict[str, dict[int, set[str]]] = {}
+        for file in data.measured_files():
+            by_line = reached[Path(file).relative_to(self.root).as_posix()] = {}
+            for line, contexts in data.contexts_by_lineno(file).items():
+                found: set[str] = set()
+                for context in filter(None, contexts):
+                    test, _, phase = context.rpartition("|")
+                    found |= {test} if phase == "run" else of_file[test.partition("::")[0]]
+                by_line[line] = found
+        return reached
+
+    def tests_of(self, change: Change) -> list[str]:
+        """The tests to run on a change, the nearest first."""
         place = Path(change.path).relative_to(PACKAGE).parent
-        own = [f"tests/{place}"]
-        while not (self.root / own[0]).is_dir():
-            place = place.parent
-            own = [f"tests/{place}"]
-        above = [f"tests/{place.parts[0]}", f"--ignore={own[0]}"] if len(place.parts) > 1 else []
-        others = [] if self.near or place.parts[0] == "ddp" else [f"tests/{name}" for name in OTHERS]
-        others = [name for name in others if (self.root / name).exists()]
-        for places in (own, above, others):
-            if any(self.is_other.values()):
-                places = [name for name, other in self.is_other.items() if other and name.startswith(tuple(places))]
-            for slow in ("not slow", "slow") if places else ():
-                yield [*places, "-m", f"{slow} and not browser and not nsys"]
+        by_line = {} if place.parts[:1] == ("ddp",) else self.reached.get(change.path, {})
+        found = set[str]().union(*(by_line.get(line, set()) for line in change.lines))
+        if not found:
+            while not (self.root / "tests" / place).is_dir():
+                place = place.parent
+            return [name for name in self.files if name.startswith(f"tests/{place}/")]
+        near = f"tests/{place}"
+        parts = [f"tests/{place.parts[0]}", near]
+        return sorted(found, key=lambda test: (-sum(test.startswith(part) for part in parts), test))
 
     def first_failure(self, change: Change) -> str | None:
         """Return the first test that fails with the change, and not without it."""
         file = self.root / change.path
         before = file.read_bytes()
-        for stage in self.stages(change):
-            if any(self.is_other.values()) and stage not in self.tried:  # many may fail with the package of today
-                self.tried.append(stage)
-                self.failing |= dict.fromkeys(self.run(stage, most=0), True)
-            while True:
-                file.write_bytes(change.apply(before))
-                try:
-                    found = self.run([*stage, *(f"--deselect={name}" for name, fails in self.failing.items() if fails)])
-                finally:
-                    file.write_bytes(before)
-                if not found:
-                    break
-                failed = found[0]
-                if failed not in self.failing:
-                    self.failing[failed] = "::" in failed and self.run([failed]) != []
-                if not self.failing[failed]:
-                    return failed
-        return None
+        tests = self.tests_of(change)
+        while True:
+            left = [test for test in tests if not self.failing.get(test)]
+            if not left:
+                return None
+            file.write_bytes(change.apply(before))
+            try:
+                found = self.run(left)
+            finally:
+                file.write_bytes(before)
+            if not found:
+                return None
+            failed = found[0]
+            if failed not in self.failing:
+                self.failing[failed] = "::" in failed and self.run([failed]) != []
+            if not self.failing[failed]:
+                return failed
+            tests = [test for test in tests if test != failed]
 
     def run(self, arguments: Sequence[str], most: int = 1) -> list[str]:
         """Return the first tests that fail, 0: all, or what else ended pytest."""
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-o", f"timeout={TEST_S}"]
-        command += [f"--maxfail={most}"]
-        environment = {**os.environ, "PYTHONPATH": str(self.root)}
+        (listed := self.root / ".arguments").write_text("\n".join(arguments))
+        deselected = [f"--deselect={name}" for name, fails in self.failing.items() if fails and name]
+        command = [sys.executable, "-m", "pytest", "-q", "-o", f"timeout={TEST_S}", f"--maxfail={most}"]
+        command += ["-m", "not browser and not nsys", *deselected, f"@{listed}"]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(self.root), _PATH]))}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)  # else each run would compile the package and the tests again
         try:
             done = subprocess.run(
-                [*command, *arguments], cwd=self.root, env=environment, capture_output=True, text=True,
-                timeout=STAGE_S, check=False,
-            )  # fmt: skip
+                command, cwd=self.root, env=environment, capture_output=True, text=True, timeout=STAGE_S, check=False
+            )
         except subprocess.TimeoutExpired:
             return [f"no end within {STAGE_S} s"]
         if done.returncode in (0, 5):  # all passed, none chosen
@@ -209,27 +245,31 @@ class Copy:
         return found or [f"pytest ended with {done.returncode}"]
 
 
+_PATH = os.environ.get("PYTHONPATH", "")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, required=True)
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--under", nargs="+", default=UNDER, help=f"folders of {PACKAGE}")
-    parser.add_argument("--near", action="store_true", help="only tests of the folder")
     parser.add_argument("--against", metavar="COMMIT")
     parser.add_argument("--only", nargs="+", type=int, help="numbers of changes, for a second look")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the copies there, and go on with them")
     arguments = parser.parse_args(argv)
     lost = 0
-    with tempfile.TemporaryDirectory(prefix="mutate.") as name:
-        (folders := [Path(name) / "now", Path(name) / "before"])[0].mkdir()
-        folders[1].mkdir()
-        now = Copy(folders[0], arguments.near)
-        before = Copy(folders[1], arguments.near, arguments.against) if arguments.against else None
-        for number, change in enumerate(draw(arguments.under, arguments.seed, arguments.count)):
+    with ExitStack() as stack:
+        folder = arguments.keep or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mutate.")))
+        for name in ("now", "before"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        now = Copy(folder / "now")
+        before = Copy(folder / "before", arguments.against) if arguments.against else None
+        for number, change in enumerate(draw(now.root, arguments.under, arguments.seed, arguments.count)):
             if arguments.only and number not in arguments.only:
                 continue
-            source = (now.root / change.path).read_bytes()  # the checkout may change meanwhile
+            source = (now.root / change.path).read_bytes()
             there = source[change.start : change.end].decode()
-            print(f"{number}: {change.path}:{change.line}: {there} -> {change.text}", flush=True)
+            print(f"{number}: {change.path}:{change.lines[-1]}: {there} -> {change.text}", flush=True)
             killer = now.first_failure(change)
             said = f"noticed by {killer}" if killer else "not noticed"
             if not killer and before and (killer := before.first_failure(change)):
