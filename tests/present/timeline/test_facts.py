@@ -176,6 +176,22 @@ class TestWaiting:
             told.append(drawn.ask("page.selection")[0] / US)
         assert told == [15, 95, 95, 15, 15], "there is none beyond the last and before the first"
 
+    def test_keys_go_by_length_and_pass_slivers(self, node: Node, tmp_path: Path) -> None:
+        """Sixty presses did not reach the tail that held most of the exposed time: slivers of 1 us lay before it."""
+        capture = bucket_steps(20, 14, 30)
+        for sliver in (32 * US, STEP_NS + 32 * US):
+            capture.kernels.append(Kernel(NCCL, sliver, sliver + 30, sliver - 20 * US, 100, stream=20))
+        open_capture(node, tmp_path, capture)
+
+        def pressed(*ways: int) -> list[float]:
+            move = "(way => page.select(page.nextBySize('exposed', way) ?? page.selected))(argument)"
+            return [(node.ask(move, way), node.ask("page.selection")[0] / US)[1] for way in ways]
+
+        node.ask("page.showSteps()")
+        assert pressed(1, 1, 1, 1, -1, -1) == [95, 15, 55, 55, 15, 95], "all steps: 20, 10, 4 us"
+        node.ask("page.select(null), page.showStep(1)")
+        assert pressed(1, 1, -1) == [15, 15, 15], "that step alone, from its start"
+
     def test_what_is_not_known_is_no_zero(self, node: Node, tmp_path: Path) -> None:
         """Of the second step a wait was not resolved, so that of its all-reduce nothing is known."""
         capture = bucket_steps(20, 20)

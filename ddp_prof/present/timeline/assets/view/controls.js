@@ -75,14 +75,15 @@ const KEYS = {
   l: () => byId("lanes").focus(),
   c: (timeline) => timeline.toggle("calls"), r: (timeline) => timeline.toggle("ranges"),
   f: (timeline) => timeline.showSelection(), Backspace: (timeline) => timeline.back(),
-  b: (timeline, details) => goTo(timeline, details, "blocking", 1), B: (timeline, details) => goTo(timeline, details, "blocking", -1),
-  e: (timeline, details) => goTo(timeline, details, "exposed", 1), E: (timeline, details) => goTo(timeline, details, "exposed", -1),
+  b: (timeline, details) => goTo(timeline, details, timeline.nextOf("blocking", 1)),
+  B: (timeline, details) => goTo(timeline, details, timeline.nextOf("blocking", -1)),
+  e: (timeline, details) => goTo(timeline, details, timeline.nextBySize("exposed", 1)),
+  E: (timeline, details) => goTo(timeline, details, timeline.nextBySize("exposed", -1)),
   "?": () => toggleKeys(),
 };
 
-/** Selects the next box of a category, or the one before, and brings it into view. */
-function goTo(timeline, details, category, direction) {
-  const box = timeline.nextOf(category, direction);
+/** Selects a box, if there is one, and brings it into view. */
+function goTo(timeline, details, box) {
   if (!box) return;
   timeline.bringIntoView(box);
   details.showBox(box);

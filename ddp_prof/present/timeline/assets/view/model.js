@@ -19,6 +19,11 @@ const UNDRAWN_WIDTH = 1000, UNDRAWN = { narrow: false, room: 600, headers: [] };
 /** @typedef {{row: Row, track: Track, at: number}} BoxPlace a box */
 /** A box, or a range of the axis. @typedef {{row?: Row, track?: Track, at?: number, from?: number, to?: number}} Selection */
 
+/** @param {BoxPlace} box */
+const lengthOf = ({ track, at }) => track.end[at] - track.start[at];
+/** @param {BoxPlace} box */
+const stepOf = ({ track, at }) => track.columns.step[track.source[at]];
+
 export class Model {
   /** @param {PageData} data */
   constructor(data) {
@@ -314,21 +319,41 @@ export class Model {
     return nearest(this, tracks, here, direction);
   }
 
+  /**
+   * The box of a category that is next by length, longest first; null after the last one. From anything else that is
+   * selected it leads to the longest one.
+   * @param {string} name @param {1 | -1} direction
+   */
+  nextBySize(name, direction) {
+    const boxes = this.#bySize(name), { track, at } = /** @type {BoxPlace} */ (this.selected ?? {});
+    const here = boxes.findIndex((box) => box.track === track && box.at === at);
+    return boxes[here < 0 ? 0 : here + direction] ?? null;
+  }
+
   /** The longest box of a category in a measured step, else the longest anywhere, or null. */
   longestOf(name) {
-    const code = this.data.categories.find((each) => each.name === name)?.code, measured = new Set(this.stepKeys);
-    let longest = 0, isMeasured = false, box = null;
-    for (const row of this.rows) {
-      for (const track of row.tracks.filter(({ category }) => category === code)) {
-        for (let at = 0; at < track.length; at++) {
-          const length = track.end[at] - track.start[at], isOfStep = measured.has(track.columns.step[track.source[at]]);
-          if (isOfStep === isMeasured ? length <= longest : isMeasured) continue;
-          [longest, isMeasured] = [length, isOfStep];
-          box = { row, track, at };
-        }
-      }
-    }
-    return box;
+    const measured = new Set(this.stepKeys), [longest = null] = this.#boxesOf(name, (step) => measured.has(step));
+    return longest ?? this.#boxesOf(name)[0] ?? null;
+  }
+
+  /**
+   * Boxes of a category in the step that is shown, or in all steps, longest first. Those of less than a hundredth of
+   * their rank's time of this category in their step are left out, as a reader could not find the others among them.
+   */
+  #bySize(name) {
+    const boxes = this.#boxesOf(name, (step) => this.step === null || step === this.step);
+    const groupOf = (box) => `${box.row.rank} ${stepOf(box)}`, sums = new Map();
+    for (const box of boxes) sums.set(groupOf(box), (sums.get(groupOf(box)) ?? 0) + lengthOf(box));
+    return boxes.filter((box) => 100 * lengthOf(box) >= sums.get(groupOf(box)));
+  }
+
+  /** Boxes of a category in steps that fit, longest first, then in order of time. @returns {BoxPlace[]} */
+  #boxesOf(name, fits = (_step) => true) {
+    const code = this.data.categories.find((each) => each.name === name)?.code;
+    const boxes = this.rows.flatMap((row) => row.tracks.filter(({ category }) => category === code).flatMap((track) =>
+      Array.from({ length: track.length }, (_, at) => ({ row, track, at }))));
+    return boxes.filter((box) => fits(stepOf(box)))
+      .sort((one, other) => lengthOf(other) - lengthOf(one) || keyOf(this, one)[0] - keyOf(this, other)[0]);
   }
 
   /** The box at a place of the lanes, if it is not merged with others. @returns {?{row, track, at}} */
