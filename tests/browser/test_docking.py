@@ -1,4 +1,4 @@
-"""Details stand beside the lanes where there is room, and are seen without scrolling."""
+"""Details are seen without scrolling, and nothing moves when they come."""
 
 from __future__ import annotations
 
@@ -18,25 +18,34 @@ def page(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("width", [1400, 1100])
-def test_what_is_selected_stands_beside_the_lanes(visit: Visit, page: Path, width: int) -> None:
+def test_nothing_moves_when_boxes_are_selected(visit: Visit, page: Path, width: int) -> None:
+    """A click shrank the lanes and wrapped the legend, so that what was clicked moved away."""
     visit.resize(width, 900)
     visit.open_timeline(page)
-    whole = visit.ask("page.width")
-    visit.click(device_label(visit, "communication", 10))
-    (pane,), (figure,) = visit.boxes("#details"), visit.boxes("#timeline")
-    assert figure["right"] <= pane["left"]
-    assert (pane["width"] <= 320, pane["right"] <= width) == (True, True)
-    assert 0 < pane["top"] < pane["bottom"] < 900, "above the fold"
-    assert visit.ask("page.width") < whole - 250, "the lanes made room"
-    assert visit.ask("document.documentElement.scrollWidth") == width
-    (label,) = visit.boxes("#whole .band")
-    assert label["right"] <= pane["left"], "the whole run too"
-    visit.click(device_label(visit, "host", 3))
+    places = ("#timeline", "#whole .band", ".bar button", "#labels *", "#sums")
+    before = {place: visit.boxes(place) for place in places}
+    labels = [device_label(visit, kind, ns) for kind, ns in (("communication", 10), ("host", 3))]
+    for label in labels * 10:
+        visit.click(label)
+        assert {place: visit.boxes(place) for place in places} == before
+        (pane,) = visit.boxes("#details")
+        assert not pane["top"] <= label[1] <= pane["bottom"], "what was clicked is seen"
+        assert 0 <= pane["top"] < pane["bottom"] <= 900, "above the fold"
     assert details(visit)["lane"] == "rank 0, host", "boxes are where they are drawn"
-    visit.press("Escape")
-    assert visit.ask("page.width") == whole
-    assert visit.boxes("#details")[0]["top"] >= visit.boxes("#timeline")[0]["bottom"]
+    assert visit.ask("document.documentElement.scrollWidth") == width
     assert visit.complaints == []
+
+
+def test_details_of_a_low_box_lie_above(visit: Visit, page: Path) -> None:
+    visit.resize(1400, 400)
+    visit.open_timeline(page)
+    _, y = device_label(visit, "communication", 10)
+    visit.resize(1400, round(y) + 20)
+    x, low = device_label(visit, "communication", 10)
+    assert low == y, "lanes are as low as can be"
+    visit.click((x, low))
+    (pane,) = visit.boxes("#details")
+    assert (pane["top"], pane["bottom"] < y) == (0, True)
 
 
 @pytest.mark.parametrize("width", [1000, 390])

@@ -15,8 +15,8 @@ export function factsOf(timeline, box) {
   const rank = data.ranks[row.rank], { panel } = rank, [name, , bucket] = timeline.texts(track, at);
   return [
     ["name", name],
-    ["kind", legend],
     ["duration", `${milliseconds(duration)} (${duration.toLocaleString("en")} ns)`],
+    ["kind", legend],
     ["start", `${milliseconds(track.start[at] - offset)} on the axis`],
     ["lane", `${rankName(data, rank)}, ${row.lane}`],
     ...launchFacts(timeline, box),

@@ -1,4 +1,5 @@
-// The details beside the lanes, or below them on a narrow page: of the selected box, or the sums of a measured range.
+// The details of the selected box, or the sums of a measured range: over the lower edge of a wide window, so that nothing
+// moves, and below the lanes on a narrow page.
 
 /** @import { BoxPlace } from "./model.js" */
 /** @import { Timeline } from "./timeline.js" */
@@ -7,6 +8,7 @@ import { milliseconds } from "../base/format.js";
 import { factsOf, sumsIn } from "../data/facts.js";
 
 const MOST_KERNELS = 12;
+const LONG = 120; // characters; what is longer begins with two lines
 
 export class Details {
   /** @param {Timeline} timeline @param {HTMLElement} pane */
@@ -23,13 +25,22 @@ export class Details {
     this.#fill(...this.hint);
   }
 
-  /** The details take room beside the lanes only while something is selected. */
   #fill(...content) {
     const { pane, timeline: { selected } } = this;
-    pane.parentElement.classList.toggle("docked", Boolean(selected));
+    document.body.classList.toggle("selected", Boolean(selected));
     if (selected) content.unshift(this.close);
     pane.replaceChildren(...content);
     pane.scrollTop = 0;
+    pane.classList.remove("above");
+    pane.classList.toggle("above", this.#hidesSelection());
+  }
+
+  /** Whether the pane lies over the row of the selected box. */
+  #hidesSelection() {
+    const { pane, timeline: { selected, element: figure } } = this;
+    if (!selected?.row || getComputedStyle(pane).position !== "fixed") return false;
+    const lanes = figure.getBoundingClientRect().top + (figure._fullLayout?._size.t ?? 0);
+    return lanes + selected.row.bottom > pane.getBoundingClientRect().top;
   }
 
   /** @param {BoxPlace} box */
@@ -37,15 +48,16 @@ export class Details {
     this.timeline.select(box);
     const facts = factsOf(this.timeline, box);
     const [[, title], ...others] = facts;
-    const pairs = others.flatMap(([name, text, target]) =>
-      [element("dt", name), element("dd", target?.href ? linkTo(text, target.href) : target ? this.#link(text, target) : element("bdi", text))]);
-    this.#fill(element("h2", element("bdi", title)), element("dl", ...pairs));
+    const pairs = others.map(([name, text, target]) => element("div", element("dt", name),
+      element("dd", target?.href ? linkTo(text, target.href) : target ? this.#link(text, target) : shortened(text))));
+    this.#fill(element("h2", shortened(title)), element("dl", ...pairs));
   }
 
   /** A button that leads to another box. */
   #link(text, box) {
-    const button = element("button", element("bdi", text));
+    const name = element("bdi", text), button = element("button", name);
     button.className = "link";
+    if (text.length > LONG) name.className = "long";
     button.addEventListener("click", () => {
       this.timeline.moveTo(box);
       this.showBox(box);
@@ -65,6 +77,16 @@ export class Details {
       sumsTable("by name", largest.slice(0, MOST_KERNELS)),
       ...(largest.length > MOST_KERNELS ? [element("p", `and ${largest.length - MOST_KERNELS} more names`)] : []));
   }
+}
+
+/** A text; of a long one two lines, and a button that shows the rest. */
+function shortened(text) {
+  const name = element("bdi", text);
+  if (text.length <= LONG) return name;
+  const more = Object.assign(element("button"), { className: "link more", ariaLabel: "all of the name" });
+  name.className = "long";
+  more.addEventListener("click", () => name.classList.toggle("long"));
+  return element("span", name, more);
 }
 
 function linkTo(text, href) {
