@@ -55,7 +55,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Trace, select
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Trace, select, take_or_unknown
 
 LEAST_IN_STEPS = 0.95
 """Share of a rank's communication that must belong to steps, so that steps represent the rank."""
@@ -423,6 +423,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
     overlapped = (communication & compute).length_ns
     backward = union(events.start_ns[rank.is_backward], events.end_ns[rank.is_backward])
     is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
+    is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
     lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
     lead = rank.lead_of(span.holds(rank.steps.start_ns) & rank.has_steps)

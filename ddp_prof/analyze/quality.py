@@ -11,7 +11,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
-from ddp_prof.analyze.core.recording import find_lost_launches
+from ddp_prof.analyze.core.recording import CLOCKS, find_lost_launches
 from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
@@ -41,6 +41,8 @@ ONLY_MESSAGES = f"only sends and receives of gloo communicate in this trace, and
 
 NOTHING_LEFT = (ONLY_WARMUP, ONLY_INCOMPLETE)
 """Why a rank with steps has none that is measured."""
+
+MIXED_CLOCKS = f"{CLOCKS}, nor what its host's communication ran beside"
 
 LOST = "its launches have no activities: the profiler lost them"
 
@@ -97,6 +99,8 @@ def why_unknown_work(rank: RankEvents) -> str | None:
         return NOTHING
     if hides_graphs(rank):
         return GRAPHS
+    if rank.mixes_clocks:
+        return MIXED_CLOCKS
     if rank.hides_waits:
         return UNMARKED_WAITS
     if rank.hides_backward:
@@ -157,7 +161,8 @@ def hides_graphs(rank: RankEvents) -> bool:
 
 def has_no_usable_events(rank: RankEvents) -> bool:
     is_unnamed = rank.trace.unresolved_names.share > MOST_UNNAMED
-    return not len(rank.events) or is_unnamed or rank.hides_backward or _has_only_messages(rank)
+    is_blind = rank.hides_backward or rank.mixes_clocks or _has_only_messages(rank)
+    return not len(rank.events) or is_unnamed or is_blind
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,16 +17,32 @@ import itertools
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy as np
 from hypothesis import strategies as st
 
-from ddp_prof.trace import UNKNOWN, Activities, Calls, Category, Kind, Overhead, Spans, Trace, empty
+from ddp_prof.trace import (
+    UNKNOWN,
+    Activities,
+    Calls,
+    Category,
+    Kind,
+    Overhead,
+    Spans,
+    Synchronizations,
+    SyncKind,
+    Trace,
+    empty,
+)
 from tests.drawing import table
 
 MAIN, AUTOGRAD, OTHER_THREAD = 1, 2, 3
 COMPUTE_STREAM, SECOND_STREAM, COMM_STREAM = 7, 8, 9
 PHASES = ("forward", "backward", "synchronize", "optimizer")
 STALL_NS = 40
-ENGINES = ("kernel", "copies", "prepared")
+ENGINES = ("kernel", "copies", "prepared", "named copies")
+COPY_WITHIN = "Memcpy DtoD (Device -> Device)"
+OF_COPIES = ("nccl:_all_gather_base", "nccl:_all_gather_base", "nccl:all_reduce")
+"""Ranges of torch around a launch; copies alone carry out the first."""
 PEER_COPY = "Memcpy PtoP (Device -> Device)"
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 NOTIFY, DISPATCH = "deep_ep::intranode::notify_dispatch<8>(x)", "deep_ep::intranode::dispatch<8>(x)"
@@ -47,8 +63,9 @@ class Plan:
         rounds: Steps, or what would be steps where the capture has none.
         pace: Of ranks that keep one, the length of a step, then begin and end of each collective in it, from there on.
         late: Rank that is late in two of three steps of these, ``None`` for none.
-        engines: What carries out each collective of a step: a kernel, copies between devices, or a kernel that another
-            one prepares.
+        engines: What carries out each collective of a step: a kernel, copies between devices, a kernel that another
+            one prepares, or copies within a device that a range of torch names.
+        waits: Whether the host waits for the device at the end of each step.
     """
 
     numbers: tuple[int, ...] | None
@@ -67,10 +84,13 @@ class Plan:
     late: int | None
     engines: tuple[str, ...]
     passes: int
+    waits: bool
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> Plan:
+def plans(draw: st.DrawFn, *, has_names: bool = False) -> Plan:
+    """With ``has_names``, torch's ranges name collectives that copies carry out, which a reader has to find."""
+    engines = ENGINES if has_names else ENGINES[:-1]
     pace = draw(st.one_of(st.none(), paces()))
     count = draw(st.sampled_from([0, 0, 1, 2, 3, 4 if pace is None else 10]))
     numbers = tuple(draw(st.sampled_from([range(count), range(7, 7 + count), [n % 2 for n in range(count)]])))
@@ -89,7 +109,8 @@ def plans(draw: st.DrawFn) -> Plan:
         rounds=count or draw(st.integers(1, 4)),
         pace=pace,
         late=draw(st.sampled_from([None, 0, 1, 1])),
-        engines=tuple(draw(st.sampled_from([("kernel",) * 4] * 81 + [*itertools.product(ENGINES, repeat=4)]))),
+        engines=tuple(draw(st.sampled_from([("kernel",) * 4] * 81 + [*itertools.product(engines, repeat=4)]))),
+        waits=draw(st.booleans()),
         passes=draw(st.sampled_from([1, 1, 1, 2, 2, 3, 4])) if pace is None else 1,
     )
 
@@ -113,6 +134,8 @@ class _File:
     activities: list[dict[str, int]] = field(default_factory=list)
     spans: list[dict[str, int]] = field(default_factory=list)
     calls: list[dict[str, int]] = field(default_factory=list)
+    is_launch: list[bool] = field(default_factory=list)
+    waits: list[dict[str, int]] = field(default_factory=list)
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     ranks: dict[int, int] = field(default_factory=dict)
     numbers: int = 10**6
@@ -141,7 +164,8 @@ class _File:
     ) -> None:  # fmt: skip
         """An activity and, with a thread, the call that launched it, of a number that comes again after some calls."""
         kind = kind or {Category.MEMORY: Kind.COPY, Category.OTHER: Kind.GRAPH}.get(category, Kind.KERNEL)
-        name = name if category == Category.COMMUNICATION else category.name
+        if category != Category.COMMUNICATION and name != COPY_WITHIN:
+            name = category.name
         self.launched += not by_last_call
         correlation = 100 + self.launched % self.numbers
         self.activities.append({
@@ -151,12 +175,21 @@ class _File:
         })  # fmt: skip
         if thread is not None and not by_last_call:
             self.calls.append({"start_ns": at, "process": process, "lane": thread, "correlation": correlation})
+            self.is_launch.append(kind in (Kind.KERNEL, Kind.GRAPH))
+
+    def wait(self, process: int, thread: int, at: int, until: int) -> None:
+        """The host waits for the device."""
+        self.waits.append({
+            "kind": SyncKind.HOST_WAIT_DEVICE, "start_ns": at, "end_ns": until, "process": process, "thread": thread,
+            "correlation": UNKNOWN, "device": 0, "stream": UNKNOWN, "awaits": UNKNOWN,
+        })  # fmt: skip
 
     def trace(self, path: str, world_size: int) -> Trace:
         return Trace(
             path=Path(path), source="nsys-sqlite", producer=None, activities=table(Activities, self.activities),
             spans=table(Spans, self.spans), calls=table(Calls, self.calls), threads=self.threads, ranks=self.ranks,
             overhead=empty(Overhead), names=tuple(self.names), world_size=world_size,
+            synchronizations=table(Synchronizations, self.waits), is_launch=np.array(self.is_launch, np.bool_),
         )  # fmt: skip
 
 
@@ -183,9 +216,9 @@ RARE = st.lists(
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Trace, ...]:
+def runs(draw: st.DrawFn, *, has_names: bool = False) -> tuple[Trace, ...]:
     """The traces of one run, a few hundred nanoseconds each."""
-    plan = draw(plans())
+    plan = draw(plans(has_names=has_names))
     ranks, one_file, devices = draw(st.integers(1, 3)), draw(st.booleans()), draw(st.sampled_from([1, 1, 1, 2]))
     first = draw(st.sampled_from([0, 0, -40, -1000]))
     numbers = draw(st.sampled_from([10**6, 10**6, 10**6, 12, 5]))
@@ -228,9 +261,19 @@ def _draw_rank(draw: st.DrawFn, file: _File, plan: Plan, rank: int, clock: int, 
             if not plan.pace:
                 _draw_collectives(draw, file, process, plan, index * plan.passes + nth, time, ahead, devices)
             time += length
+        if plan.waits and file.calls:
+            _draw_wait(draw, file, process, time)
         time += 2 if plan.pace else draw(small(4))
     if plan.has_open and plan.numbers is not None:
         file.say(process, _step_name(plan, 9), time, clock + 600, is_open=True)
+
+
+def _draw_wait(draw: st.DrawFn, file: _File, process: int, at: int) -> None:
+    """The main thread waits until the device has done what the thread launched."""
+    launched = {call["correlation"] for call in file.calls if (call["process"], call["lane"]) == (process, MAIN)}
+    ends = [row["start_ns"] for row in file.activities if row["process"] == process]
+    ends += [row["end_ns"] for row in file.activities if row["process"] == process and row["correlation"] in launched]
+    file.wait(process, MAIN, at, max([at + 1, *ends]) + draw(small(2)))
 
 
 def _step_name(plan: Plan, number: int) -> str:
@@ -312,6 +355,11 @@ def _draw_collectives(
                 pause = draw(small(3))
                 file.launch(process, thread, time + at, start, draw(small(3)), *where, name=NOTIFY)
                 file.launch(process, thread, time + at + pause, start + 3 + pause, length, *where, name=DISPATCH)
+            elif plan.engines[bucket] == "named copies":
+                file.say(process, draw(st.sampled_from(OF_COPIES)), time + at, time + at + 1, thread)
+                for number in range(draw(st.integers(1, 2))):
+                    where = (stream, Category.MEMORY, device)
+                    file.launch(process, thread, time + at, start + number * length, length, *where, name=COPY_WITHIN)
             else:
                 for number in range(draw(st.integers(1, 3))):
                     begin, lasts = start + draw(small(6)), length if number == 0 else draw(small(4))

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, assume, given
@@ -19,18 +21,21 @@ from ddp_prof.analyze.collectives import exposed_time, run_analysis
 from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.core import recording
 from ddp_prof.analyze.overlap import StepLength, TraceOverlap, measure_overlap, merge_ranks
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.variants.waterfall import measure_waterfall
+from ddp_prof.ingest import enrich
 from ddp_prof.present.tables.collectives import _summed_rows
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.trace import Trace
 from tests import oracle
-from tests.analyze.random_runs import runs
+from tests.analyze.damaged_runs import DamagedRun, damaged_runs
 from tests.examples import examples
 from tests.measuring import analysis_of
 from tests.oracle.exposure import BACK_TO_BACK
+from tests.oracle.recorded import MOST_EARLY, MOST_LATE
 
 DRAWN = examples(
     200,
@@ -40,34 +45,38 @@ DRAWN = examples(
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _queues_at_the_scale_of_what_is_drawn() -> Iterator[None]:
+def _times_at_the_scale_of_what_is_drawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exposed_time, "BACK_TO_BACK_NS", BACK_TO_BACK)
+        patch.setattr(enrich, "_ROUNDING_NS", MOST_LATE)
+        patch.setattr(recording, "CLOCK_ERROR_NS", MOST_EARLY)
         yield
 
 
 @pytest.mark.slow
 @DRAWN
-@given(runs(), st.sampled_from([run_analysis.APART_NS, 6]))
-def test_all_figures_agree_with_the_oracle(traces: tuple[Trace, ...], apart: int) -> None:
+@given(damaged_runs(), st.sampled_from([run_analysis.APART_NS, 6]))
+def test_all_figures_agree_with_the_oracle(run: DamagedRun, apart: int) -> None:
     """A pair is given up where its ends lie further apart than ``apart``, at the scale of what is drawn or never."""
-    expected = oracle.ranks_of(*traces)
+    expected = oracle.ranks_of(*run.recorded)
     oracle.explain(expected, apart)
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as folder:
         patch.setattr(run_analysis, "APART_NS", apart)
+        traces = run.read(Path(folder))
         overlaps, analysis = [measure_overlap(trace) for trace in traces], analysis_of(*traces)
         # The oracle does not know of ranks that began to record some steps apart; test_step_alignment.py does.
         assume(not any("to record another number of steps earlier" in warning for warning in analysis.warnings))
-        check_overlap(traces, overlaps)
+        check_overlap(run.recorded, overlaps)
         check_collectives(analysis, expected)
         check_skew(analysis, expected, apart)
         check_waterfall(analysis, expected, apart)
         check_what_is_printed(merge_ranks(overlaps), analysis)
 
 
-def check_overlap(traces: tuple[Trace, ...], overlaps: list[TraceOverlap]) -> None:
-    for trace, overlap in zip(traces, overlaps, strict=True):
+def check_overlap(recorded: tuple[Trace, ...], overlaps: list[TraceOverlap]) -> None:
+    for trace, overlap in zip(recorded, overlaps, strict=True):
         for rank, expected in zip(overlap.ranks, oracle.ranks_of(trace), strict=True):
+            assert rank.clocks_disagree == expected.clocks_disagree
             assert {name: getattr(rank, name) for name in oracle.rank_figures(expected)} == oracle.rank_figures(
                 expected
             )

@@ -23,7 +23,7 @@ def ready_at(rank: Rank, collective: Event) -> int | None:
     """
     if collective.stream is None:
         return collective.launch
-    if collective.step is None or collective.launch is None or collective.operation == "peer_copy":
+    if collective.step is None or collective.launch is None or collective.operation in ("peer_copy", "all_gather"):
         return None
     follows = collective.phase is None and is_after_backward(rank, collective)
     if collective.phase not in ("backward", "synchronize") and not follows:
@@ -63,7 +63,8 @@ def is_after_backward(rank: Rank, collective: Event) -> bool:
 def is_blocking(rank: Rank, collective: Event) -> bool:
     """Launched in ``synchronize``; or after all of backward; or on the stream of compute."""
     on_stream = collective.stream is not None and collective.stream == compute_stream(rank)
-    return collective.phase == "synchronize" or is_after_backward(rank, collective) or on_stream
+    in_wait = collective.phase == "synchronize" and collective.launch is not None
+    return in_wait or is_after_backward(rank, collective) or on_stream
 
 
 def explain(ranks: list[Rank], apart: int = 1_000_000) -> None:
@@ -92,7 +93,9 @@ def _note(rank: Rank, owner: Event, time: int, every: list[Event]) -> None:
 
 
 def why_of(rank: Rank, owner: Event, time: int, every: list[Event]) -> str:
-    """The first reason that holds."""
+    """The first reason that holds; without times of launches, whether a peer had arrived."""
+    if rank.clocks_disagree:
+        return PEER_WAIT if time < owner.start + _or(owner.wait, 0) else "unknown"
     if is_blocking(rank, owner):
         return BLOCKING_CALL
     if time < owner.start + _or(owner.wait, 0):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from ddp_prof.trace import Category, Kind, Trace
+from tests.oracle.recorded import Recorded, clocks_disagree, lost_launches, read
 
 MOST_UNNAMED = 0.01
 PHASES = ("forward", "backward", "synchronize", "optimizer")
@@ -51,13 +53,21 @@ class Event:
     transfer: int | None = None
     bucket: int | None = None
     operation: str = "all_reduce"
-    call: int | None = None
+    call: int | tuple[str, int] | None = None
+    has_launch: bool = True
+    does: str = ""
+    """The operation by the name of the activity alone."""
     parts: list[Event] = field(default_factory=list)
     """Of an operation, what it consists of."""
 
     @property
     def instants(self) -> set[int]:
         return set(range(self.start, self.end))
+
+    @property
+    def at(self) -> int:
+        """When it was launched, or when it began if that is not known."""
+        return self.start if self.launch is None else self.launch
 
 
 @dataclass
@@ -86,6 +96,13 @@ class Rank:
     world_size: int | None
     epoch: int | None
     all_steps: list[Step]
+    incomplete: list[Step] = field(default_factory=list)
+    """Steps that were not recorded as they were, which are in no figure."""
+    beside: list[Event] = field(default_factory=list)
+    """What was launched in these: it ran, beside what counts."""
+    clocks_disagree: bool = False
+    is_unnamed: bool = False
+    """Whether ranges name collectives, of which the rank recorded none."""
     at: dict[int, list[tuple[bool, bool]]] = field(default_factory=dict)
     """Of each exposed instant, for each collective that it belongs to, whether it waits, and whether it is its tail."""
     operations: list[Event] | None = None
@@ -96,7 +113,9 @@ class Rank:
         return [e for e in self.events if e.category == category and (step is None or e.step is step)]
 
     def instants(self, category: Category, step: Step | None = None) -> set[int]:
-        return united(self.select_category(category, step))
+        """Of all steps, also compute and copies of steps that do not count: communication ran beside them."""
+        others = [e for e in self.beside if e.category == category and category != Category.COMMUNICATION]
+        return united(self.select_category(category, step) + ([] if step else others))
 
     def backward(self, step: Step | None = None) -> list[Event]:
         return [e for e in self.select_category(Category.COMPUTE, step) if e.phase == "backward"]
@@ -109,9 +128,9 @@ class Rank:
         with_forward = any(e.phase == "forward" for e in own)
         last: Event | None = None
         rows = [e for e in own if e.category == Category.COMPUTE and (e.phase == "backward" or self._parts(e, own))]
-        for e in sorted(rows, key=lambda e: (e.launch, e.phase == "backward")):
+        for e in sorted(rows, key=lambda e: (e.at, e.phase == "backward")):
             if e.phase == "backward":
-                if last is None or last.phase != "backward" or any(last.launch < at <= e.launch for at in opened):
+                if last is None or last.phase != "backward" or any(last.at < at <= e.at for at in opened):
                     found.append(Pass([], self._begin(own, found, e, opened, with_forward=with_forward)))
                 found[-1].compute.append(e)
             last = e
@@ -122,16 +141,16 @@ class Rank:
     ) -> int:
         """The first launch of forward after the pass before; else the start of its range, or its own first launch."""
         if not found:
-            return first.launch
-        before = max(e.launch for e in found[-1].compute)
-        begins = [at for at in opened if before < at <= first.launch][-1:] or [first.launch]
+            return first.at
+        before = max(e.at for e in found[-1].compute)
+        begins = [at for at in opened if before < at <= first.at][-1:] or [first.at]
         if with_forward:
-            begins += [e.launch for e in own if e.phase == "forward" and e.launch > before]
+            begins += [e.at for e in own if e.phase == "forward" and e.at > before]
         else:
             begins += [
-                e.launch
+                e.at
                 for e in own
-                if e.category == Category.COMPUTE and e.phase is None and self._parts(e, own) and e.launch > before
+                if e.category == Category.COMPUTE and e.phase is None and self._parts(e, own) and e.at > before
             ]
         return min(begins)
 
@@ -150,6 +169,8 @@ class Rank:
         return min((lane for lane in lanes if lanes[lane] == max(lanes.values())), default=self.process)
 
     def _main_backward_starts(self) -> list[int]:
+        if self.clocks_disagree:
+            return []
         ranges = [r for r in self.backward_ranges if r.lane == self.main_thread]
         return [start for start, _ in stretches({t for r in ranges for t in range(r.start, r.end)})]
 
@@ -158,13 +179,14 @@ class Rank:
         if collective.step is None or not self.has_steps:
             return None
         passes = self.passes(collective.step)
-        begun = [one for one in passes if one.begins <= collective.launch]
+        begun = [one for one in passes if one.begins <= collective.at]
         return begun[-1] if begun else passes[0] if passes else None
 
     def key(self, step: Step) -> int:
         """The step's number, or its position where numbers come again or it has none."""
-        numbers = [s.number for s in self.steps if s.number is not None]
-        position = self.steps.index(step)
+        measured = [s for s in self.all_steps if not s.is_warmup]
+        numbers = [s.number for s in measured if s.number is not None]
+        position = measured.index(step)
         return position if len(set(numbers)) < len(numbers) or step.number is None else step.number
 
     def collectives(self) -> list[Event]:
@@ -182,29 +204,35 @@ class Rank:
 def _joined(events: list[Event]) -> list[Event]:
     """The operations that events are parts of, in the order of the event that each is named after.
 
-    The copies of one call are one, named after the last to end. What prepares an all-to-all is part of the one that
-    comes next on its stream, if nothing else does and both are of one step.
+    The copies of one range or call are one, named after the last to end. What prepares an all-to-all is part of the one
+    that comes next on its stream, if nothing else does and both are of one step.
     """
-    groups = [[e] for e in events if e.operation not in ("peer_copy", "notify") or e.call is None]
-    calls: dict[int, list[Event]] = {}
-    for e in events:
-        if e.operation == "peer_copy" and e.call is not None:
+    are_copies = [not e.is_kernel and e.call is not None for e in events]
+    groups = [[e] for e, is_copy in zip(events, are_copies, strict=True) if not is_copy and not _prepares(e)]
+    calls: dict[int | tuple[str, int], list[Event]] = {}
+    for e, is_copy in zip(events, are_copies, strict=True):
+        if is_copy:
             calls.setdefault(e.call, []).append(e)
     groups += [sorted(of_call, key=lambda e: e.end) for of_call in calls.values()]
     kernels = [e for e in events if e.is_kernel]
     for e in events:
-        if e.operation == "notify" and e.call is not None:
+        if _prepares(e):
             mine = sorted(
                 (one for one in kernels if one.stream == e.stream and one.step is e.step), key=lambda x: x.start
             )
             place = next(index for index, one in enumerate(mine) if one is e)
-            after = next((one for one in mine[place:] if one.operation != "notify"), None)
-            if after is not None and after.operation == "all_to_all":
+            after = next((one for one in mine[place:] if one.does != "notify"), None)
+            if after is not None and after.does == "all_to_all":
                 next(group for group in groups if group[-1] is after).insert(0, e)
             else:
                 groups.append([e])
     where = {id(e): place for place, e in enumerate(events)}
     return [_operation(group) for group in sorted(groups, key=lambda group: where[id(group[-1])])]
+
+
+def _prepares(e: Event) -> bool:
+    """By its kernel's name, whatever a range round its launch says."""
+    return e.does == "notify" and e.call is not None
 
 
 def _operation(parts: list[Event]) -> Event:
@@ -234,6 +262,8 @@ def _order(rank: Rank) -> tuple[bool, int, int, int]:
 
 
 def _ranks_of_trace(trace: Trace) -> list[Rank]:
+    recorded = read(trace, _launch_of)
+    trace = recorded.trace
     rows = trace.activities
     used = [(int(p), int(d), c) for p, d, c in zip(rows.process, rows.device, rows.category, strict=True)]
     works = {(process, device) for process, device, category in used if category != Category.MEMORY}
@@ -245,9 +275,9 @@ def _ranks_of_trace(trace: Trace) -> list[Rank]:
             devices = {device for owner, device in works if owner == process}
             if not devices and (not works or process in trace.ranks):  # beside others that work it is no rank
                 devices = {device for owner, device, _ in used if owner == process}
-            found += [_rank(trace, process, device) for device in sorted(devices)]
+            found += [_rank(recorded, process, device) for device in sorted(devices)]
         elif process in trace.ranks or not (on_device or trace.ranks):
-            found.append(_rank(trace, process, None))
+            found.append(_rank(recorded, process, None))
     return found
 
 
@@ -268,7 +298,8 @@ def _is_mostly_in(phase: Range, step: Step) -> bool:
     return within > 0 and 2 * within >= min(phase.end - phase.start, step.end - step.start)
 
 
-def _rank(trace: Trace, process: int, device: int | None) -> Rank:
+def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
+    trace = recorded.trace
     ranges = _ranges(trace, process)
     steps = steps_among(ranges)
     phases = [(phase, r) for phase in PHASES for r in ranges if r.name == phase]
@@ -281,14 +312,21 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
         steps = steps[:-1]
     collectives = [r for r in ranges if r.name.startswith("all_reduce|")]
     ours = [r.name for r in ranges if r.name.startswith("process|")]
-    events = _host_events(collectives, phases) if device is None and (collectives or ours) else []
+    lost = lost_launches(trace, process)
+    events = _host_events(collectives, phases) if device is None and (collectives or ours) and not lost else []
+    is_off = device is not None and clocks_disagree(trace, process, _launch_of)
     if device is not None:
-        events = _device_events(trace, process, steps, ranges, phases, device)
+        events = _device_events(recorded, process, steps, ranges, phases, device)
         if not any(e.category == Category.COMMUNICATION for e in events) and not any("backend=nccl" in n for n in ours):
-            events += [e for e in _host_events(collectives, phases) if e.category == Category.COMMUNICATION]
+            sent = [e for e in _host_events(collectives, phases) if e.category == Category.COMMUNICATION]
+            lanes = {r.start: r.lane for r in collectives}
+            events += [_from_its_copy(e, lanes, recorded, process) for e in sent]
     for e in events:
         e.step = next((s for s in steps if e.launch is not None and s.start <= e.launch < s.end), None)
     has_steps = bool(steps)
+    incomplete = _incomplete(recorded, process, steps, events, lost, is_off) if device is not None else []
+    for e in events if is_off else []:  # the host's and the device's times cannot be compared
+        e.launch = e.launch if e.stream is None else None
     if not steps and events:
         whole = Step(None, min(e.start for e in events), max(e.end for e in events), is_warmup=False)
         steps = [whole]
@@ -297,16 +335,54 @@ def _rank(trace: Trace, process: int, device: int | None) -> Rank:
     told = {phase for phase, _ in phases}
     trains = told & {"optimizer", "synchronize"} or any(e.category == Category.COMMUNICATION for e in events)
     hides_backward = device is None and "backward" not in told and trains
-    is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward)
+    mixes_clocks = is_off and any(e.category == Category.COMMUNICATION and e.stream is None for e in events)
+    is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward) or mixes_clocks
+    counted = [e for e in events if e.step is None or not (e.step.is_warmup or e.step in incomplete)]
+    beside = [e for e in events if e.step in incomplete]
+    names = {trace.names[row] for row in trace.spans.name_id}
+    is_silent = not any(e.category == Category.COMMUNICATION for e in events)
+    is_unnamed = device is not None and is_silent and any(name.startswith("nccl:") for name in names)
     return Rank(
         process, device, trace.ranks.get(process), str(trace.path),
-        [e for e in events if e.step is None or not e.step.is_warmup], [s for s in steps if not s.is_warmup], has_steps,
+        counted, [s for s in steps if not s.is_warmup and s not in incomplete], has_steps,
         [r for phase, r in phases if phase == "synchronize"], is_blind, trace.world_size,
         trace.epoch_ns,
         steps,
+        incomplete,
+        beside,
+        is_off,
+        is_unnamed and trace.world_size != 1,
         ranges=ranges,
         backward_ranges=backward,
     )  # fmt: skip
+
+
+def _incomplete(
+    recorded: Recorded, process: int, steps: list[Step], events: list[Event], lost: list[int], is_off: bool
+) -> list[Step]:
+    """Steps with a launch that was lost or work that is impossible, and those that lost work may have run beside."""
+    trace = recorded.trace
+    launches = [
+        _launch_of(trace, row)[0] for row in recorded.impossible if int(trace.activities.process[row]) == process
+    ]
+    doubtful = [at for at in (*lost, *launches) if at is not None]
+    found = [s for s in steps if any(s.start <= at < s.end for at in doubtful)]
+    whole = [s for s in steps if s not in found]
+    if not found:
+        return []
+    ends = {id(s): max((e.end for e in events if e.step is s), default=LONG_AGO) for s in steps}
+    begins = {id(s): min((e.start for e in events if e.step is s), default=None) for s in steps}
+    both = [(one, other) for one, other in pairwise(steps) if one in whole and other in whole]
+    overlap = any(begins[id(b)] is not None and ends[id(a)] > begins[id(b)] for a, b in both)
+    beside = []
+    for one, other in pairwise(steps):
+        if one in found and other in whole and overlap:
+            beside.append(other)
+        if other in found and one in whole and overlap and is_off:
+            beside.append(one)
+    if not is_off:
+        beside += [s for s in whole if any(later.start > s.start and ends[id(s)] > later.start for later in found)]
+    return [s for s in steps if s in found or s in beside]
 
 
 def unnamed_share(trace: Trace) -> float:
@@ -362,15 +438,18 @@ def _phase_at(phases: list[tuple[str, Range]], time: int | None) -> str | None:
     return max(holding, key=lambda found: found[:2])[2] if holding else None
 
 
-def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]:
+def _device_events(recorded, process, steps, ranges, phases, device) -> list[Event]:
+    trace = recorded.trace
     rows = [row for row in range(len(trace.activities)) if trace.activities.process[row] == process]
     table, events = trace.activities, {}
     for row in rows:
         launch, thread, call = _launch_of(trace, row)
+        if table.kind[row] == Kind.COPY and row in recorded.ranges:
+            call = ("range", recorded.ranges[row])
         events[row] = Event(
             int(table.start_ns[row]), int(table.end_ns[row]), Category(int(table.category[row])), int(table.lane[row]),
             launch, thread, table.kind[row] == Kind.KERNEL, phase=_phase_at(phases, launch), call=call,
-            operation=_operation_of(trace, row),
+            operation=_operation_of(recorded, row), has_launch=launch is not None, does=_does(trace, row),
         )  # fmt: skip
     if not any(phase == "backward" for phase, _ in phases):
         autograd = _autograd_threads(trace, process, steps, ranges, list(events.values()))
@@ -381,7 +460,15 @@ def _device_events(trace, process, steps, ranges, phases, device) -> list[Event]
     return [e for row, e in events.items() if table.device[row] == device]
 
 
-def _operation_of(trace: Trace, row: int) -> str:
+def _operation_of(recorded: Recorded, row: int) -> str:
+    """That of torch's range around the launch, else by the name of the activity."""
+    named = recorded.named(row)
+    if named is not None:
+        return "all_gather" if "all_gather" in named else "all_reduce"
+    return _does(recorded.trace, row)
+
+
+def _does(trace: Trace, row: int) -> str:
     if trace.activities.kind[row] == Kind.COPY:
         return "peer_copy"
     name = trace.names[trace.activities.name_id[row]]
@@ -432,6 +519,21 @@ def _autograd_threads(trace, process, steps, ranges, events) -> set[int]:
     )
     found = (sends & computes) - main
     return found if main & {r.lane for r in ranges if r.start in starts} or computes - found else set()
+
+
+def _from_its_copy(sent: Event, lanes: dict[int, int], recorded: Recorded, process: int) -> Event:
+    """Gloo begins with the first copy that the thread launches before its next collective, and before this one ends."""
+    trace, lane = recorded.trace, lanes[sent.start]
+    until = min([start for start in lanes if start > sent.start and lanes[start] == lane] + [sent.end])
+    table, begins = trace.activities, []
+    for row in range(len(table)):
+        at, thread, _ = _launch_of(trace, row)
+        if table.process[row] == process and table.kind[row] == Kind.COPY and at is not None:
+            begins += [(at, row)] if thread == lane and sent.start <= at < until else []
+    if not begins:
+        return sent
+    start = int(table.start_ns[min(begins)[1]])
+    return replace(sent, start=min(max(start, sent.start), sent.end))
 
 
 def _host_events(collectives: list[Range], phases: list[tuple[str, Range]]) -> list[Event]:

@@ -119,6 +119,8 @@ def _fit(ranks: list[Rank], streams: list[dict[int, int]]) -> tuple[int, Fractio
 def _far(row: Row, ranks: list[Rank], found: Clocks, apart: int) -> list[bool]:
     """Which parts end too far from the middle one, of two from each other; no communicator has a name here."""
     present = [e for e in row if e is not None]
+    if present[0].operation == "notify":  # it waits for no other rank
+        return [False] * len(row)
     offset = found.offset
     ends = [None if e is None else Fraction(e.end + offset[rank.file]) for rank, e in zip(ranks, row, strict=True)]
     middle = median(end for end in ends if end is not None)
@@ -350,6 +352,8 @@ def budget(ranks: list[Rank], apart: int = 1_000_000) -> dict[str, int | None] |
                 waits, tails = map(any, zip(*rank.at[time], strict=True))
                 sums["wait" if waits and knows_wait else "tail" if tails else "transfer"] += 1
     found: dict[str, int | None] = {part: round(sums[part] / steps) for part in ("step", *PARTS)} if steps else {}
+    if found and any(rank.clocks_disagree for rank in ranks):  # when the host waited is not known
+        found |= {"calls": None}
     return found | ({} if knows_wait else {"wait": None}) if found else None
 
 

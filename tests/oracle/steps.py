@@ -46,7 +46,11 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     }
     if hides_graphs(rank):
         figures = dict.fromkeys(figures) | {name: figures[name] for name in ("comm_ns", "window_ns")}
-    return known | (dict.fromkeys(figures) if misses_launches(rank) else figures)
+    return known | (dict.fromkeys(figures) if misses_launches(rank) or _is_unnamed(rank) else figures)
+
+
+def _is_unnamed(rank: Rank) -> bool:
+    return rank.is_unnamed and not hides_graphs(rank)
 
 
 def tail(rank: Rank, step: Step) -> set[int]:
@@ -69,7 +73,7 @@ def hides_graphs(rank: Rank) -> bool:
 def misses_launches(rank: Rank) -> bool:
     """Whether of more than a fifth of the communication no step is known, though it ran in steps."""
     sent = rank.select_category(Category.COMMUNICATION)
-    lost = united([e for e in sent if e.step is None and e.launch is None])
+    lost = united([e for e in sent if e.step is None and not e.has_launch])
     during = {time for step in rank.steps for time in range(step.start, step.end)}
     return 5 * len(lost & during) > len(united(sent))
 
@@ -80,10 +84,16 @@ def runs_ahead(rank: Rank) -> bool:
     Also whether more than 5 % of it was done between two ranges, if it is known of some step when the next one begins
     on the device.
     """
+    if rank.clocks_disagree:  # then only the device's clock tells how long a step lasts
+        return rank.has_steps
     own = work_of_steps(rank)
     if len(own) > 2 * sum(step.start <= time < step.end for step, time in own):
         return rank.has_steps
-    gaps = [range(step.end, following.start) for step, following in pairwise(rank.all_steps) if step in rank.steps]
+    gaps = [
+        range(step.end, following.start)
+        for step, following in pairwise(rank.all_steps)
+        if {id(step), id(following)} <= {*map(id, rank.steps)}
+    ]
     between = sum(time in gap for gap in gaps for _, time in own)
     is_known = any(begins_and_ends(rank, step) for step in rank.steps)
     return rank.has_steps and is_known and between > 0.05 * len(own)
@@ -103,6 +113,10 @@ def step_of_work(rank: Rank, event: Event) -> Step | None:
 def window_of_length(rank: Rank, step: Step) -> set[int] | None:
     """The instants of a step: its host's range, or all until the next one's first work; ``None`` if it is not known."""
     if not runs_ahead(rank):
+        before = rank.all_steps[: rank.all_steps.index(step)][-1:]
+        reaches_out = any(not one.start <= time < one.end for one, time in work_of_steps(rank))
+        if reaches_out and before and before[0] in rank.incomplete:  # its work may have reached into this one
+            return None
         return set(range(step.start, step.end))
     edges = begins_and_ends(rank, step)
     return None if edges is None else set(range(*edges))
@@ -111,7 +125,7 @@ def window_of_length(rank: Rank, step: Step) -> set[int] | None:
 def begins_and_ends(rank: Rank, step: Step) -> tuple[int, int] | None:
     """When a step begins on the device, and when the next one does."""
     following = rank.all_steps[rank.all_steps.index(step) + 1 :][:1]
-    edges = [first_work(rank, one) for one in (step, *following) if not one.is_warmup]
+    edges = [first_work(rank, one) for one in (step, *following) if one in rank.steps]
     return None if len(edges) < 2 or None in edges or edges[1] < edges[0] else tuple(edges)
 
 
@@ -140,7 +154,7 @@ def length_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     hides = any(e.category in (Category.OTHER, Category.UNKNOWN) for e in rank.events)
     if hides:
         figures |= {"compute_only_ns": None, "idle_ns": None}
-    if rank.is_blind or not rank.events or hides_graphs(rank):
+    if rank.is_blind or not rank.events or hides_graphs(rank) or rank.is_unnamed:
         figures = dict.fromkeys(names)
     start = first_work(rank, step) if runs_ahead(rank) else step.start
     return {"start_ns": start, "ns": len(window), **figures}
@@ -152,7 +166,7 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
     backward = united(rank.backward())
     blind = rank.is_blind or not rank.events
     known = {
-        "compute_ns": len(compute),
+        "compute_ns": len(united(rank.select_category(Category.COMPUTE))),
         "comm_ns": len(every),
         "overlapped_ns": len(every & compute),
         "exposed_ns": len(every - compute),

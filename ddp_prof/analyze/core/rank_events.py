@@ -318,6 +318,13 @@ class RankEvents(Brief):
         return self.device is not None and self.recording.clocks_disagree
 
     @property
+    def mixes_clocks(self) -> bool:
+        """Whether the clocks disagree, and the host communicates while the device computes, as with gloo."""
+        return self.clocks_disagree and bool(
+            np.any((self.events.category == Category.COMMUNICATION) & (self.events.activity == UNKNOWN))
+        )
+
+    @property
     def why_left_out(self) -> str | None:
         """Why none of its steps is measured; ``None`` if some are, or if it has none."""
         if len(self.steps) or not (self.warmup_steps or self.incomplete_steps):
@@ -696,7 +703,7 @@ def _without_uncounted(rank: RankEvents) -> RankEvents:
     is_incomplete = np.zeros(len(rank.steps), np.bool_)
     if rank.has_steps and rank.device is not None:
         is_incomplete = rank.recording.is_incomplete
-        if is_incomplete.any() and not rank.clocks_disagree:
+        if is_incomplete.any():
             is_incomplete = is_incomplete | _run_beside_lost_work(rank, is_incomplete)
     measured: Mask = ~(rank.steps.warmup | is_incomplete)
     if measured.all():
@@ -727,6 +734,8 @@ def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
         step 4 on the device     ########
         step 5 on the host           |------|   its work was lost
         doubtful                     ####
+
+    If the clocks of host and device disagree, both neighbours of a lost step are doubtful where steps overlap.
     """
     never = np.iinfo(np.int64).max
     begins_ns = np.where(is_incomplete, rank.steps.start_ns, never)
@@ -738,5 +747,6 @@ def _run_beside_lost_work(rank: RankEvents, is_incomplete: Mask) -> Mask:
     pairs = ~is_incomplete[:-1] & ~is_incomplete[1:] & (begun_ns[1:] != never)
     overlap = np.any(pairs & (ended_ns[:-1] > begun_ns[1:]))
     follows = np.append(False, is_incomplete[:-1]) & overlap
-    doubtful: Mask = ~is_incomplete & ((ended_ns > next_lost_ns) | follows)
+    before = np.append(is_incomplete[1:], False) & overlap if rank.clocks_disagree else ended_ns > next_lost_ns
+    doubtful: Mask = ~is_incomplete & (before | follows)
     return doubtful

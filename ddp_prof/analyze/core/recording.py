@@ -26,7 +26,7 @@ import numpy as np
 
 from ddp_prof.analyze.core.steps import Steps
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, take_or_unknown
-from ddp_prof.trace import HOST_WAITS, SyncKind, Trace
+from ddp_prof.trace import HOST_WAITS, Kind, SyncKind, Trace
 
 HANDFUL = 3
 """So many activities may begin before their launch, or waits return early, without a doubt about the clocks."""
@@ -160,20 +160,25 @@ def _count(step: Ints, steps: int) -> Ints:
 def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
     """The rows of a process's calls that launched something of which there is no activity; mask of all that launched.
 
-    A call within another one of the same number, as a driver's within the runtime's, is a part of that one.
+    A call within another one of the same number, as a driver's within the runtime's, is a part of that one. A launch is
+    lost only if no activity has its number: if calls use numbers again, or activities lack theirs, as with some
+    releases of ROCm, it may have launched one of these.
     """
-    calls = trace.calls
+    calls, activities = trace.calls, trace.activities
     if trace.is_launch is None:
         return np.empty(0, np.int64), np.zeros(len(calls), np.bool_)
     is_launch = trace.is_launch & (calls.process == process)
     has_activity = np.zeros(len(calls), np.bool_)
-    launching = trace.launching_calls
-    has_activity[launching[launching != UNKNOWN]] = True
-    lost = np.flatnonzero(is_launch & ~has_activity)
+    has_activity[trace.launching_calls[trace.launching_calls != UNKNOWN]] = True
+    lost = np.flatnonzero(is_launch & ~has_activity & (calls.correlation != UNKNOWN))
+    mine = activities.process == process
     if len(lost):
+        lost = lost[~np.isin(calls.correlation[lost], activities.correlation[mine])]
         is_part = _are_parts(trace, process, lost)
         is_launch[lost[is_part]] = False
         lost = lost[~is_part]
+    if len(lost) <= int((mine & (activities.kind == Kind.KERNEL) & (activities.correlation == UNKNOWN)).sum()):
+        lost = lost[:0]
     return lost, is_launch
 
 
