@@ -1,0 +1,162 @@
+"""Which steps count, and whether the clocks of host and device agree."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.core.recording import CLOCKS
+from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
+from ddp_prof.analyze.quality import MIXED_CLOCKS
+from ddp_prof.table import UNKNOWN
+from ddp_prof.trace import Trace
+from tests.drawing import column, draw_trace
+
+THREE_STEPS = {"step 0": "########", "step 1": "........########", "step 2": "................########"}
+
+
+def launching(trace: Trace, *, but: str = "") -> Trace:
+    """The trace of a reader that knows which calls launched kernels; those of ``but`` did not."""
+    is_launch = ~np.isin(trace.calls.correlation, [*map(ord, but)])
+    return replace(trace, is_launch=is_launch)
+
+
+def steps_of(trace: Trace) -> list[int | None]:
+    (rank,) = find_rank_events(trace)
+    return [*rank.steps.number.tolist()]
+
+
+def test_a_step_of_which_a_launch_has_no_activity_does_not_count() -> None:
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "aN......bM......cO......"},
+        streams={7: ".aa.....bb......cc......", 9: "..NN..............OO...."},
+    )
+    assert steps_of(launching(trace)) == [0, 2]
+
+
+def test_a_step_that_launches_less_counts() -> None:
+    """A micro-batch under no_sync."""
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "a.......bM......cO......"},
+        streams={7: ".aa.....bb......cc......", 9: "..........MM......OO...."},
+    )
+    assert steps_of(launching(trace)) == [0, 1, 2]
+
+
+def test_a_copy_that_was_not_recorded_is_no_lost_launch() -> None:
+    trace = draw_trace(
+        ranges=THREE_STEPS, launches={"main": "a.......bM......c......."}, streams={7: ".aa.....bb......cc......"}
+    )
+    assert steps_of(launching(trace, but="M")) == [0, 1, 2]
+
+
+def test_a_launch_whose_number_comes_again_is_not_said_to_be_lost() -> None:
+    """The host is far ahead: both kernels follow both calls, and are taken for the second call's."""
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "a.......b.......c......."},
+        streams={7: "...........aaabbbb......cccc"},
+    )
+    number = {ord("b"): ord("a")}
+    again = replace(
+        trace,
+        calls=replace(
+            trace.calls, correlation=column(number.get(one, one) for one in trace.calls.correlation.tolist())
+        ),
+        activities=replace(
+            trace.activities, correlation=column(number.get(one, one) for one in trace.activities.correlation.tolist())
+        ),
+        launching_calls=None,
+    )
+    assert steps_of(launching(again)) == [0, 1, 2]
+
+
+def test_a_launch_is_not_said_to_be_lost_where_a_kernel_lacks_its_number() -> None:
+    """As of collectives of some releases of ROCm."""
+    trace = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "aN......bM......cO......"},
+        streams={7: ".aa.....bb......cc......", 9: "..NN......MM......OO...."},
+    )
+    is_collective = np.isin(trace.activities.correlation, [*map(ord, "NMO")])
+    unnumbered = replace(trace.activities, correlation=np.where(is_collective, UNKNOWN, trace.activities.correlation))
+    assert steps_of(launching(replace(trace, activities=unnumbered, launching_calls=None))) == [0, 1, 2]
+
+
+class TestWorkBesideThatOfALostStep:
+    def test_a_step_at_work_when_a_lost_one_began_does_not_count(self) -> None:
+        trace = draw_trace(
+            ranges=THREE_STEPS,
+            launches={"main": "a.......bM......c......."},
+            streams={7: ".aaaaaaaaabb....cc......"},
+        )
+        assert steps_of(launching(trace)) == [2]
+
+    def test_compute_of_a_lost_step_hides_communication_all_the_same(self) -> None:
+        """``b`` was launched in the lost step and ran beside the last step's collective."""
+        trace = draw_trace(
+            ranges=THREE_STEPS,
+            launches={"main": "a.......bM......cO......"},
+            streams={7: ".aa.............cc......", 8: "..............bbbbbbbbb.", 9: "..................OOOO.."},
+        )
+        (rank,) = measure_overlap(launching(trace)).ranks
+        assert ([step.step for step in rank.steps], rank.compute_ns) == ([0, 2], 4)
+        assert (rank.comm_ns, rank.overlapped_ns) == (4, 4)
+
+
+def shifted(trace: Trace, by: int) -> Trace:
+    table = trace.activities
+    return replace(trace, activities=replace(table, start_ns=table.start_ns + by, end_ns=table.end_ns + by))
+
+
+class TestClocksThatDisagree:
+    SOUND = draw_trace(
+        ranges=THREE_STEPS,
+        launches={"main": "aN......bM......cO......"},
+        streams={7: ".aa......bb......cc.....", 9: "..NN......MM......OO...."},
+    )
+
+    def test_communication_outside_of_steps_was_launched_all_the_same(self) -> None:
+        """It ran during steps, by the other clock, and is no reason to give up their figures."""
+        trace = draw_trace(
+            ranges={"step 0": "..######", "step 1": "........########"},
+            launches={"main": "N.abe...cdf.........."},
+            streams={7: "....aabe....cdf..", 9: "..NN........"},
+        )
+        (rank,) = measure_overlap(launching(shifted(trace, -9))).ranks
+        assert (rank.clocks_disagree, [step.comm_ns for step in rank.steps]) == (True, [0, 0])
+
+    def test_what_the_host_communicates_is_not_compared_with_the_device(self) -> None:
+        """Gloo: ranges on the host's clock, compute on the device's."""
+        trace = draw_trace(
+            ranges=[*THREE_STEPS.items(), ("all_reduce|bucket=0|bytes=8|params=1", "..####")],
+            launches={"main": "aefgh...b.......c......."},
+            streams={7: ".aefgh..bb......cc......"},
+        )
+        sound, off = (one_rank(launching(shifted(trace, by))) for by in (0, -500))
+        assert (sound.reason, sound.overlapped_ns) == (None, 4)
+        assert (off.reason, off.overlapped_ns, off.exposed_ns, off.overlap_ratio) == (MIXED_CLOCKS, None, None, None)
+        assert {step.exposed_ns for step in off.steps} == {None}
+
+    def test_neighbours_of_a_lost_step_do_not_count_where_steps_overlap(self) -> None:
+        """That of step 0 runs into step 1's, so that of the lost step 3 may have run beside its neighbours'."""
+        trace = draw_trace(
+            ranges={f"step {number}": "." * 8 * number + "########" for number in range(6)},
+            launches={"main": "a.......b.......c.......dN......e.......f......."},
+            streams={7: ".aaaaaaaaa......c.......d.......e.......f.......", 8: "........bb"},
+        )
+        assert steps_of(launching(shifted(trace, -500))) == [0, 1, 5]
+
+
+def one_rank(trace: Trace) -> RankOverlap:
+    (rank,) = measure_overlap(trace).ranks
+    return rank
+
+
+def test_a_doubt_about_clocks_is_said_once() -> None:
+    warnings = measure_overlap(launching(shifted(TestClocksThatDisagree.SOUND, -500))).warnings
+    assert sum(CLOCKS in warning for warning in warnings) == 1
