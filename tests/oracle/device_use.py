@@ -15,8 +15,9 @@ HOST = ("synchronize", "forward", "backward", "optimizer")
 def hidden_by_phase(rank: Rank) -> Counter[str | None]:
     """Overlapped instants by the phase of the compute beside them, the first of ``HIDING`` where there are several."""
     found: Counter[str | None] = Counter()
+    computes = [e for e in (*rank.events, *rank.beside) if e.category == Category.COMPUTE]
     for instant in rank.instants(Category.COMPUTE) & rank.instants(Category.COMMUNICATION):
-        phases = {e.phase for e in rank.select_category(Category.COMPUTE) if e.start <= instant < e.end}
+        phases = {e.phase for e in computes if e.start <= instant < e.end}
         found[next(phase for phase in HIDING if phase in phases)] += 1
     return found
 
@@ -50,6 +51,8 @@ def _window(rank: Rank, step: Step) -> set[int]:
 def _cause(rank: Rank, instant: int, trace: Trace, phases: dict[str, list[tuple[int, int]]]) -> str:
     if instant in rank.instants(Category.COMMUNICATION):
         return "communication of another step"
+    if rank.clocks_disagree:
+        return "unknown"
     overhead = zip(trace.overhead.start_ns, trace.overhead.end_ns, strict=True)
     if any(start <= instant < end for start, end in overhead):
         return "the profiler at work"

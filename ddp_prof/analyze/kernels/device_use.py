@@ -27,10 +27,17 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
-from ddp_prof.analyze.quality import has_no_usable_events, hides_graphs, hides_work, why_unknown_work
+from ddp_prof.analyze.quality import (
+    NO_NCCL_KERNEL,
+    has_no_usable_events,
+    hides_graphs,
+    hides_work,
+    why_unknown,
+    why_unknown_work,
+)
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, SYNCHRONIZE
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, concatenate
 
 HOST = "host"
 """Kind of compute on a CPU, where no kernels are known."""
@@ -50,6 +57,8 @@ class HiddenTime:
 def measure_hidden(rank: RankEvents) -> tuple[HiddenTime, ...]:
     """Divide a rank's overlapped time; the parts sum to it exactly. Empty parts are left out."""
     trace, events = rank.trace, rank.events
+    if rank.beside is not None:  # compute of steps that do not count hides communication, too
+        events = concatenate(events, rank.beside)
     rows = np.flatnonzero(events.category == Category.COMPUTE)
     left = rank.union_of(Category.COMPUTE) & rank.union_of(Category.COMMUNICATION)
     name_id = np.full(len(rows), UNKNOWN) if rank.device is None else trace.activities.name_id[events.activity[rows]]
@@ -92,6 +101,8 @@ class IdleTime:
 def _why_idle_unknown(rank: RankEvents) -> str | None:
     if has_no_usable_events(rank) or rank.why_left_out:
         return why_unknown_work(rank)
+    if why_unknown(rank) == NO_NCCL_KERNEL:
+        return NO_NCCL_KERNEL
     if hides_work(rank):
         return "CUDA graphs were recorded whole, or kernels have no name: what ran is not known"
     if rank.device is not None and len(rank.events) == 1:
@@ -139,6 +150,8 @@ def _find_gaps(rank: RankEvents) -> tuple[Intervals, Intervals, Intervals]:
     """The gaps between a rank's events; the parts after the launch of the next event; gaps without such a launch."""
     events, parts = rank.events, rank.breakdown
     busy, nothing = union(events.start_ns, events.end_ns), union(events.start_ns[:0], events.end_ns[:0])
+    if rank.beside is not None:
+        busy |= rank.union_of(Category.COMPUTE) | rank.union_of(Category.MEMORY)
     edges = np.concatenate([parts.start_ns, parts.end_ns, events.start_ns, events.end_ns])
     gaps = union(edges.min(keepdims=True), edges.max(keepdims=True)) - busy
     if rank.device is None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -11,10 +14,10 @@ from hypothesis import HealthCheck, given
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.kernels.device_use import IdleTime, RankUse, measure_rank_use
 from ddp_prof.analyze.overlap import measure_rank
-from ddp_prof.analyze.quality import ONLY_WARMUP
+from ddp_prof.analyze.quality import NO_NCCL_KERNEL, ONLY_WARMUP
 from ddp_prof.trace import Category, Overhead, Trace
 from tests import oracle
-from tests.analyze.random_runs import runs
+from tests.analyze.damaged_runs import DamagedRun, damaged_runs
 from tests.drawing import draw_trace
 from tests.examples import examples
 from tests.oracle.device_use import hidden_by_phase, idle_causes, inferred_backward
@@ -107,12 +110,45 @@ def test_graphs_recorded_whole_leave_idle_time_unknown() -> None:
     assert idle.reason
 
 
+def test_a_device_that_does_work_of_a_step_that_was_lost_is_not_idle() -> None:
+    """Of step 0 the kernel ``b`` was lost; ``a`` runs until step 1 has begun on another stream."""
+    trace = draw_trace(
+        ranges={"step 0": "########", "step 1": "........########"},
+        launches={"main": "ab......cd......"},
+        streams={7: ".aaaaaaaaaaa....", 8: ".........c....d."},
+    )
+    trace = replace(trace, is_launch=np.ones(len(trace.calls), np.bool_))
+    (step,) = measure_rank(find_rank_events(trace)[0]).steps
+    idle = use_of(trace).idle
+    assert (step.step, step.idle_ns, idle.idle_ns) == (1, 2, 2)
+    assert sum(ns for _, ns in idle.causes) == 2
+
+
+def test_what_a_lost_step_computes_hides_communication_of_another_one() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "########", "step 1": "........########"},
+        launches={"main": "ab......cN......"},
+        streams={7: ".aaaaaaaaaaa....", 8: ".........c......", 9: "..........NNN..."},
+    )
+    use = use_of(replace(trace, is_launch=np.ones(len(trace.calls), np.bool_)))
+    assert use.overlapped_ns == 2 == sum(part.overlapped_ns for part in use.hidden)
+
+
+def test_idle_time_is_unknown_where_no_nccl_kernel_was_recorded() -> None:
+    trace = draw_trace(
+        ranges={"step 0": "########", "nccl:all_reduce": ".##"}, launches={"main": "ab"}, streams={7: ".aa..bb."}
+    )
+    assert use_of(trace).idle == IdleTime(None, (), NO_NCCL_KERNEL)
+
+
 @pytest.mark.slow
 @DRAWN
-@given(runs())
-def test_parts_agree_with_the_oracle_and_sum(traces: tuple[Trace, ...]) -> None:
-    for trace in traces:
-        for rank, expected in zip(find_rank_events(trace), oracle.ranks_of(trace), strict=True):
+@given(damaged_runs())
+def test_parts_agree_with_the_oracle_and_sum(run: DamagedRun) -> None:
+    with TemporaryDirectory() as folder:
+        traces = run.read(Path(folder))
+    for trace, recorded in zip(traces, run.recorded, strict=True):
+        for rank, expected in zip(find_rank_events(trace), oracle.ranks_of(recorded), strict=True):
             use, measured = measure_rank_use(rank), measure_rank(rank)
             assert use.overlapped_ns == measured.overlapped_ns
             if use.overlapped_ns is not None:
