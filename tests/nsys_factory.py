@@ -33,6 +33,8 @@ class Kernel:
     grid: int = 64
     number: int | None = None
     """Of the launch call; by default calls are numbered as they are listed."""
+    is_lost: bool = False
+    """Whether its launch alone was recorded."""
 
 
 @dataclass
@@ -263,6 +265,9 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
         # Correlation ids count per process, so they collide between processes.
         per_process[kernel.process] = per_process.get(kernel.process, 0) + 1
         correlation = per_process[kernel.process] if kernel.number is None else kernel.number
+        _write_launch(writer, kernel, correlation)
+        if kernel.is_lost:
+            continue
         place = {"deviceId": kernel.device, "contextId": 1, "greenContextId": None, "streamId": kernel.stream}
         writer.insert(
             {"kernel": KERNEL, "memcpy": COPY, "memset": MEMORY_SET, "graph": GRAPH}[kernel.kind],
@@ -284,17 +289,20 @@ def _write_kernels(writer: _Writer, capture: Capture) -> None:
             value=0,
             tensorSizeMinusOneElements="",
         )
-        if kernel.launch is not None:
-            writer.insert(
-                CALL,
-                start=kernel.launch,
-                end=kernel.launch + 5_000,
-                eventClass=0,
-                globalTid=global_tid(kernel.process, kernel.thread),
-                correlationId=correlation,
-                nameId=writer.string("cudaLaunchKernel_v7000"),
-                returnValue=0,
-            )
+
+
+def _write_launch(writer: _Writer, kernel: Kernel, correlation: int) -> None:
+    if kernel.launch is not None:
+        writer.insert(
+            CALL,
+            start=kernel.launch,
+            end=kernel.launch + 5_000,
+            eventClass=0,
+            globalTid=global_tid(kernel.process, kernel.thread),
+            correlationId=correlation,
+            nameId=writer.string("cudaLaunchKernel_v7000"),
+            returnValue=0,
+        )
 
 
 def _write_syncs(writer: _Writer, capture: Capture) -> None:

@@ -1,0 +1,434 @@
+"""Situations of public bug reports, rebuilt small, as nsys and as torch.profiler record them.
+
+Each step of a job takes 1 ms, if nothing else is said::
+
+    us       0    200         600   800  900
+    compute  .FFFF BBBBBBBBBBBB..... OO .
+    NCCL     ............NNNNNNNNNNN.....       400 us, 200 of them beside backward
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.command_line import run
+from tests.kineto_factory import event, write_kineto
+from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, write_capture
+
+MAIN, AUTOGRAD, PROCESS = 100, 101, 100
+STEP = 1000
+BARRIER = "void (anonymous namespace)::c10d::symmetric_memory::barrier_kernel(unsigned int**, unsigned long, int, int)"
+REDUCE_SCATTER = "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(x)"
+ALL_GATHER = "ncclDevKernel_AllGather_RING_LL(x)"
+
+USUAL = (
+    ("fwd_gemm", 20, 200, 7, 10, MAIN),
+    ("bwd_gemm", 200, 600, 7, 120, AUTOGRAD),
+    (NCCL, 400, 800, 20, 300, AUTOGRAD),
+    ("adam", 800, 900, 7, 510, MAIN),
+)
+"""Name, start, end, stream, launch and thread of the work of a step."""
+PHASES = (("forward", 5, 100), ("backward", 110, 400), ("optimizer", 500, 560))
+
+Work = tuple[str, int, int, int, int | None, int]
+
+
+def step(
+    index: int,
+    work: tuple[Work, ...] = USUAL,
+    phases: tuple[tuple[str, int, int], ...] = PHASES,
+    *,
+    name: str = "ProfilerStep#{}",
+    late: int = 0,
+    process: int = PROCESS,
+) -> Capture:
+    """One step; the first one begins at 10 us, or ``late`` after that."""
+    at = (10 + STEP * index + late) * US
+    shift = process - PROCESS
+    kernels = [
+        Kernel(
+            what,
+            at + start * US,
+            at + end * US,
+            None if launch is None else at + launch * US,
+            thread + shift,
+            process,
+            stream,
+        )
+        for what, start, end, stream, launch, thread in work
+    ]
+    ranges = [Range(name.format(index), at, at + STEP * US, MAIN + shift, process)]
+    ranges += [Range(phase, at + start * US, at + end * US, MAIN + shift, process) for phase, start, end in phases]
+    return Capture(kernels, ranges)
+
+
+def job(*steps: Capture, **more: Any) -> Capture:
+    processes = sorted({one.process for of in steps for one in of.ranges} | {PROCESS})
+    threads = {(process, process): "python" for process in processes}
+    threads |= {(process, process + 1): "pt_autograd_0" for process in processes}
+    kernels, ranges = [k for of in steps for k in of.kernels], [r for of in steps for r in of.ranges]
+    return Capture(kernels, ranges, threads=threads, **more)
+
+
+def usual(steps: int = 5) -> Capture:
+    return job(*map(step, range(steps)))
+
+
+def changed(capture: Capture, change: Callable[[int, Kernel], Kernel]) -> Capture:
+    return replace(capture, kernels=[change(place, kernel) for place, kernel in enumerate(capture.kernels)])
+
+
+def lost_first() -> Capture:
+    """The profiler dropped all kernels of the first four of six steps."""
+    return changed(usual(6), lambda place, kernel: replace(kernel, is_lost=place < 16))
+
+
+def lost_half_a_step() -> Capture:
+    """It dropped two kernels of a step in the middle."""
+    return changed(usual(6), lambda place, kernel: replace(kernel, is_lost=place in (9, 10)))
+
+
+def without_times() -> Capture:
+    """All times of the second half are 0: of three steps of six."""
+    late = usual(6)
+    kernels = [replace(one, start=0, end=0, launch=0) if place >= 12 else one for place, one in enumerate(late.kernels)]
+    ranges = [replace(one, start=0, end=0) if place >= 12 else one for place, one in enumerate(late.ranges)]
+    return replace(late, kernels=kernels, ranges=ranges)
+
+
+def overlong() -> Capture:
+    """Step 1's backward lasts 3.5 ms, over nine later kernels of its stream."""
+    return changed(usual(), lambda place, one: replace(one, end=one.start + 3500 * US) if place == 5 else one)
+
+
+def early_start() -> Capture:
+    """Programmatic dependent launch: a kernel begins before the one before it has ended."""
+    work = (*USUAL, ("pdl_secondary", 150, 260, 7, 15, MAIN))
+    return job(*(step(index, work) for index in range(5)))
+
+
+def starts_before_launch() -> Capture:
+    """One NCCL kernel begins 5 us before its launch call: a handful is no doubt about the clocks."""
+    work = tuple((*one[:1], 395, *one[2:]) if one[0] == NCCL else one for one in USUAL)
+    early = job(*(step(index, work) for index in range(5)))
+    return changed(early, lambda place, one: replace(one, launch=one.start + 5 * US) if place == 2 else one)
+
+
+def open_range() -> Capture:
+    """The second step was still open when the recording ended."""
+    second = step(1, USUAL[:2], PHASES[:2], name="step {}")
+    second.ranges[0] = replace(second.ranges[0], end=None)
+    return job(step(0, name="step {}"), second)
+
+
+def copy_engines() -> Capture:
+    """FSDP2 on symmetric memory: its all-gathers are copies within the range of the collective."""
+    steps = []
+    for index in range(5):
+        work = (
+            ("fwd_gemm", 220, 400, 7, 30, MAIN), ("bwd_gemm", 400, 800, 7, 120, AUTOGRAD),
+            (REDUCE_SCATTER, 500, 700, 21, 135, AUTOGRAD), ("adam", 800, 900, 7, 510, MAIN),
+        )  # fmt: skip
+        one = step(index, work)
+        at = (10 + STEP * index) * US
+        one.ranges += [
+            Range("FSDP::all_gather (layers.0)", at + 6 * US, at + 12 * US, MAIN),
+            Range("nccl:_all_gather_base", at + 7 * US, at + 11 * US, MAIN),
+            Range("nccl:_reduce_scatter_base", at + 130 * US, at + 140 * US, AUTOGRAD),
+        ]
+        one.kernels += [
+            Kernel(
+                "copy",
+                at + (20 + 100 * half) * US,
+                at + (120 + 100 * half) * US,
+                at + (8 + half) * US,
+                MAIN,
+                stream=20,
+                kind="memcpy",
+            )
+            for half in range(2)
+        ]
+        steps.append(one)
+    return job(*steps)
+
+
+def copies_between_devices() -> Capture:
+    """Async tensor parallelism: copies to the other GPU between two barriers of symmetric memory."""
+    steps = []
+    for index in range(5):
+        at = (10 + STEP * index) * US
+        one = step(
+            index,
+            (
+                ("fwd_gemm", 20, 200, 7, 10, MAIN), (BARRIER, 200, 205, 7, 30, MAIN), (BARRIER, 505, 510, 7, 50, MAIN),
+                ("fwd_gemm2", 510, 900, 7, 60, MAIN),
+            ),
+            (("forward", 5, 400),),
+        )  # fmt: skip
+        one.kernels += [
+            Kernel(
+                "copy",
+                at + (205 + 100 * part) * US,
+                at + (305 + 100 * part) * US,
+                at + (35 + part) * US,
+                MAIN,
+                kind="memcpy",
+                copy_kind=10,
+            )
+            for part in range(3)
+        ]
+        steps.append(one)
+    return job(*steps)
+
+
+def graph_by_node(*, streams: Callable[[int, int], int]) -> Capture:
+    """Each step is a CUDA graph of four nodes; ``streams`` are of a step and a node."""
+    steps = []
+    for index in range(5):
+        work = tuple(
+            (what, start + 10 * (node == 0), end, streams(index, node), 20 if node == 0 else None, MAIN)
+            for node, (what, start, end, *_) in enumerate(USUAL)
+        )
+        one = step(index, work, ())
+        steps.append(replace(one, kernels=[replace(kernel, number=200 + index) for kernel in one.kernels]))
+    return job(*steps)
+
+
+def graph_whole() -> Capture:
+    """Compute is a CUDA graph that was recorded whole; NCCL runs beside it."""
+    steps = []
+    for index in range(5):
+        one = step(index, (("graph", 20, 600, 7, 10, MAIN), USUAL[2], USUAL[3]), ())
+        one.kernels[0] = replace(one.kernels[0], kind="graph")
+        steps.append(one)
+    return job(*steps)
+
+
+def silent_process() -> Capture:
+    """A second process marks steps and launches, and none of its kernels was recorded."""
+    other = [step(index, process=200) for index in range(5)]
+    silent = [replace(one, kernels=[replace(kernel, is_lost=True) for kernel in one.kernels]) for one in other]
+    return job(*map(step, range(5)), *silent)
+
+
+def merged() -> Capture:
+    """Two ranks in one file; the second one is 150 us later."""
+    return job(*map(step, range(5)), *(step(index, late=150, process=200) for index in range(5)))
+
+
+def expert_parallel() -> Capture:
+    """DeepEP: each dispatch and combine has a kernel that prepares it."""
+    work = (
+        ("fwd_gemm", 20, 200, 7, 10, MAIN),
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*, int*)", 200, 230, 30, 20, MAIN),
+        ("void deep_ep::intranode::dispatch<8, 768, 8192>(int4*, float*, int*)", 230, 330, 30, 22, MAIN),
+        ("shared_expert_gemm", 330, 430, 7, 24, MAIN),
+        ("void deep_ep::intranode::cached_notify_combine<8>(void**, int*)", 430, 440, 30, 26, MAIN),
+        (
+            "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768, 4096>(__nv_bfloat16*, float*)",
+            440,
+            560,
+            30,
+            28,
+            MAIN,
+        ),
+        ("fwd_gemm2", 560, 900, 7, 32, MAIN),
+    )
+    return job(*(step(index, work, (("forward", 5, 400),)) for index in range(5)))
+
+
+def with_stack() -> Capture:
+    """Ranges of steps run 3 us into the next one."""
+    steps = usual()
+    ranges = [replace(one, end=one.end + 3 * US) if "Step" in one.name else one for one in steps.ranges]  # type: ignore[operator]
+    return replace(steps, ranges=ranges)
+
+
+def micro_batches() -> Capture:
+    """A step of the profiler is a micro-batch, and three of four do not reduce."""
+    return job(*(step(index, USUAL if index % 4 == 3 else (*USUAL[:2], USUAL[3])) for index in range(20)))
+
+
+def start_end_ranges() -> Capture:
+    return replace(
+        usual(),
+        ranges=[replace(one, is_start_end=True) for one in job(*(step(i, name="step {}") for i in range(5))).ranges],
+    )
+
+
+def library_ranges() -> Capture:
+    """Only a library of CUDA marks what it does."""
+    ranges = [
+        Range(
+            "cub::DeviceRadixSort",
+            (15 + STEP * index) * US,
+            (18 + STEP * index) * US,
+            MAIN,
+            domain="CCCL",
+            registered=True,
+        )
+        for index in range(5)
+    ]
+    return replace(usual(), ranges=ranges)
+
+
+def duplicates() -> Capture:
+    """Each kernel is in the file twice."""
+    once = usual()
+    numbered = [replace(kernel, number=100 + place) for place, kernel in enumerate(once.kernels)]
+    return replace(once, kernels=[*numbered, *(replace(kernel, launch=None) for kernel in numbered)])
+
+
+def coalesced() -> Capture:
+    """An all-gather of several tensors at once, without the arguments of a collective."""
+    steps = []
+    for index in range(5):
+        at = (10 + STEP * index) * US
+        one = step(index, (*USUAL, (ALL_GATHER, 620, 720, 30, 218, MAIN)))
+        one.ranges.append(Range("nccl:all_gather_into_tensor_coalesced", at + 205 * US, at + 225 * US, MAIN))
+        steps.append(one)
+    return job(*steps)
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What must be said.
+
+    Attributes:
+        report: Where the situation is from.
+        capture: Builds it.
+        times_us: Communication, overlapped and exposed of the first rank.
+        steps: Number of its steps that count.
+        says, says_not: Expressions for what the summary says, over its lines.
+        formats: In which it can occur.
+    """
+
+    report: str
+    capture: Callable[[], Capture]
+    times_us: tuple[int | None, int | None, int | None]
+    steps: int | None = 5
+    says: tuple[str, ...] = ()
+    says_not: tuple[str, ...] = ()
+    formats: tuple[str, ...] = ("nsys", "kineto")
+
+
+HALF = (2000, 1000, 1000)
+CASES = {
+    "a sound job": Reported("", usual, HALF, says=("5 steps", "50 % of communication is hidden")),
+    "first steps lost": Reported(
+        "pytorch#192021, kineto#996", lost_first, (800, 400, 400), 2,
+        says=("steps 0 to 3 .* left out: 16 of 16 launches", r"step 1\.00 ms"), says_not=("steps that communicate",),
+    ),
+    "a step lost in half": Reported("kineto#996", lost_half_a_step, HALF, says=("step 2 left out: 2 of 4 launches",)),
+    "half of the times are 0": Reported(
+        "pytorch#188481", without_times, (1200, 600, 600), 3, says=(r"step 1\.00 ms", "3 steps"),
+        says_not=(r"0\.50 ms", "steps that communicate"), formats=("kineto",),
+    ),
+    "a kernel over nine later ones": Reported(
+        "TraceLens#669", overlong, (1600, 800, 800), 4,
+        says=("ending after later ones of their stream: 1", "step 1 left out"),
+        says_not=("79 %",),
+    ),
+    "programmatic dependent launch": Reported("perfetto#4280", early_start, HALF, says_not=("left out",)),
+    "a start before its launch": Reported(
+        "kineto#1380", starts_before_launch, (2025, 1025, 1000), says_not=("clocks of host and device disagree",)
+    ),
+    "a step open at the end": Reported(
+        "kineto#986", open_range, (400, 200, 200), 1, says=("left out: still open",), says_not=(r"0\.72 ms",)
+    ),
+    "copies carry out all-gathers": Reported(
+        "pytorch#176613", copy_engines, HALF,
+        says=("50 % of communication is hidden",), says_not=("100 % of communication", "hides all"),
+    ),
+    "copies between GPUs": Reported(
+        "pytorch#169338", copies_between_devices, (1550, 0, 1550), says_not=(r"at most 1\.0 %",)
+    ),
+    "a graph's nodes on other streams each time": Reported(
+        "pytorch#152114", lambda: graph_by_node(streams=lambda index, node: 101 + 4 * index + node), HALF
+    ),
+    "a graph's nodes on lanes": Reported(
+        "pytorch#192391", lambda: graph_by_node(streams=lambda _, node: 100002 if node == 2 else 100001), HALF
+    ),
+    "a graph recorded whole": Reported(
+        "pegainfer#163", graph_whole, (2000, None, None), says=("--cuda-graph-trace=node",),
+        says_not=(r"0\.40 ms exposed", r"communication alone 0\.40", "is hidden"), formats=("nsys",),
+    ),
+    "a process without kernels": Reported(
+        "vllm#10708", silent_process, HALF,
+        says=("process 200 launched 20 kernels or graphs, and none of them was recorded",), formats=("nsys",),
+    ),
+    "two ranks in one file": Reported("sglang#11413", merged, HALF, says_not=("of 10 steps", r"0\.85 ms")),
+    "expert parallelism": Reported("torchtitan#2298", expert_parallel, (1300, 0, 1300), says=(r"\(of 0 to 1\)",)),
+    "steps that overlap by 3 us": Reported("pytorch#174555", with_stack, HALF, says=("5 steps",)),
+    "steps are micro-batches": Reported(
+        "libreyolo#453", micro_batches, HALF, 20, says=("5 of 20 steps that communicate",), says_not=("left out",)
+    ),
+    "start/end ranges": Reported("nsys-ai#307", start_end_ranges, HALF, formats=("nsys",)),
+    "ranges of a library only": Reported(
+        "nsys-ai#215", library_ranges, HALF, None, says=("no steps are marked",), formats=("nsys",)
+    ),
+    "each kernel twice": Reported("kineto", duplicates, HALF, says=("5 duplicate collectives",), formats=("kineto",)),
+    "an all-gather without arguments": Reported("chakra#178", coalesced, HALF),
+}  # fmt: skip
+
+OTHERS = {
+    "steps that overlap by 3 us": [
+        event(
+            "python_function", "train.py(20): step", (9 + STEP * index) * US, (1011 + STEP * index) * US, PROCESS, MAIN
+        )
+        for index in range(5)
+    ],
+}
+
+
+def written(name: str, capture: Capture, how: str, folder: Path) -> Path:
+    if how == "nsys":
+        return write_capture(folder / "x.sqlite", capture, "2025.3")
+    return write_kineto(folder / "x.json", capture, others=OTHERS.get(name, ()))
+
+
+@pytest.mark.parametrize(("name", "how"), [(name, how) for name, case in CASES.items() for how in case.formats])
+def test_what_is_said_of_a_reported_situation_is_so(name: str, how: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    trace = written(name, case.capture(), how, tmp_path)
+    rank = json.loads(run("overlap", "--format", "json", trace).stdout)["ranks"][0]
+    found = tuple(rank[f"{part}_ns"] for part in ("comm", "overlapped", "exposed"))
+    assert found == tuple(None if us is None else us * US for us in case.times_us)
+    steps = [one for one in rank["steps"] if one["host_ns"] is not None]
+    assert len(steps) == (case.steps or 0)
+    text = re.sub(r"\s+", " ", run("summary", trace).stdout)
+    for told in case.says:
+        assert re.search(told, text), text
+    for told in case.says_not:
+        assert not re.search(told, text), text
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+@pytest.mark.parametrize("damage", [lost_first, lost_half_a_step, overlong])
+def test_what_was_lost_is_no_change(damage: Callable[[], Capture], how: str, tmp_path: Path) -> None:
+    """Each step that counts is equal to those of a sound capture, to the nanosecond."""
+    (tmp_path / "b").mkdir()
+    sound, damaged = written("", usual(6), how, tmp_path), written("", damage(), how, tmp_path / "b")
+    changes = json.loads(run("compare", "--format", "json", sound, damaged).stdout)["changes"]
+    assert changes
+    assert not any(one["is_beyond_spread"] for one in changes)
+    assert {one["change_ns"] or 0 for one in changes} == {0}, changes
+
+
+def test_two_ranks_in_one_file_do_not_cut_each_others_steps(tmp_path: Path) -> None:
+    for how in ("nsys", "kineto"):
+        ranks = json.loads(run("overlap", "--format", "json", written("", merged(), how, tmp_path)).stdout)["ranks"]
+        assert [[one["exposed_ns"] for one in rank["steps"]] for rank in ranks] == [[200 * US] * 5] * 2
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_steps_beside_an_overlong_kernel_are_as_they_were(how: str, tmp_path: Path) -> None:
+    (rank,) = json.loads(run("overlap", "--format", "json", written("", overlong(), how, tmp_path)).stdout)["ranks"]
+    assert {one["step"]: one["overlapped_ns"] for one in rank["steps"]} == dict.fromkeys((0, 2, 3, 4), 200 * US)
