@@ -44,6 +44,9 @@ class RootCause:
             known. If it has several passes, the median.
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
+        ranks: Number of ranks with collectives in the step.
+        late_rank, late_cost_ns: The rank that arrives last in the step, and what another one would gain without its
+            lag, queues behind its waits included; ``None`` if no rank is late, or that is not known.
     """
 
     step: int | None
@@ -76,6 +79,9 @@ class RootCause:
     times_per_step: int = 1
     alike: AlikeTimes | None = None
     passes: int = 1
+    late_rank: str | None = None
+    late_cost_ns: int | None = None
+    ranks: int = 1
 
 
 @dataclass(frozen=True)
@@ -91,10 +97,11 @@ class RunExplanation:
 def explain_run(run: RunAnalysis) -> RunExplanation:
     collectives = measure_collectives(run)
     skew = measure_skew(run)
-    return RunExplanation(run, collectives, skew, find_root_cause(collectives, knows_late=skew.reason is None))
+    return RunExplanation(run, collectives, skew, find_root_cause(collectives, skew))
 
 
-def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCause | None:
+def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootCause | None:
+    """Find the main cause; which rank is late, and what that costs, is known by ``skew``."""
     run = found.run
     total = sum(int(exposure.exposed_ns.sum()) for exposure in run.exposures)
     if not total:
@@ -126,6 +133,7 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         if key == typical
     ]
     alike = find_alike_times(one for one in found.collectives if one.op == own[0].op)
+    late = next((one for one in (skew.steps if skew else ()) if one.step == typical and one.last is not None), None)
     return RootCause(
         step=own[0].step,
         alike=alike,
@@ -156,7 +164,10 @@ def find_root_cause(found: RunCollectives, *, knows_late: bool = True) -> RootCa
         passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),
         carries_gradients=are_gradients[step.index(own[0])],
         has_launch=own[0].launch_ns is not None,
-        knows_late=knows_late,
+        knows_late=skew is None or skew.reason is None,
+        late_rank=skew.ranks[late.last].name if skew and late and late.last is not None else None,
+        late_cost_ns=late.cost_ns if late else None,
+        ranks=sum(len(of_rank) > 0 for of_rank in rows),
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
 

@@ -191,7 +191,7 @@ _COLUMNS = (
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
     Column("lag_ms", "per step, the rank's largest delay behind the others' median: median over steps", ALWAYS),
     Column("worst_lag_ms", "the largest lag of any step"),
-    Column("costs_others_ms", "longest exposed wait of another rank for this one, mean per step"),
+    Column("costs_others_ms", "what another rank would gain at most without the lag of this one, mean per step"),
     # The waterfall.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
     Column("contention_ms", "what simultaneous communication adds to compute"),

@@ -229,6 +229,9 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
     whole = "the typical step's exposed time" if cause.steps > 1 else "exposed time"
     is_worth_a_word = waited >= _WORTH_A_WORD and cause.why != PEER_WAIT
     more = f" (a peer was missing in {percent(waited)} of the exposed time)" if is_worth_a_word else ""
+    if _is_late(cause):
+        gain = milliseconds(cause.late_cost_ns or 0)
+        more = f" ({cause.late_rank} is late: without that, and what queued behind it, the step is {gain} shorter)"
     return Headline(
         f"{share} of {whole} is {_exposure_kind(cause)}{more}",
         f"{_culprit_name(cause)}.{_advice(cause)}",
@@ -298,6 +301,8 @@ def _advice(cause: RootCause) -> str:
         return f" That is {percent(cause.pair_ns / cause.step_ns)} of the step: hiding all of it would gain no more."
     waits = 2 * cause.wait_ns > cause.exposed_ns or cause.why == PEER_WAIT
     skew = " 'ddp-prof skew' shows which rank arrives late." if waits and cause.knows_late else ""
+    if _is_late(cause):
+        waits, skew = True, f" 'ddp-prof skew' shows how late {cause.late_rank} is in other steps."
     if cause.times_per_step > 1 and cause.carries_gradients:  # whoever waits, waits less often
         return (
             f" The step reduces this bucket {cause.times_per_step} times: if it accumulates gradients, no_sync() in "
@@ -329,6 +334,12 @@ def _advice(cause: RootCause) -> str:
     if cause.why == TRANSFER and cause.when != OUTSIDE:
         return " No compute ran meanwhile."
     return ""
+
+
+def _is_late(cause: RootCause) -> bool:
+    """Whether a late rank explains a large part of what a rank exposes; all ranks' exposed time is compared."""
+    gained_ns = (cause.late_cost_ns or 0) * max(1, cause.ranks - 1)
+    return cause.late_rank is not None and gained_ns >= _LARGE_PART * cause.exposed_ns
 
 
 def _name_collective(cause: RootCause) -> str:
@@ -410,7 +421,7 @@ def skew_headline(skew: RunSkew) -> Headline:
         if not most:
             return Headline("No rank is late by more than the clocks' residual")
         if len(late := [rank for rank in skew.ranks if rank.last_steps]) == 1:
-            return Headline(_arrives_last(late[0], steps), "so few do not exclude chance.", "; ")
+            return Headline(_arrives_last(late[0], steps), f"so few do not exclude chance.{_older_text(late[0])}", "; ")
         names = [rank.name for rank in skew.ranks if rank.last_steps == most]
         which = (
             f"{names[0]} is last most often, in"
@@ -422,10 +433,18 @@ def skew_headline(skew: RunSkew) -> Headline:
     detail = "what that costs is not known."
     if last.cost_ns == 0:
         detail = "compute hides all of the others' waiting."
-    elif last.cost_ns is not None:
-        waits = milliseconds(round(last.cost_ns / last.last_steps))
-        detail = f"others wait for it up to {waits} in such a step (mean), and compute nothing meanwhile."
-    return Headline(_arrives_last(last, steps), detail, "; ")
+    elif last.cost_when_last_ns is not None:
+        costs = milliseconds(last.cost_when_last_ns)
+        detail = f"such a step would be up to {costs} shorter without its lag (mean of these steps)."
+    return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}", "; ")
+
+
+def _older_text(rank: RankSkew) -> str:
+    """Say that a rank was late before its step began, where that is most of its lag."""
+    before_ns, lag_ns = rank.lag_before_ns or 0, rank.lag_when_last_ns or 0
+    if 2 * before_ns < lag_ns or not lag_ns:
+        return ""
+    return f" It is {milliseconds(before_ns)} late when the step begins: look for the cause in what comes before."
 
 
 def _arrives_last(rank: RankSkew, steps: int) -> str:

@@ -129,11 +129,11 @@ def test_the_report_shows_steps_of_a_counter_that_restarts_apart(tmp_path: Path)
     assert all(len(view) == 1 for view in views.values())
 
 
-@pytest.mark.parametrize(("backward_ends", "costs"), [(10, 0.0), (7, 1.0), (5, 2.0)])
+@pytest.mark.parametrize(("backward_ends", "costs"), [(10, 2.0), (7, 2.0), (5, 2.0), (13, 1.0), (14, 0.0)])
 def test_what_a_straggler_costs_by_what_others_compute_meanwhile(
     backward_ends: int, costs: float, tmp_path: Path
 ) -> None:
-    """Compute may hide the wait; but the transfer behind it could have begun 2 ms earlier in each case."""
+    """Compute may hide the wait; but the transfer behind it could have ended 2 ms earlier, if it is not hidden, too."""
     for rank, begins in enumerate((6, 8)):
         ranges = [(f"process|rank={rank}|world=2|backend=gloo|device=cpu", 0, 160)]
         for step in range(8):
@@ -150,7 +150,7 @@ def test_what_a_straggler_costs_by_what_others_compute_meanwhile(
     assert (late["last_steps"], float(late["costs_others_ms"])) == ("8", costs)
     said = run("skew", tmp_path).stdout
     assert ("compute hides all of the others' waiting" in said) == (costs == 0)
-    assert ("compute nothing meanwhile" in said) == (costs > 0)
+    assert (f"up to {costs:.2f} ms shorter without its lag" in " ".join(said.split())) == (costs > 0)
     advice = " ".join(run("doctor", tmp_path).stdout.split())
-    assert "Rank 1 arrives last in 8 of 8 steps, by 2.00 ms" in advice
-    assert "that costs another rank at most 2.00 ms per step" in advice
+    assert ("Rank 1 arrives last in 8 of 8 steps, by 2.00 ms" in advice) == (costs > 0)
+    assert (f"that costs another rank {costs:.2f} ms in such a step" in advice) == (costs > 0)

@@ -9,9 +9,10 @@ at which the others wait, or stays late for all collectives that follow::
     rank 2    LCCCCCCCCCC
 
 If the largest lag is not above the residual of the clocks, no rank is last. If clocks cannot be compared, there are no
-lags. The *cost* of a step is attributed to the rank with the largest lag: it is the longest exposed wait of another
-rank at the step's collectives at which that rank arrived last. In a capture without steps, each collective counts by
-itself; the cost of a rank is then the longest exposed wait of another rank at the collectives where it arrived last.
+lags. The *cost* of a step is attributed to the rank with the largest lag: it is what another rank would gain at most if
+that rank were not late, queues behind its waits included (:mod:`.lateness`). In a capture without steps, each
+collective counts by itself; the cost of a rank is then the longest exposed wait of another rank at the collectives
+where it arrived last.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddp_prof.analyze.collectives.exposed_time import WHENS, PhaseParts, wait_end_ns
+from ddp_prof.analyze.collectives.lateness import measure_lateness
 from ddp_prof.analyze.collectives.matching import Matches
 from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, ClockOffset, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
@@ -32,7 +34,7 @@ from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_no_steps
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame, none_for_unknown
 from ddp_prof.table import begins_run, select
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
 
 Floats = NDArray[np.float64]
 
@@ -54,6 +56,8 @@ class RankSkew(RankResult):
         exposed_wait_ns: Sum of its own exposed waits for other ranks.
         cost_ns: Sum of the costs of the steps in which it had the largest lag; without steps, its cost in the capture.
             This and ``exposed_wait_ns`` are ``None`` if the exposed time of some rank is not known.
+        lag_before_ns: How late it was already when the steps began in which it had the largest lag: the median; its
+            own step, as the host marks it, is compared with the median of the others. ``None`` without such steps.
     """
 
     rank: int | None
@@ -69,6 +73,12 @@ class RankSkew(RankResult):
     qualifier: str = ""
     of_several: bool = False
     lag_when_last_ns: int | None = None
+    lag_before_ns: int | None = None
+
+    @property
+    def cost_when_last_ns(self) -> int | None:
+        """What it costs the others in a step in which it had the largest lag: the mean of these steps."""
+        return None if self.cost_ns is None or not self.last_steps else round(self.cost_ns / self.last_steps)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,7 @@ class StepSkew:
         last: Index of the rank that arrived last; ``None`` if no lag is above the residual.
         cost_ns: The step's cost, 0 if no rank was last; ``None`` if the exposed time of some rank is not known.
         waits_ns: The exposed wait of each rank; ``None`` as ``cost_ns``, or without a matched collective in the step.
+        lag_before_ns: See :class:`RankSkew`, of ``last``.
     """
 
     step: int
@@ -86,6 +97,7 @@ class StepSkew:
     last: int | None
     cost_ns: int | None
     waits_ns: tuple[int | None, ...] = ()
+    lag_before_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,16 +146,20 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
         late = _last_to_arrive(compared, least)
+    keys = [int(step[rows][0]) for rows in of_steps]
+    costs = _costs_of_steps(run, of_steps, late) if knows_exposed else np.zeros(len(of_steps), np.int64)
+    before = _lags_before(run, keys)
     steps = tuple(
         StepSkew(
-            step=int(step[rows][0]),
+            step=keys[row],
             lags_ns=tuple(_int_or_none(lag) for lag in compared[row]),
             last=None if late[row] == UNKNOWN else int(late[row]),
-            cost_ns=_step_cost(waits[rows[last[rows] == late[row]]], late[row]) if knows_exposed else None,
+            cost_ns=int(costs[row]) if knows_exposed else None,
             waits_ns=tuple(
                 wait if known and knows_exposed else None
                 for wait, known in zip(waits[rows].sum(axis=0).tolist(), takes_part[rows].any(axis=0), strict=True)
             ),
+            lag_before_ns=None if late[row] == UNKNOWN else _int_or_none(before[row, late[row]]),
         )
         for row, rows in enumerate(of_steps)
     )
@@ -170,6 +186,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
             qualifier=rank.qualifier,
             of_several=rank.of_several,
             lag_when_last_ns=_median_lag(compared[late == index, index]),
+            lag_before_ns=_median_lag(before[late == index, index]) if of_steps else None,
         )
         for index, rank in enumerate(ranks)
     )
@@ -200,16 +217,48 @@ def _why_unknown(run: RunAnalysis) -> str | None:
 
 def _lags(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Floats:
     """The lag of each rank (column) at each matched collective (row); NaN if the rank took no part."""
+    return _behind_others(_arrivals(ranks, matches, alignment), matches.rows != UNKNOWN)
+
+
+def _arrivals(ranks: Sequence[RankCollectives], matches: Matches, alignment: Alignment) -> Ints:
+    """When each rank (column) arrives at each matched collective (row), on the common clock."""
     start = matches.column(ranks, "start_ns")
     common = [alignment.offset_for(rank.clock).common_ns(start[:, index]) for index, rank in enumerate(ranks)]
+    return np.stack(common, axis=1) if common else start
+
+
+def _costs_of_steps(run: RunAnalysis, of_steps: Sequence[Ints], late: Ints) -> Ints:
+    """What another rank would gain at most in each step without the lag of its late rank."""
+    step = np.full(len(run.matches), UNKNOWN, np.int64)
+    for number, rows in enumerate(of_steps):
+        step[rows] = number
+    arrivals = _arrivals(run.ranks, run.matches, run.alignment)
+    exposed = [exposure.exposed_ns for exposure in run.exposures]
+    gains = measure_lateness(run.ranks, run.matches.rows, arrivals, step, late, exposed)
+    longest: Ints = gains.max(axis=1, initial=0)
+    return longest
+
+
+def _lags_before(run: RunAnalysis, keys: Sequence[int]) -> Floats:
+    """How much later than the median of the others each rank (column) begins each step (row); NaN if not known."""
+    begins = np.full((len(keys), len(run.ranks)), NO_TIME, np.int64)
+    for index, rank in enumerate(run.ranks):
+        if rank.marks_steps and run.alignment.residual_p95_ns is not None:
+            own = dict(zip(rank.step_keys.tolist(), rank.times.start_ns.tolist(), strict=True))
+            times = np.array([own.get(key, NO_TIME) for key in keys], np.int64)
+            common = run.alignment.offset_for(rank.clock).common_ns(times)
+            begins[:, index] = np.where(times == NO_TIME, NO_TIME, common)
+    return _behind_others(begins, begins != NO_TIME)
+
+
+def _behind_others(columns: Ints, present: Mask) -> Floats:
+    """How much later each time of a row is than the median of its others; NaN where it is not present, or alone."""
     # Floats represent whole nanoseconds only up to some months, so times are relative to the first one.
-    columns = np.stack(common, axis=1) if common else start
-    present = matches.rows != UNKNOWN
     origin = columns.min(initial=np.iinfo(np.int64).max, where=present)
     arrival = np.where(present, (columns - origin).astype(np.float64), np.nan)
     lags = np.full(arrival.shape, np.nan)
-    for index in range(len(ranks)):
-        took_part = present[:, index]
+    for index in range(columns.shape[1]):
+        took_part = present[:, index] & (present.sum(axis=1) > 1)
         lags[took_part, index] = arrival[took_part, index] - np.nanmedian(
             np.delete(arrival[took_part], index, axis=1), axis=1
         )

@@ -8,12 +8,10 @@ from collections.abc import Iterable
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
-from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
-from ddp_prof.analyze.intervals import union_by_group
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
-from ddp_prof.table import NO_TIME, UNKNOWN, count_before, distinct_rows
+from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
 _HOST_SHARE = 0.25
 _OVERHEAD_SHARE = 0.05
@@ -213,7 +211,7 @@ def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:
 def straggler(run: RunEvidence) -> Finding | Abstained | None:
     """The other ranks wait for one rank.
 
-    Found if a rank arrives last more often than chance explains, and another rank has both waits and exposed time.
+    Found if a rank arrives last more often than chance explains, and the step would be shorter without its lag.
     """
     if run.skew.reason:
         return Abstained("straggler", run.skew.reason)
@@ -224,10 +222,10 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
                 return Abstained("straggler", reason)
         return None
     late, steps = run.skew.ranks[run.skew.straggler], len(run.skew.steps)
-    cost = None if late.cost_ns is None else _cost_of_waits(run, run.skew.straggler)
+    cost = late.cost_when_last_ns
     if cost == 0:
         return None
-    costs = "" if cost is None else f"; that costs another rank at most {cost / 1e6:.2f} ms per step"
+    costs = "" if cost is None else f"; that costs another rank {cost / 1e6:.2f} ms in such a step"
     return Finding(
         "straggler",
         f"{late.name[:1].upper()}{late.name[1:]} arrives last in {late.last_steps} of {steps} steps, by "
@@ -237,24 +235,6 @@ def straggler(run: RunEvidence) -> Finding | Abstained | None:
         (),
         cost,
     )
-
-
-def _cost_of_waits(run: RunEvidence, late: int) -> int:
-    """How much shorter a step of another rank would be at most if it did not wait for peers.
-
-    It waits also beside compute, which delays the transfers that follow; and what is neither exposed nor lets a stream
-    stand still costs nothing.
-    """
-    found = []
-    for rank, waits, exposure in zip(run.analysis.ranks, run.analysis.waits_ns, run.analysis.exposures, strict=True):
-        times_ns = (exposure.exposed_ns, rank.timings.blocking_ns)
-        most_ns = np.maximum(*(rank.sum_by_step(of_each)[1] for of_each in times_ns))
-        in_step = rank.keys != UNKNOWN
-        _, step = np.unique(rank.keys[in_step], return_inverse=True)
-        start_ns = rank.timings.start_ns[in_step]
-        start_ns, end_ns, step = union_by_group(start_ns, start_ns + np.maximum(0, waits[in_step]), step)
-        found.append(median_or_zero(np.minimum(most_ns, sum_by_group(end_ns - start_ns, step, len(most_ns)))))
-    return max(found[:late] + found[late + 1 :])
 
 
 def graph_replay(run: RunEvidence) -> Finding | None:

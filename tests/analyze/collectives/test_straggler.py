@@ -403,7 +403,7 @@ def test_a_single_collective_tells_who_was_late_where_utc_says_what_its_ends_say
     where = "in the only step" if has_steps else "at the only collective"
     assert f"ank 1 arrives last {where}, by 167.0 ms" in skew_headline(skew).text
     cause = run_cause(run)
-    assert "'ddp-prof skew' shows which rank arrives late" in root_cause_headline(cause).text
+    assert "'ddp-prof skew' shows" in root_cause_headline(cause).text
     apart = run_of(files[0], replace(files[1], epoch_ns=10**18 + 400 * MS))
     assert measure_skew(apart).ranks[1].last_collectives == 0, "clocks that differ by more than the lag tell nothing"
 

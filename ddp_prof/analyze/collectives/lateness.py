@@ -1,0 +1,129 @@
+"""What the others would gain in a step if one rank were not late: its lag, followed through the queues that it causes.
+
+A collective ends on each rank as long after the last arrival as it did. Without the late rank the others are the last
+to arrive; and a collective that queued behind another one arrives earlier, too, but not before it was launched and its
+input was there::
+
+    late rank      .......AAAAABBBB      rank 0 arrives 4 earlier, and B queues behind A:
+    rank 0         ...AAAAAAAAABBBB      without the lag the step ends 4 earlier
+    without lag    ...AAAAABBBB
+
+What a rank gains is then exposed time that is no longer there or, where a stream stands still beside compute of another
+one, the standstill that is not. A lag that is the same at each collective costs itself at most; one that grows costs
+what the rank would be late at the last collective, if the others had not queued.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.exposed_time import BACK_TO_BACK_NS
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, RankCollectives
+from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.intervals import union_by_group
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, count_before, take_or_unknown
+
+
+@dataclass(frozen=True)
+class Queue:
+    """For each collective of a rank, the one behind which it queued, ``UNKNOWN`` if none, and for how long at most."""
+
+    before: Ints
+    queued_ns: Ints
+
+
+def find_queue(timings: CollectiveTimings) -> Queue:
+    before, queued_ns = np.full(len(timings), UNKNOWN, np.int64), np.zeros(len(timings), np.int64)
+    launched = np.where(timings.launch_ns == NO_TIME, timings.start_ns, timings.launch_ns)
+    due_ns = np.maximum(launched, np.maximum(timings.ready_ns, timings.input_ns))  # an unknown time is the least
+    order = np.lexsort((timings.start_ns, timings.lane))
+    follows = (timings.lane[order[1:]] == timings.lane[order[:-1]]) & (timings.lane[order[1:]] != UNKNOWN)
+    later, earlier = order[1:][follows], order[:-1][follows]
+    gap_ns = timings.start_ns[later] - timings.end_ns[earlier]
+    is_queue = (gap_ns <= BACK_TO_BACK_NS) & (due_ns[later] <= timings.end_ns[earlier])
+    later, earlier = later[is_queue], earlier[is_queue]
+    before[later] = earlier
+    queued_ns[later] = np.maximum(0, timings.start_ns[later] - np.maximum(due_ns[later], timings.start_ns[earlier]))
+    return Queue(before, queued_ns)
+
+
+def measure_lateness(
+    ranks: Sequence[RankCollectives], matches: Ints, starts_ns: Ints, step: Ints, late: Ints, exposed_ns: Sequence[Ints]
+) -> Ints:
+    """What each rank (column) would gain in each step (row) if the step's late rank were not late.
+
+    Args:
+        ranks: Those of the run.
+        matches: Rows of the ranks' collectives, ``UNKNOWN`` where a rank takes no part; shape (matches, ranks).
+        starts_ns: When each rank arrives, on a common clock; the same shape.
+        step: Number of the step of each match, from 0; ``UNKNOWN`` for one that is not asked for.
+        late: The late rank of each step, ``UNKNOWN`` if none is.
+        exposed_ns: What is exposed of each collective of each rank.
+    """
+    chosen = np.flatnonzero((step != UNKNOWN) & (take_or_unknown(late, step) != UNKNOWN))
+    gains = np.zeros((len(late), len(ranks)), np.int64)
+    if not len(chosen):
+        return gains
+    never = np.iinfo(np.int64).min
+    taking = np.where(matches != UNKNOWN, starts_ns, never)
+    arrival_ns = taking.max(axis=1)
+    chosen = chosen[np.lexsort((arrival_ns[chosen], step[chosen]))]
+    turn = count_before(step[chosen])
+    queues = [find_queue(rank.timings) for rank in ranks]
+    start_shift_ns, end_shift_ns = ([np.zeros(len(rank.timings), np.int64) for rank in ranks] for _ in range(2))
+    # The n-th collective of all steps at once: each comes after those behind which it may have queued.
+    for of_turn in np.split(chosen[np.argsort(turn, kind="stable")], np.cumsum(np.bincount(turn))[:-1]):
+        earlier_ns = np.full((len(of_turn), len(ranks)), never)
+        for index, queue in enumerate(queues):
+            row = matches[of_turn, index]
+            here = row != UNKNOWN
+            shift = np.minimum(
+                take_or_unknown(end_shift_ns[index], take_or_unknown(queue.before, row), 0),
+                take_or_unknown(queue.queued_ns, row, 0),
+            )
+            start_shift_ns[index][row[here]] = shift[here]
+            counts = here & (late[step[of_turn]] != index)
+            earlier_ns[counts, index] = starts_ns[of_turn[counts], index] - shift[counts]
+        last_ns = earlier_ns.max(axis=1)
+        gained_ns = np.where(last_ns == never, 0, np.maximum(0, arrival_ns[of_turn] - last_ns))
+        for index in range(len(ranks)):
+            row = matches[of_turn, index]
+            here = row != UNKNOWN
+            end_shift_ns[index][row[here]] = gained_ns[here]
+    for index, rank in enumerate(ranks):
+        step_of = np.full(len(rank.timings), UNKNOWN, np.int64)
+        own = matches[chosen, index]
+        step_of[own[own != UNKNOWN]] = step[chosen][own != UNKNOWN]
+        shifts = start_shift_ns[index], end_shift_ns[index]
+        gains[:, index] = _gain_of_rank(rank, step_of, shifts, exposed_ns[index], len(late))
+    gains[np.arange(len(late))[late != UNKNOWN], late[late != UNKNOWN]] = 0
+    return gains
+
+
+def _gain_of_rank(
+    rank: RankCollectives, step_of: Ints, shifts_ns: tuple[Ints, Ints], exposed_ns: Ints, steps: int
+) -> Ints:
+    """The larger of what is exposed, and what stands still, less in each step with collectives that end earlier."""
+    timings = rank.timings
+    key = np.full(len(rank.step_keys) + 1, UNKNOWN, np.int64)  # the last element is for UNKNOWN
+    known = step_of != UNKNOWN
+    key[timings.step[known]] = step_of[known]
+    step = key[timings.step]  # of those that are not matched, too
+    rows = np.flatnonzero(step != UNKNOWN)
+
+    def bare_ns(start_shift_ns: Ints, end_shift_ns: Ints) -> Ints:
+        start_ns = timings.start_ns[rows] - start_shift_ns
+        start_ns, end_ns, group = union_by_group(
+            start_ns, np.maximum(start_ns, timings.end_ns[rows] - end_shift_ns), step[rows]
+        )
+        return sum_by_group(end_ns - start_ns - rank.compute.covered_ns(start_ns, end_ns), group, steps)
+
+    start_shift_ns, end_shift_ns = (shift_ns[rows] for shift_ns in shifts_ns)
+    gone_ns = bare_ns(np.zeros_like(rows), np.zeros_like(rows)) - bare_ns(start_shift_ns, end_shift_ns)
+    gone_ns = np.clip(gone_ns, 0, sum_by_group(exposed_ns[rows], step[rows], steps))
+    stood_ns = np.minimum(np.maximum(0, timings.blocking_ns[rows]), end_shift_ns)
+    found: Ints = np.maximum(gone_ns, sum_by_group(stood_ns, step[rows], steps))
+    return found

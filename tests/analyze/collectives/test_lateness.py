@@ -1,0 +1,100 @@
+"""A late rank costs what the step would be shorter without its lag: waits cause queues, and the last one gets both."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ddp_prof import load_runs
+from ddp_prof.present.headlines import root_cause_headline, skew_headline
+from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
+
+MS = 1_000_000
+RANKS, BUCKETS, STEPS, LATE = 4, 4, 6, 2
+FORWARD, BUCKET, TRANSFER, OPTIMIZER = 20, 10, 8, 4
+
+
+def job(late_ms: int, transfer_ms: int = TRANSFER, *, begins_late: bool = False) -> Capture:
+    """Rank 2 is late by so much in each step, in its forward, or because it begins the step so much later.
+
+    ms        0          20        30        40        50        60       68
+    compute   ffffffffff b0        b1        b2        b3                 oo
+    bucket               .........|0000000   1111111   2222222   3333333|
+    """
+    capture = Capture(threads={(100 + rank, 131): "pt_autograd_0" for rank in range(RANKS)})
+    length = FORWARD + BUCKETS * max(BUCKET, transfer_ms) + BUCKET + transfer_ms + OPTIMIZER + late_ms + 1
+    for rank in range(RANKS):
+        process, late = 100 + rank, late_ms if rank == LATE else 0
+        whole = f"process|rank={rank}|world={RANKS}|variant=bucketed|backend=nccl|device=cuda"
+        capture.ranges.append(Range(whole, 0, STEPS * length * MS, process, process, "ddp_prof"))
+
+        def run(
+            name: str, start: float, end: float, launch: float, thread: int, stream: int = 7, process: int = process
+        ) -> None:
+            at = (round(time * MS) for time in (start, end, launch))
+            capture.kernels.append(Kernel(name, *at, thread, process, stream))
+
+        for step in range(STEPS):
+            begin = step * length + 0.1
+            own = begin + (late if begins_late else 0)
+            step_end = round((step + 1) * length * MS)
+            capture.ranges.append(Range(f"step|index={step}", round(own * MS), step_end, process, process, "ddp_prof"))
+            ready = begin + FORWARD + late
+            last_ready, end = begin + FORWARD + late_ms, 0.0
+            backward = Range("backward", round((own + 0.2) * MS), round((own + 0.9) * MS), process, process, "ddp_prof")
+            capture.ranges.append(backward)
+            run("gemm_forward", own, ready, own, process)
+            for bucket in range(BUCKETS):
+                launch, free = own + 0.3 + 0.1 * bucket, end
+                run("gemm_backward", ready, ready + BUCKET, launch, 131)
+                ready, last_ready = ready + BUCKET, last_ready + BUCKET
+                end = max(last_ready, end) + transfer_ms
+                run(NCCL, max(ready, free), end, launch + 0.05, 131, 20)
+            run("adam", end, end + OPTIMIZER, own + 1, process)
+    return capture
+
+
+def told(capture: Capture, tmp_path: Path) -> tuple[str, float | None, str, float | None]:
+    """The sentence of the skew, what the doctor says a straggler costs, the cause, and the cost in the skew, in ms."""
+    path = tmp_path / f"{id(capture)}.sqlite"
+    (run,) = load_runs(write_capture(path, capture))
+    skew = run.skew()
+    (finding,) = [one for one in run.doctor().findings if one.rule == "straggler"] or [None]
+    cost = skew.ranks[LATE].cost_when_last_ns
+    return (
+        skew_headline(skew).text,
+        finding and (finding.cost_ns or 0) / MS,
+        root_cause_headline(run.root_cause()).text,
+        None if cost is None else cost / MS,
+    )
+
+
+def test_a_lag_costs_itself_in_skew_doctor_and_cause(tmp_path: Path) -> None:
+    """The others wait 2 ms for it at the last bucket, and 4 behind the one before, which waited for it, too."""
+    skew, doctor, cause, cost = told(job(6), tmp_path)
+    assert cost == doctor == 6
+    assert "Rank 2 arrives last in 6 of 6 steps, by 6.00 ms (median); such a step would be up to 6.00 ms" in skew
+    assert "rank 2 is late: without that, and what queued behind it, the step is 6.00 ms shorter" in cause
+    assert "a faster link" not in cause
+
+
+def test_nobody_late_costs_nothing(tmp_path: Path) -> None:
+    skew, doctor, cause, cost = told(job(0), tmp_path)
+    assert (doctor, cost) == (None, None)
+    assert skew == "No rank is late by more than the clocks' residual."
+    assert "late" not in cause
+
+
+@pytest.mark.parametrize(("late_ms", "transfer_ms"), [(6, 8), (6, 12), (3, 2), (12, 8), (1, 30), (6, 60)])
+def test_it_costs_what_the_step_would_be_shorter(late_ms: int, transfer_ms: int, tmp_path: Path) -> None:
+    """Where the queue of transfers is longer than the lag, only the first bucket's arrival counts: still the lag."""
+    _, doctor, _, cost = told(job(late_ms, transfer_ms), tmp_path)
+    assert cost == pytest.approx(late_ms, abs=0.01)
+    assert doctor == cost
+
+
+def test_lateness_older_than_the_step_is_told(tmp_path: Path) -> None:
+    assert re.search(r"6\.00 ms late when the step begins", told(job(6, begins_late=True), tmp_path)[0])
+    assert "when the step begins" not in told(job(6), tmp_path)[0]
