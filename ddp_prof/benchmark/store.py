@@ -7,7 +7,7 @@ size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not me
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -119,27 +119,32 @@ class Results:
     messages: tuple[StoredMessages, ...]
 
 
-TABLES: dict[str, tuple[type, tuple[str, ...], str | None]] = {
+Tables = Mapping[str, tuple[type[Any], tuple[str, ...], str | None]]
+"""Name of each table, what a row of it is, its primary key, and the column with the id of a row of another table."""
+
+TABLES: Tables = {
     "environments": (Environment, ("id",), None),
     "runs": (StoredRun, ("id",), "environment"),
     "measurements": (StoredStep, ("run", "is_synchronized", "step"), "run"),
     "messages": (StoredMessages, ("run", "bytes"), "run"),
 }
-"""Name of each table, what a row of it is, its primary key, and the column with the id of a row of another table."""
 MOST_S, OPERATIONS_PER_CHECK, LEAST_BYTES_PER_ROW = 60, 1_000_000, 6
 """Reading takes no longer; how often that is looked at; a row of SQLite has no less."""
 
 
-def open_database(path: Path) -> Database:
-    """Open a database for writing, made with its folder and tables where it is not there; may raise TraceError."""
+def open_database(path: Path, layout: Tables = TABLES) -> Database:
+    """Open a database for writing, made with its folder and tables where it is not there; may raise TraceError.
+
+    It must be empty or have a table of ``layout``.
+    """
     from sqlite_utils import Database
 
     with _translate_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         database = Database(path)
-        if (tables := database.table_names()) and not TABLES.keys() & {*tables}:
+        if (tables := database.table_names()) and not layout.keys() & {*tables}:
             raise sqlite3.DatabaseError(f"it holds {', '.join(tables[:3])}")
-        for name, (row, key, owner) in TABLES.items():
+        for name, (row, key, owner) in layout.items():
             types = {column: get_args(hint) or (hint,) for column, hint in get_type_hints(row).items()}
             table = database.table(name)
             table.create(
@@ -165,20 +170,21 @@ def write_run(
 
     Raises TraceError where another program writes the file, or the disk is full.
     """
-    with _writing(database):
+    with writing(database):
         for name in ("measurements", "messages"):
             database.table(name).delete_where("run = ?", [run.id])
-        _upsert(database, environments=[environment], runs=[run], measurements=steps, messages=messages)
+        upsert(database, TABLES, environments=[environment], runs=[run], measurements=steps, messages=messages)
 
 
 def update_run(database: Database, run: StoredRun) -> None:
     """Replace what is known of a run beside its measurements; raises as :func:`write_run`."""
-    with _writing(database):
-        _upsert(database, runs=[run])
+    with writing(database):
+        upsert(database, TABLES, runs=[run])
 
 
 @contextmanager
-def _writing(database: Database) -> Iterator[None]:
+def writing(database: Database) -> Iterator[None]:
+    """Write all that the block writes, or nothing; raises TraceError where that is not possible."""
     files = {name: file for _, name, file in database.execute("pragma database_list").fetchall()}
     with _translate_errors(Path(files["main"])), database.atomic():
         yield
@@ -188,6 +194,11 @@ def load_results(path: Path) -> Results:
     """Read a database, which stays as it is; raises TraceError where it is not there, or something else."""
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
+    return Results(*load_tables(path, TABLES))
+
+
+def load_tables(path: Path, layout: Tables) -> list[tuple[Any, ...]]:
+    """Read all rows of each table of a file that is there; raises TraceError where it is something else."""
     # sqlite-utils would load pandas, which takes longer than all of the reading
     address = f"{path.absolute().as_uri()}?mode=ro"
     with _translate_errors(path), closing(sqlite3.connect(address, uri=True)) as connection:
@@ -196,17 +207,17 @@ def load_results(path: Path) -> Results:
         connection.row_factory = sqlite3.Row
         log = path.with_name(path.name + "-wal")
         room = held_bytes(path) + (held_bytes(log) if is_file(log) else 0)
-        return Results(*(_load(connection, name, row, room) for name, (row, *_) in TABLES.items()))
+        return [_load(connection, name, row, room) for name, (row, *_) in layout.items()]
 
 
-def _upsert(database: Database, **rows: Sequence[Any]) -> None:
+def upsert(database: Database, layout: Tables, /, **rows: Sequence[Any]) -> None:
     """Write rows, in place of those of the same key.
 
     Not by ``upsert_all``, which hides that its trial failed on a full disk: SQLite then undoes all that follows in the
     transaction, without an error at its end.
     """
     for name, of_table in rows.items():
-        row, key, _ = TABLES[name]
+        row, key, _ = layout[name]
         columns = [column.name for column in fields(row)]
         changes = ", ".join(f"{column} = excluded.{column}" for column in columns if column not in key)
         database.conn.executemany(
