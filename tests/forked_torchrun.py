@@ -83,7 +83,11 @@ def _rank(program: list[str], environment: dict[str, Any], folder: str, launcher
     os.chdir(folder)
     for number in (1, 2):
         os.dup2(os.open(f"/proc/{launcher}/fd/{number}", os.O_WRONLY | os.O_APPEND), number)
-    if "DDP_PROF_TRACE" in environment:  # capture's sitecustomize would, with the import of torch
+    if "DDP_PROF_TRIAL" in environment:  # tune's sitecustomize would, with the import of torch
+        from ddp_prof.annotate import trial
+
+        trial.start()
+    elif "DDP_PROF_TRACE" in environment:  # capture's likewise
         from ddp_prof.annotate import unattended
 
         unattended.start()

@@ -39,7 +39,7 @@ SOLE_USERS = {
     "sqlite3": {"ingest", "benchmark"},
     "adbc_driver_sqlite": {"ingest"},
     "pyarrow": {"ingest"},
-    "msgspec": {"ingest", "manifest", "benchmark"},
+    "msgspec": {"ingest", "manifest", "benchmark", "tune"},
     "distributed": {"runs"},
     "click": {"cli"},
     "mcp": {"cli"},

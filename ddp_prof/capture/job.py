@@ -113,8 +113,8 @@ def plan_job(
     name = _program_name(program)
     launched = _programs(program)
     part = file_suffix(program, environ, len(launched[0][0]))
-    path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
-    marks = [f"PYTHONPATH={path}", f"DDP_PROF_PACKAGE={PACKAGE}", *([f"DDP_PROF_STEPS={steps}"] if steps else [])]
+    marks = [f"{variable}={value}" for variable, value in injection(environ).items()]
+    marks += [f"DDP_PROF_STEPS={steps}"] if steps else []
     recorder: list[str] = []
     if nsys is None:
         marks.append(f"DDP_PROF_TRACE={folder / name}")  # each rank adds its number
@@ -124,6 +124,12 @@ def plan_job(
         recorder = profile_command(nsys, [], folder / f"{name}{part}", traces_cuda=on_gpus, capture_range=capture_range)
     command = [word for before, own in launched for word in (*before, "env", *marks, *recorder, *own)]
     return Job(tuple(command), folder, name, part if "%q" not in part else "", nsys, on_gpus), why
+
+
+def injection(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which every Python starts ``inject/sitecustomize.py``."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE / "capture" / "inject"), environ.get("PYTHONPATH")]))
+    return {"PYTHONPATH": path, "DDP_PROF_PACKAGE": str(PACKAGE)}
 
 
 def run_job(job: Job) -> int:

@@ -244,6 +244,14 @@ _COLUMNS = (
     Column("speedup_±", "half of the 95 % interval of the speed-up"),
     _name("observation", "a statistically supported sentence", ALWAYS),
     Column("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
+    # Tuning.
+    _name("try", "settings that were tried together", ALWAYS),
+    _name("outcome", "faster, slower, no difference, or why none of these", ALWAYS),
+    _share("gain_%", "what it takes off today's step, by pairs of runs", ALWAYS),
+    _share("gain_low_%", "lower end of its interval"),
+    _share("gain_high_%", "upper end of its interval"),
+    _count("pairs", "rounds in which it ran, and today's settings"),
+    _name("losses", "whether they are those of today's settings"),
     # All-reduces by size.
     _name("size", "size of the message", ALWAYS),
     _count("calls", "timed calls", WITH_MUCH_ROOM),

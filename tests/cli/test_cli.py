@@ -20,7 +20,7 @@ from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
-READING = set(COMMANDS) - {"capture", "mcp", "completion"}
+READING = set(COMMANDS) - {"capture", "tune", "mcp", "completion"}
 CONTRACT = {
     "": "schema trace source producer device attribution ranks warnings",
     "attribution": "activities device_time method",
@@ -40,9 +40,9 @@ def trace(tmp_path: Path) -> Path:
 def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
-    assert {"capture": "PROGRAM", "results": "DATABASE", "completion": "bash|zsh|fish", "mcp": "Usage"}.get(
-        name, "TRACE"
-    ) in result.output
+    programs = {"capture": "PROGRAM", "tune": "PROGRAM"}
+    others = {"results": "DATABASE", "completion": "bash|zsh|fish", "mcp": "Usage"}
+    assert {**programs, **others}.get(name, "TRACE") in result.output
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Runs in every Python that ``ddp-prof capture`` starts, and marks the training once torch is imported.
+"""Runs in every Python that ``ddp-prof capture`` or ``tune`` starts, and marks or tries once torch is imported.
 
 Python finds it by PYTHONPATH. It needs the standard library only, and runs the ``sitecustomize`` that it hides.
 """
@@ -31,7 +31,7 @@ class AfterTorch:
 
 
 def mark() -> None:
-    """Start the marks, by the ddp_prof that captures; it need not be installed for this Python."""
+    """Start the marks, or the try, by the ddp_prof that runs the program; it need not be installed for this Python."""
     try:
         folder = Path(os.environ["DDP_PROF_PACKAGE"])
         if "ddp_prof" not in sys.modules:
@@ -42,7 +42,8 @@ def mark() -> None:
             assert spec.loader is not None
             sys.modules["ddp_prof"] = importlib.util.module_from_spec(spec)
             spec.loader.exec_module(sys.modules["ddp_prof"])
-        importlib.import_module("ddp_prof.annotate.unattended").start()
+        module = "trial" if "DDP_PROF_TRIAL" in os.environ else "unattended"
+        importlib.import_module(f"ddp_prof.annotate.{module}").start()
     except Exception as error:  # must not stop the program
         sys.stderr.write(f"ddp-prof: the program is not marked: {type(error).__name__}: {error}\n")
 

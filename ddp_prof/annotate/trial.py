@@ -1,0 +1,224 @@
+"""Runs one try of ``ddp-prof tune`` in each rank of an unchanged program: sets arguments, times steps, and ends it.
+
+Nothing is recorded. A step lasts from one step of the optimizer to the next (``steps`` says of which), by the host's
+clock, or by events of the GPU's stream where the program uses one. After the last step all ranks meet, and leave the
+program by ``SystemExit(0)``: what it does at any end is done, what it does after training is not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import inspect
+import json
+import math
+import multiprocessing
+import os
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import timedelta
+from functools import wraps
+from importlib import import_module
+from multiprocessing.util import Finalize
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from ddp_prof.annotate import ranges
+from ddp_prof.annotate.steps import CountedSteps
+
+TRIAL_VARIABLE = "DDP_PROF_TRIAL"
+"""JSON: ``folder`` for the files of the ranks, ``warmup`` and ``steps``, arguments of ``ddp`` and of ``fsdp``."""
+MEETING = timedelta(seconds=30)
+_STORE = "ddp_prof/tune"
+_SHARDED = "torch.distributed.fsdp"
+
+
+def start() -> None:
+    """Set the arguments from now on, and count; call it once per process."""
+    ranges.enable(False)
+    trial = _Trial(**json.loads(os.environ[TRIAL_VARIABLE]))
+    trial.watch_losses()
+    trial.set_arguments_of_ddp()
+    trial.set_arguments_of_fsdp()
+
+
+class _Trial:
+    def __init__(
+        self,
+        folder: str,
+        warmup: int,
+        steps: int,
+        ddp: Mapping[str, Any] | None = None,
+        fsdp: Mapping[str, Any] | None = None,
+    ) -> None:
+        self._folder, self._warmup, self._count = Path(folder), warmup, steps
+        self._ddp, self._fsdp = dict(ddp or {}), dict(fsdp or {})
+        self._process = 0
+        self._made: list[dict[str, Any]] = []
+        self._host_ns: list[int] = []
+        self._events: list[Any] = []
+        self._losses: list[tuple[int, torch.Tensor]] = []
+        self._is_left = False
+        self._steps = CountedSteps(self._at_step)
+
+    def set_arguments_of_ddp(self) -> None:
+        original = DistributedDataParallel.__init__
+        signature = inspect.signature(original)
+
+        @wraps(original)
+        def init(made: Any, *args: Any, **kwargs: Any) -> None:
+            self._begin()
+            given = signature.bind(made, *args, **kwargs)
+            self._note_arguments("DistributedDataParallel", signature, given.arguments)
+            given.arguments.update(_known(self._ddp, "DistributedDataParallel", signature))
+            original(*given.args, **given.kwargs)
+
+        setattr(DistributedDataParallel, "__init__", init)  # noqa: B010  # mypy refuses an assignment
+
+    def set_arguments_of_fsdp(self) -> None:
+        """Replace ``fully_shard`` before the program imports it; only for its own tries: its import takes a second."""
+        if not self._fsdp:
+            return
+        with suppress(ImportError):
+            package: Any = import_module(_SHARDED)
+            original = package.fully_shard
+            signature = inspect.signature(original)
+
+            @wraps(original)
+            def fully_shard(*args: Any, **kwargs: Any) -> Any:
+                self._begin()
+                given = signature.bind(*args, **kwargs)
+                self._note_arguments("fully_shard", signature, given.arguments)
+                return original(*given.args, **{**given.kwargs, **_known(self._fsdp, "fully_shard", signature)})
+
+            package.fully_shard = fully_shard
+
+    def watch_losses(self) -> None:
+        """Keep each scalar on which the program calls ``backward``: not its value, for which the host would wait."""
+        original = torch.autograd.backward
+
+        @wraps(original)
+        def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._begin()
+            if isinstance(tensors, torch.Tensor) and tensors.numel() == 1:
+                self._losses.append((self._steps.index, tensors.detach()))
+            original(tensors, *args, **kwargs)
+
+        torch.autograd.backward = backward
+
+    def _note_arguments(self, what: str, signature: inspect.Signature, given: Mapping[str, Any]) -> None:
+        defaults = {name: one.default for name, one in signature.parameters.items()}
+        known = {**defaults, **given}
+        plain = {name: value for name, value in known.items() if value is None or isinstance(value, (bool, int, float))}
+        self._made.append({"what": what, "arguments": plain})
+
+    def _begin(self) -> None:
+        """Begin to count, at the first sign of training."""
+        if self._steps.index < 0:
+            self._process = os.getpid()
+            atexit.register(self._leave_early)
+            if multiprocessing.parent_process():  # a forked process ends without calling atexit's functions
+                Finalize(None, self._leave_early, exitpriority=0)
+            self._steps.begin()
+
+    def _at_step(self, index: int) -> None:
+        """Take the time; ``index`` steps of the optimizer are done."""
+        if self._is_left:  # the program has caught SystemExit
+            _end_process()
+        if index < max(1, self._warmup):
+            return
+        if _uses_gpu():
+            event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's omission
+            self._events.append(event)
+            event.record()
+        self._host_ns.append(time.perf_counter_ns())
+        if len(self._host_ns) > self._count:
+            self._write()
+            self._is_left = True
+            _meet()
+            if threading.current_thread() is not threading.main_thread():
+                _end_process()
+            sys.exit(0)
+
+    def _leave_early(self) -> None:
+        """Write what there is if the program ends before its last step."""
+        if not self._is_left and os.getpid() == self._process:
+            self._write()
+
+    def _write(self) -> None:
+        if _uses_gpu():
+            with suppress(RuntimeError):  # after an error of CUDA nothing works
+                torch.cuda.synchronize()
+        is_ready = dist.is_available() and dist.is_initialized()
+        rank = dist.get_rank() if is_ready else int(os.environ.get("RANK", "0"))
+        found = {
+            "rank": rank,
+            "world": dist.get_world_size() if is_ready else int(os.environ.get("WORLD_SIZE", "1")),
+            "backend": str(dist.get_backend()) if is_ready else None,
+            "device": torch.cuda.get_device_name() if _uses_gpu() else "cpu",
+            "torch": torch.__version__,
+            "done": self._steps.index,
+            "made": self._made,
+            "step_ns": self._lengths_ns(),
+            "losses": self._loss_values(),
+        }
+        target = self._folder / f"{os.getpid()}.json"
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(found), encoding="utf-8")
+        partial.replace(target)
+
+    def _lengths_ns(self) -> list[int]:
+        if self._events and len(self._events) == len(self._host_ns):
+            pairs = zip(self._events, self._events[1:], strict=False)
+            return [round(before.elapsed_time(after) * 1e6) for before, after in pairs]
+        return [after - before for before, after in zip(self._host_ns, self._host_ns[1:], strict=False)]
+
+    def _loss_values(self) -> list[dict[str, Any]]:
+        values = []
+        for step, loss in self._losses:
+            number = float(loss.to("cpu", torch.float64))
+            value = number if math.isfinite(number) else None
+            precision = torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0
+            values.append({"step": step, "value": value, "precision": precision})
+        return values
+
+
+def _uses_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's omission
+
+
+def _known(asked: Mapping[str, Any], what: str, signature: inspect.Signature) -> Mapping[str, Any]:
+    for name in asked:
+        if name not in signature.parameters:
+            raise TypeError(f"{what} of torch {torch.__version__} has no argument {name}")
+    return asked
+
+
+def _meet() -> None:
+    """Wait until all ranks have done the last step; rank 0, which may hold the store, leaves last."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return
+    world = dist.get_world_size()
+    store = dist.distributed_c10d._get_default_store()
+    with suppress(RuntimeError):  # a rank does not come in time, or the store's rank has ended
+        if store.add(f"{_STORE}/done", 1) == world:
+            store.set(f"{_STORE}/all", "")
+        store.wait([f"{_STORE}/all"], MEETING)
+        if dist.get_rank():
+            store.add(f"{_STORE}/left", 1)
+            return
+        until = time.monotonic() + MEETING.total_seconds()
+        while store.add(f"{_STORE}/left", 0) < world - 1 and time.monotonic() < until:
+            time.sleep(0.01)
+
+
+def _end_process() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)

@@ -1,0 +1,119 @@
+"""``ddp-prof tune``."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import partial
+from pathlib import Path
+
+import click
+
+from ddp_prof.cli.options import TraceCommand
+from ddp_prof.cli.terminal import Output, is_quiet, say
+from ddp_prof.errors import UsageError
+from ddp_prof.present.table import TableOptions, show
+
+
+class _TuneCommand(TraceCommand):
+    """Everything after ``--``, or from the first word that is no option on, is the program."""
+
+    ignore_unknown_options = True
+    allow_interspersed_args = False
+
+
+def _read_share(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", value.strip())
+    if not found or not 0 < float(found[1]) < 100:
+        raise click.BadParameter("give a share of the step as in 1% or 0.5%")
+    return float(found[1]) / 100
+
+
+@click.command("tune", cls=_TuneCommand, reads_traces=False, example="--try bucket_cap_mb=5,50 -- torchrun train.py")
+@click.option(
+    "--try", "asked", metavar="SETTING", multiple=True, required=True,
+    help="A setting: NAME=VALUE of DistributedDataParallel, fully_shard or the environment. Each of several values is "
+    "a try of its own; A=1+B=2 sets both. May be repeated.",
+)  # fmt: skip
+@click.option("--steps", type=click.IntRange(3), default=30, show_default=True, help="Measured steps of each run.")
+@click.option("--warmup", type=click.IntRange(1), default=5, show_default=True, help="Optimizer steps before them.")
+@click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Runs of each try, at most.")
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
+    help="Begin no round that would end later.",
+)  # fmt: skip
+@click.option(
+    "--worth", metavar="SHARE", default="1%", show_default=True, callback=_read_share,
+    help="A difference below this share of the step is none.",
+)  # fmt: skip
+@click.option(
+    "--store", type=Output(), default="traces/tune.db", show_default=True,
+    help="Database of the runs; the same command goes on with it.",
+)  # fmt: skip
+@click.option("--plan", is_flag=True, help="Say how many runs and minutes it takes, and what they can show; run once.")
+@click.option("--dry-run", is_flag=True, help="Show the command lines, and run nothing.")
+@click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
+@click.pass_context
+def tune(
+    context: click.Context,
+    asked: tuple[str, ...],
+    steps: int,
+    warmup: int,
+    rounds: int,
+    minutes: float,
+    worth: float,
+    store: Path,
+    plan: bool,
+    dry_run: bool,
+    program: tuple[str, ...],
+    output: TableOptions,
+) -> None:
+    """Try other settings on any training program, unchanged, and say which are faster, with an interval.
+
+    PROGRAM is its command line, launcher included, after --:
+
+        ddp-prof tune --try gradient_as_bucket_view --try bucket_cap_mb=5,50 -- torchrun --nproc-per-node 8 train.py
+
+    Each run ends in order after --warmup and --steps steps of the optimizer. Nothing is recorded. The runs take turns,
+    and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment.
+    """
+    from ddp_prof.train.launch import Stopped, stop_on_signals
+    from ddp_prof.tune.measure import Program
+    from ddp_prof.tune.report import plan_lines, tuning_view, warning_of
+    from ddp_prof.tune.session import Limits, Session
+    from ddp_prof.tune.store import Store
+    from ddp_prof.tune.tries import TODAY, parse_tries
+
+    try:
+        tries = parse_tries(asked)
+    except UsageError as error:
+        raise click.UsageError(str(error), context) from error
+    job, limits, environ = Program(program, warmup, steps), Limits(rounds, minutes, worth), dict(os.environ)
+    if dry_run:
+        for tried in (TODAY, *tries):
+            say(job.shown(tried))
+        return
+    job.refuse_parts(environ)
+    report = partial(say, err=True)
+    if not is_quiet():
+        report(f"note: {warning_of(tries, limits)}")
+    session = Session(
+        job,
+        tries,
+        lambda tried, limit_s: job.measure(tried, environ, limit_s),
+        Store(store, job, tries, Path.cwd()),
+        limits,
+        environ,
+        (lambda _text: None) if is_quiet() else report,
+    )
+    try:
+        with stop_on_signals():
+            if plan:
+                for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
+                    say(line)
+                return
+            result = session.run()
+    except Stopped as stop:
+        report(f"stopped: {store} has the finished runs; the same command goes on")
+        context.exit(128 + stop.number)
+    show(output, [tuning_view(result)])

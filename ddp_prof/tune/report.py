@@ -1,0 +1,196 @@
+"""What ``ddp-prof tune`` says: a sentence and a row for each try, the line to write, and the plan of the runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ddp_prof.errors import printable
+from ddp_prof.present.columns import Row, in_percent, ms
+from ddp_prof.present.table import SCHEMA, TableView
+from ddp_prof.tune.sequential import LEAST_PAIRS, Gain, smallest_shown
+from ddp_prof.tune.session import Limits, Tuning
+from ddp_prof.tune.store import Trial
+from ddp_prof.tune.tries import TODAY, Try
+from ddp_prof.tune.verdicts import (
+    CHANGED,
+    EQUAL,
+    FAILS,
+    FASTER,
+    SAME,
+    SLOWER,
+    TODAYS,
+    UNSEEN,
+    VARY,
+    Verdict,
+    rivals_of,
+)
+
+HOW_TO_READ = (
+    "gain: what a try takes off the step of today's settings, by pairs of runs of one round; low, high: all intervals "
+    "hold at once in 95 of 100 tunings, whenever each ends"
+)
+SPREADS = (0.003, 0.01, 0.03)
+"""Of pairs, for a plan where none is known: a quiet GPU, a quiet CPU, a machine with other work."""
+LOSSES = {
+    SAME: "same losses",
+    VARY: "its losses vary from run to run, so they tell nothing: seed the program",
+    UNSEEN: "its losses were not seen",
+}
+
+
+def sentence_of(verdict: Verdict, worth: float) -> str:
+    """One sentence on a try, with its interval."""
+    label, gain = verdict.tried.label, verdict.gain
+    if verdict.outcome == TODAYS:
+        return f"{label}: the program has it already"
+    if verdict.outcome == FAILS:
+        return f"{label}: failed: {verdict.reason}"
+    if gain is None:
+        return f"{label}: cannot be told: no round is complete"
+    if verdict.outcome == FASTER:
+        return f"{label}: {_percent(gain.value)} faster ({_interval(gain)}), {_losses(verdict)}"
+    if verdict.outcome == SLOWER:
+        return f"{label}: {_percent(-gain.value)} slower ({_interval(gain, sign=-1)})"
+    if verdict.outcome == EQUAL:
+        return f"{label}: no difference of {_percent(worth)} or more (gain {_interval(gain)})"
+    could = ""
+    if verdict.more and verdict.could_show is not None:
+        could = f"; {verdict.more} more rounds could show {_percent(verdict.could_show)}"
+    known = f"gain {_interval(gain)}" if gain.low is not None else f"{gain.pairs} pair{'s' * (gain.pairs != 1)}"
+    return f"{label}: cannot be told ({known}){could}"
+
+
+def _losses(verdict: Verdict) -> str:
+    if verdict.losses != CHANGED:
+        return LOSSES[verdict.losses]
+    by = "" if verdict.loss_difference is None else f" by {verdict.loss_difference:.1g} of their size"
+    return f"but its losses differ{by}: not recommended"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _interval(gain: Gain, sign: int = 1) -> str:
+    ends = sorted(100 * sign * end for end in (gain.low, gain.high) if end is not None)
+    return f"{ends[0]:.1f} to {ends[1]:.1f}"
+
+
+def conclusion_of(tuning: Tuning) -> list[str]:
+    """The line to write, or why there is none."""
+    best = tuning.best
+    if best is None:
+        return ["nothing to write: no try is known to be faster than today's settings"]
+    lines = [f"write: {best.tried.line}"]
+    if rivals := rivals_of(best, tuning.verdicts):
+        names = ", ".join(rival.tried.label for rival in rivals)
+        lines.append(f"as good, as far as these rounds tell: {names}")
+    return lines
+
+
+def tuning_view(tuning: Tuning) -> TableView:
+    today = tuning.today
+    notes = [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *conclusion_of(tuning)]
+    notes += [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}"]
+    ranks = f"{today.world} rank{'s' * (today.world != 1)}"
+    place = " · ".join(filter(None, (ranks, today.backend, today.device, f"torch {today.torch}")))
+    return TableView(printable(place), _rows(tuning), [printable(note) for note in notes], _document(tuning))
+
+
+def _rows(tuning: Tuning) -> list[Row]:
+    first: Row = {
+        "try": TODAY.label,
+        "outcome": None,
+        "step_ms": ms(tuning.today_ns),
+        **dict.fromkeys(("gain_%", "gain_low_%", "gain_high_%")),
+        "pairs": None,
+        "losses": None,
+    }
+    return [first, *(_row(verdict) for verdict in tuning.verdicts)]
+
+
+def _row(verdict: Verdict) -> Row:
+    gain = verdict.gain
+    return {
+        "try": verdict.tried.label,
+        "outcome": verdict.outcome,
+        "step_ms": ms(verdict.step_ns),
+        "gain_%": in_percent(gain.value if gain else None),
+        "gain_low_%": in_percent(gain.low if gain else None),
+        "gain_high_%": in_percent(gain.high if gain else None),
+        "pairs": gain.pairs if gain else 0,
+        "losses": verdict.losses,
+    }
+
+
+def _document(tuning: Tuning) -> dict[str, Any]:
+    today, best = tuning.today, tuning.best
+    return {
+        "schema": SCHEMA,
+        "command": list(tuning.program.command),
+        "warmup": tuning.program.warmup,
+        "steps": tuning.program.steps,
+        "worth": tuning.limits.worth,
+        "rounds": tuning.rounds,
+        "ended": tuning.ended,
+        "world_size": today.world,
+        "backend": today.backend,
+        "device": today.device,
+        "torch": today.torch,
+        "today_step_ns": tuning.today_ns,
+        "tries": [_try_document(verdict, tuning.limits.worth) for verdict in tuning.verdicts],
+        "recommended": best.tried.label if best else None,
+        "write": best.tried.line if best else None,
+    }
+
+
+def _try_document(verdict: Verdict, worth: float) -> dict[str, Any]:
+    gain = verdict.gain
+    return {
+        "try": verdict.tried.label,
+        "settings": {setting.name: setting.value for setting in verdict.tried.settings},
+        "write": verdict.tried.line,
+        "outcome": verdict.outcome,
+        "gain": gain.value if gain else None,
+        "gain_low": gain.low if gain else None,
+        "gain_high": gain.high if gain else None,
+        "pairs": gain.pairs if gain else 0,
+        "step_ns": verdict.step_ns,
+        "losses": verdict.losses,
+        "loss_difference": verdict.loss_difference,
+        "reason": verdict.reason,
+        "more_rounds": verdict.more,
+        "could_show": verdict.could_show,
+        "sentence": sentence_of(verdict, worth),
+    }
+
+
+def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> list[str]:
+    """What a tuning would take and could show: ``first`` is a run with today's settings, ``verdicts`` what is known."""
+    counted = [verdict for verdict in verdicts if verdict.outcome != TODAYS]
+    runs = len(counted) + 1
+    rounds = min(limits.rounds, int(60 * limits.minutes / (runs * first.wall_s)))
+    most = f"at most {rounds} rounds, {rounds * runs} runs, {rounds * runs * first.wall_s / 60:.0f} minutes"
+    lines = [
+        f"{len(counted)} tries and today's settings: {runs} runs a round, of about {first.wall_s:.0f} s each",
+        f"{most} (--rounds {limits.rounds}, --minutes {limits.minutes:g}); a try that is decided ends earlier",
+    ]
+    if rounds < LEAST_PAIRS:
+        minutes = LEAST_PAIRS * runs * first.wall_s / 60
+        lines.append(f"too few: a verdict needs {LEAST_PAIRS} rounds, which take {minutes:.0f} minutes")
+        return lines
+    known = [verdict.gain.spread for verdict in counted if verdict.gain and verdict.gain.spread is not None]
+    for spread in [max(known)] if known else SPREADS:
+        shown = smallest_shown(spread, rounds, len(counted))
+        source = "as these pairs do" if known else f"by {_percent(spread)}"
+        lines.append(f"{rounds} rounds can show {_percent(shown)}, if pairs of one try differ {source}")
+    return lines
+
+
+def warning_of(tries: Sequence[Try], limits: Limits) -> str:
+    """What a program should know before it is started many times."""
+    return (
+        f"the program is started up to {1 + limits.rounds * (1 + len(tries))} times and ends after its last measured "
+        "step: if it writes checkpoints or logs, let it leave them out where DDP_PROF_TUNE=1 is set"
+    )

@@ -1,0 +1,166 @@
+"""Runs the tries in turns with today's settings until each is decided, or the rounds or minutes are used up.
+
+round 0   today                                 fills caches; shows what is set today, and how long a run takes
+round 1   today  A  C  B                        in an order that is drawn, so that no try has a place of its own
+round 2   B  today  A  C
+...
+round 7   today  C  B                           A is decided, and is left out
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
+from ddp_prof.tune.measure import Measured, Program, is_todays
+from ddp_prof.tune.sequential import LEAST_PAIRS
+from ddp_prof.tune.store import FAILED, OUT_OF_MEMORY, Store, Trial
+from ddp_prof.tune.tries import TODAY, Try
+from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge
+
+Measure = Callable[[Try, int], Measured]
+"""Runs the program with a try, for at most so many seconds; raises WorkloadError if it fails."""
+LEAST_LIMIT_S = 120
+TIMES_LONGEST = 5
+"""A run that takes so many times as long as the longest with today's settings hangs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """When a tuning ends.
+
+    Attributes:
+        minutes: Of this command; it starts no round that it would not finish.
+        worth: The share of a step (0.01: 1 %) below which a gain is none.
+    """
+
+    rounds: int = 20
+    minutes: float = 10.0
+    worth: float = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """The result: a verdict for each try, in their order, and why it ended."""
+
+    program: Program
+    verdicts: tuple[Verdict, ...]
+    trials: tuple[Trial, ...]
+    limits: Limits
+    ended: str
+
+    @property
+    def rounds(self) -> int:
+        return max((trial.round for trial in self.trials), default=0)
+
+    @property
+    def best(self) -> Verdict | None:
+        return best_of(self.verdicts)
+
+    @property
+    def today(self) -> Trial:
+        """The run of round 0."""
+        return self.trials[0]
+
+    @property
+    def today_ns(self) -> float:
+        """Median over the runs with today's settings, of pairs if there are any, of each run's median step."""
+        own = [trial for trial in self.trials if trial.tried == TODAY.label]
+        return median(length for trial in own[1:] or own if (length := trial.median_ns))
+
+
+class Session:
+    """One tuning: what is known of it, from the store and from its own runs."""
+
+    def __init__(
+        self,
+        program: Program,
+        tries: Sequence[Try],
+        measure: Measure,
+        store: Store,
+        limits: Limits,
+        environ: Mapping[str, str],
+        report: Callable[[str], None] = lambda _text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.program, self.tries, self.limits = program, tuple(tries), limits
+        self._measure, self._store, self._environ = measure, store, environ
+        self._report, self._clock, self._began = report, clock, clock()
+        self.trials: list[Trial] = []
+        self._kept = {(trial.round, trial.tried): trial for trial in store.load()}
+
+    def run(self) -> Tuning:
+        """Run rounds to the end; raises WorkloadError if the program fails with today's settings."""
+        self.run_today()
+        ended, verdicts = "all tries are decided", self.verdicts()
+        while wanted := [verdict.tried for verdict in verdicts if verdict.is_open]:
+            number = max(trial.round for trial in self.trials) + 1
+            if number > self.limits.rounds:
+                ended = f"{self.limits.rounds} rounds are done (--rounds)"
+                break
+            turns = self._draw_turns(number, wanted)
+            is_kept = all((number, tried.label) in self._kept for tried in turns)
+            if not is_kept and not self._has_time_for(len(turns)):
+                ended = f"the next round would not end within {self.limits.minutes:g} minutes (--minutes)"
+                break
+            # One that was interrupted is run again as a whole, since its runs must be near in time.
+            self.trials += [self._kept[number, one.label] if is_kept else self._run(number, one) for one in turns]
+            verdicts = self.verdicts()
+            if not is_kept:
+                decided = sum(not verdict.is_open for verdict in verdicts)
+                waiting = f"; verdicts from round {LEAST_PAIRS} on" if number < LEAST_PAIRS else ""
+                self._report(f"round {number}: {decided} of {len(verdicts)} decided{waiting}")
+        return Tuning(self.program, tuple(verdicts), tuple(self.trials), self.limits, ended)
+
+    def run_today(self) -> Trial:
+        """Run the program once with today's settings, unless that is known."""
+        if not self.trials:
+            kept = self._kept.get((0, TODAY.label))
+            self.trials.append(kept or self._run(0, TODAY))
+        return self.trials[0]
+
+    def verdicts(self, *, of_all_kept: bool = False) -> list[Verdict]:
+        """Judge the tries by the trials so far, or by all that the store has."""
+        trials = [*self._kept.values()] if of_all_kept else self.trials
+        counted = [tried for tried in self.tries if not self._is_todays(tried)]
+        return [
+            judge(tried, trials, len(counted), self.limits.worth) if tried in counted else Verdict(tried, TODAYS)
+            for tried in self.tries
+        ]
+
+    def _is_todays(self, tried: Try) -> bool:
+        made = self.trials[0].made
+        return all(is_todays(setting, made, self._environ) for setting in tried.settings)
+
+    def _draw_turns(self, number: int, wanted: Sequence[Try]) -> list[Try]:
+        """Draw the order of a round by its number, so that the same command draws the same."""
+        turns = [TODAY, *wanted]
+        random.Random(f"{self._store.id}/{number}").shuffle(turns)  # noqa: S311  # no secret
+        return turns
+
+    def _has_time_for(self, runs: int) -> bool:
+        longest_s = max(trial.wall_s for trial in self.trials)
+        return self._clock() - self._began + runs * longest_s <= 60 * self.limits.minutes
+
+    def _run(self, number: int, tried: Try) -> Trial:
+        before = [trial.wall_s for trial in self.trials if trial.tried == TODAY.label]
+        limit_s = max(LEAST_LIMIT_S, round(TIMES_LONGEST * max(before) if before else 60 * self.limits.minutes))
+        began = self._clock()
+        try:
+            measured = self._measure(tried, limit_s)
+        except WorkloadError as error:
+            if tried == TODAY:
+                raise WorkloadError(f"with today's settings: {error}") from error
+            status = OUT_OF_MEMORY if isinstance(error, OutOfMemoryError) else FAILED
+            trial = Trial(number, tried.label, status, self._clock() - began, str(error))
+            said = f"{status.replace('_', ' ')}: {error}"
+        else:
+            trial = Trial.of(number, tried, measured, self._clock() - began)
+            said = f"{measured.median_ns / 1e6:.2f} ms a step"
+        self._store.write(trial)
+        self._report(f"round {number}, {tried.label}: {said}")
+        return trial

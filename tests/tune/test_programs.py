@@ -1,0 +1,342 @@
+"""Unchanged programs in a try: arguments set, steps timed, ended in order on all ranks, and nothing else touched."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.capture.processes import _find_marked_processes
+from ddp_prof.errors import OutOfMemoryError, WorkloadError
+from ddp_prof.tune.measure import TUNE_VARIABLE, Measured, Program, is_todays
+from ddp_prof.tune.tries import TODAY, parse_tries
+from tests.command_line import run
+from tests.forked_torchrun import forked_torchrun
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+WARMUP, STEPS = 2, 4
+DDP_PROF = Path(sys.executable).with_name("ddp-prof")
+# As others write it: torch's DDP, a plain loop, nothing of ours. What comes after training must not happen in a try.
+SETUP = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model = torch.nn.Sequential(*[torch.nn.Linear(32, 32) for _ in range(6)])
+"""
+AFTER = """
+with open("after", "w") as checkpoint:
+    checkpoint.write("trained")
+"""
+LOOP = """
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(int(os.environ.get("EPOCHS", "50"))):
+    optimizer.zero_grad()
+    (model(torch.randn(4, 32)).square().mean() * float(os.environ.get("SCALE", "1"))).backward()
+    optimizer.step()
+"""
+PLAIN = SETUP + "model = DistributedDataParallel(model)\n" + LOOP + AFTER
+ACCUMULATION = (
+    SETUP
+    + """
+model = DistributedDataParallel(model, None, None, 0)
+optimizer = torch.optim.AdamW(model.parameters())
+for step in range(90):
+    if step % 3 < 2:
+        with model.no_sync():
+            model(torch.randn(4, 32)).square().mean().backward()
+        continue
+    model(torch.randn(4, 32)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+    + AFTER
+)
+SCALER = (
+    SETUP
+    + """
+model = DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters())
+scaler = torch.amp.GradScaler("cpu")
+for _ in range(50):
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = model(torch.randn(4, 32)).square().mean()
+    scaler.scale(loss).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+"""
+    + AFTER
+)
+# Catches everything, and would train on.
+STUBBORN = (
+    SETUP
+    + """
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(50):
+    try:
+        model(torch.randn(4, 32)).square().mean().backward()
+        optimizer.step()
+    except BaseException:
+        pass
+"""
+    + AFTER
+)
+# What a trainer does at any end: its ranks leave together.
+TIDY = (
+    SETUP
+    + """
+model = DistributedDataParallel(model)
+try:
+"""
+    + LOOP.replace("\n", "\n    ")
+    + """
+finally:
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+    + AFTER
+)
+SHARDED = (
+    SETUP
+    + """
+from torch.distributed.fsdp import fully_shard
+for layer in model:
+    fully_shard(layer)
+fully_shard(model)
+"""
+    + LOOP
+    + AFTER
+)
+UNEVEN = (
+    SETUP
+    + """
+model = DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(50):
+    time.sleep(0.02 * dist.get_rank())
+    model(torch.randn(4, 32)).square().mean().backward()
+    optimizer.step()
+"""
+    + AFTER
+)
+
+
+@pytest.fixture(scope="module")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment in which ``torchrun`` forks its ranks."""
+    with forked_torchrun(tmp_path_factory.mktemp("tune") / "programs") as folder:
+        yield {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def measure(
+    folder: Path, environ: dict[str, str], text: str, tried: str | None = None, warmup: int = WARMUP, steps: int = STEPS
+) -> Measured:
+    """One run, in ``folder``, where the program would leave a file after its training."""
+    script = folder / "train.py"
+    script.write_text(text.replace('"after"', repr(str(folder / "after"))))
+    program = Program(("torchrun", "--nproc-per-node", "2", str(script)), warmup, steps)
+    (wanted,) = parse_tries([tried]) if tried else (TODAY,)
+    return program.measure(wanted, environ, 300)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [PLAIN, ACCUMULATION, SCALER, STUBBORN, TIDY, SHARDED, UNEVEN],
+    ids=["plain", "accumulation", "scaler", "stubborn", "tidy", "sharded", "uneven"],
+)
+def test_a_program_is_timed_and_ended_in_order(tmp_path: Path, programs: dict[str, str], text: str) -> None:
+    found = measure(tmp_path, programs, text)
+    assert [rank.rank for rank in found.ranks] == [0, 1]
+    assert [rank.done for rank in found.ranks] == [WARMUP + STEPS] * 2, "both ranks end after the same step"
+    assert len(found.step_ns) == STEPS
+    assert min(found.step_ns) > 0
+    passes = 3 if text == ACCUMULATION else 1
+    assert [len(rank.losses) for rank in found.ranks] == [passes * (WARMUP + STEPS)] * 2
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"], "nothing that follows training was done"
+
+
+def test_a_slow_rank_is_in_the_length_of_the_step(tmp_path: Path, programs: dict[str, str]) -> None:
+    assert measure(tmp_path, programs, UNEVEN).median_ns >= 20e6
+
+
+@pytest.mark.parametrize("tried", ["bucket_cap_mb=0.004", "gradient_as_bucket_view", "static_graph"])
+def test_the_argument_arrives(tmp_path: Path, programs: dict[str, str], tried: str) -> None:
+    """The program writes its own model's settings down."""
+    text = PLAIN.replace(
+        "optimizer = ",
+        "import json\n"
+        "seen = [model.bucket_bytes_cap / 2**20, model.gradient_as_bucket_view, model.static_graph]\n"
+        f"open({str(tmp_path / 'seen')!r} + str(dist.get_rank()), 'w').write(json.dumps(seen))\n"
+        "optimizer = ",
+        1,
+    )
+    found = measure(tmp_path, programs, text, tried)
+    seen = json.loads((tmp_path / "seen1").read_text())
+    names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph")
+    name, _, value = tried.partition("=")
+    assert seen[names.index(name)] == (pytest.approx(float(value), rel=0.1) if value else True)
+    (setting,) = parse_tries([tried])[0].settings
+    assert not is_todays(setting, found.ranks[0].made, {}), "noted is what the program asks for itself"
+
+
+def test_a_variable_of_the_environment_arrives_and_changes_losses(tmp_path: Path, programs: dict[str, str]) -> None:
+    today, again, tried = (measure(tmp_path, programs, PLAIN, one) for one in (None, None, "SCALE=2"))
+    losses = [[loss.value for loss in run.ranks[0].losses] for run in (today, again, tried)]
+    assert losses[0] == losses[1]
+    assert losses[2][0] == pytest.approx(2 * (losses[0][0] or 0))
+
+
+def test_what_is_tried_for_fully_shard(tmp_path: Path, programs: dict[str, str]) -> None:
+    found = measure(tmp_path, programs, SHARDED, "reshard_after_forward=false")
+    assert {made.what for made in found.ranks[0].made} == {"fully_shard"}
+    (setting,) = parse_tries(["reshard_after_forward=false"])[0].settings
+    assert not is_todays(setting, found.ranks[0].made, {})
+
+
+@pytest.mark.parametrize(
+    ("text", "tried", "said"),
+    [
+        (PLAIN.replace('"50"', '"5"'), None, "it ends by itself after 5 optimizer steps of 6: --warmup 1 --steps 4"),
+        (SETUP, None, "no rank trained"),
+        (SHARDED, "static_graph", "the program calls no DistributedDataParallel"),
+        (PLAIN, "reshard_after_forward", "the program calls no fully_shard"),
+        (PLAIN.replace("optimizer.step()", "raise ValueError('planted')"), None, "ValueError: planted"),
+    ],
+)
+def test_why_a_run_fails(tmp_path: Path, programs: dict[str, str], text: str, tried: str | None, said: str) -> None:
+    with pytest.raises(WorkloadError) as raised:
+        measure(tmp_path, programs, text, tried)
+    assert said in str(raised.value)
+
+
+def test_want_of_memory_is_known(tmp_path: Path, programs: dict[str, str]) -> None:
+    text = PLAIN.replace("optimizer.step()", "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate')")
+    with pytest.raises(OutOfMemoryError, match="CUDA out of memory"):
+        measure(tmp_path, programs, text)
+
+
+# Each call of the hook sleeps: few large buckets win. The model has 6 layers of 4 KiB.
+SLOW_CALLS = PLAIN.replace(
+    "optimizer = ",
+    """
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+def slow(state, bucket):
+    time.sleep(0.02)
+    return allreduce_hook(None, bucket)
+model.register_comm_hook(None, slow)
+optimizer = """,
+    1,
+).replace("Parallel(model)", "Parallel(model, bucket_cap_mb=0.004)")
+
+
+def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Six buckets of 20 ms each today, one with 25 MB; a static graph changes nothing that counts beside them."""
+    script = tmp_path / "train.py"
+    script.write_text(SLOW_CALLS)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", programs["PATH"])
+    command = ["tune", "--try", "bucket_cap_mb=0.004,25", "--steps", "5", "--warmup", "3", "--rounds", "6"]
+    command += ["--minutes", "30", "--store", "tune.db", "--format", "json"]
+    done = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    small, large = document["tries"]
+    assert (small["outcome"], small["pairs"]) == ("set today", 0)
+    assert (large["outcome"], large["losses"], large["pairs"]) == ("faster", "same", 6)
+    assert 0.5 < large["gain_low"] < large["gain"] < large["gain_high"] < 1
+    assert document["write"] == "DistributedDataParallel(model, bucket_cap_mb=25)"
+    assert TUNE_VARIABLE in done.stderr
+    assert not (tmp_path / "after").exists()
+    again = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
+    assert json.loads(again.stdout) == document, "all of it was in the store"
+
+
+# Two ranks that no launcher names.
+SPAWNED = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+def train(rank, meeting, pause):
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(50):
+        model(torch.ones(4, 8)).square().mean().backward()
+        optimizer.step()
+        if step == 1 and pause:
+            open(pause + str(rank), "w").close()
+            time.sleep(1000)
+
+if __name__ == "__main__":
+    meeting = f"file://{os.environ['MEETING']}.{os.getpid()}"
+    torch.multiprocessing.spawn(train, args=(meeting, os.environ.get("PAUSE")), nprocs=2)
+"""
+
+
+def test_ranks_that_the_program_spawns_itself(tmp_path: Path) -> None:
+    """By the door that every program has: the sitecustomize of this package."""
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNED)
+    program = Program((sys.executable, str(script)), WARMUP, STEPS)
+    environ = {**os.environ, "MEETING": str(tmp_path / "meeting")}
+    (tried,) = parse_tries(["gradient_as_bucket_view"])
+    found = program.measure(tried, environ, 600)
+    assert [(rank.rank, rank.done) for rank in found.ranks] == [(0, WARMUP + STEPS), (1, WARMUP + STEPS)]
+
+
+def test_a_stopped_tuning_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SPAWNED)
+    environ = {**os.environ, "MEETING": str(tmp_path / "meeting"), "PAUSE": str(tmp_path / "paused"), "OWN": "stop"}
+    command = [DDP_PROF, "tune", "--try", "static_graph", "--store", tmp_path / "tune.db", "--", sys.executable, script]
+    with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as tuning:
+        wait_until(lambda: len([*tmp_path.glob("paused*")]) == 2 or tuning.poll() is not None)
+        tuning.send_signal(signal.SIGINT)
+        _, said = tuning.communicate()
+    assert tuning.returncode == 128 + signal.SIGINT
+    assert said.splitlines()[-1] == f"stopped: {tmp_path / 'tune.db'} has the finished runs; the same command goes on"
+    assert _find_marked_processes(f"PAUSE={tmp_path / 'paused'}") == {}
+
+
+def test_the_command_lines_of_a_dry_run() -> None:
+    done = run("tune", "--dry-run", "--try", "bucket_cap_mb=5", "--try", "A_B=a b", "--", "torchrun", "t.py", "--x")
+    assert done.stdout.splitlines() == [
+        "torchrun t.py --x",
+        "torchrun t.py --x  # with DistributedDataParallel(model, bucket_cap_mb=5)",
+        shlex.join(["A_B=a b"]) + " torchrun t.py --x",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--try", "bucket=5", "--", "torchrun", "t.py"], "give one of bucket_cap_mb"),
+        (["--try", "static_graph", "--worth", "1", "--", "torchrun", "t.py"], "as in 1% or 0.5%"),
+        (["--try", "static_graph"], "Missing argument"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], said: str) -> None:
+    done = run("tune", *arguments)
+    assert (done.exit_code, said in done.stderr) == (2, True), done.stderr
+
+
+def test_a_part_of_a_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    done = run("tune", "--try", "static_graph", "--", "torchrun", "--nnodes", "2", "--node-rank", "0", "t.py")
+    assert done.exit_code == 1
+    assert "on one machine" in done.stderr

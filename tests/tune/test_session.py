@@ -1,0 +1,239 @@
+"""Turns, when a try ends, and what is said then: on simulated step lengths."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
+from ddp_prof.tune.report import conclusion_of, plan_lines, sentence_of, tuning_view
+from ddp_prof.tune.session import Limits, Session
+from ddp_prof.tune.store import Store
+from ddp_prof.tune.tries import parse_tries
+from tests.examples import IS_NIGHTLY
+from tests.tune import noise
+from tests.tune.simulated import PROGRAM, Simulated, outcomes, tune
+
+BUCKETS = "bucket_cap_mb=1,5,25,50,100"
+
+
+def sentences(result: object) -> str:
+    return "\n".join(tuning_view(result).notes)  # type: ignore[arg-type]
+
+
+def test_the_best_of_six_is_found_in_eight_rounds() -> None:
+    """A planted cause: each bucket costs, so few large ones win."""
+    gains = {"bucket_cap_mb=1": -0.2, "bucket_cap_mb=5": -0.1, "bucket_cap_mb=50": 0.05, "bucket_cap_mb=100": 0.08}
+    result = tune(Simulated(gains), BUCKETS, rounds=8)
+    assert outcomes(result) == {
+        "bucket_cap_mb=1": "slower",
+        "bucket_cap_mb=5": "slower",
+        "bucket_cap_mb=25": "cannot be told",
+        "bucket_cap_mb=50": "faster",
+        "bucket_cap_mb=100": "faster",
+    }
+    assert result.best is not None
+    gain = result.best.gain
+    assert result.best.tried.label == "bucket_cap_mb=100"
+    assert gain is not None
+    assert gain.low is not None
+    assert gain.high is not None
+    assert gain.low < 0.08 < gain.high
+    assert conclusion_of(result)[0] == "write: DistributedDataParallel(model, bucket_cap_mb=100)"
+
+
+def test_a_round_runs_each_open_try_once_and_a_decided_one_no_more() -> None:
+    program = Simulated({"static_graph=True": 0.3})
+    tune(program, "static_graph", "gradient_as_bucket_view", rounds=9, worth=0.0001)
+    assert program.runs[0] == "today"
+    rounds = [program.runs[1:][at : at + 3] for at in range(0, 18, 3)]
+    assert all(sorted(each) == ["gradient_as_bucket_view=True", "static_graph=True", "today"] for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 1, "the order is drawn"
+    assert Counter(program.runs[19:]) == {"today": 3, "gradient_as_bucket_view=True": 3}
+
+
+def test_no_verdict_before_six_pairs() -> None:
+    assert outcomes(tune(Simulated({"static_graph=True": 0.5}), "static_graph", rounds=5)) == {
+        "static_graph=True": "cannot be told"
+    }
+    result = tune(Simulated({"static_graph=True": 0.5}), "static_graph", rounds=20)
+    assert (result.rounds, outcomes(result)) == (6, {"static_graph=True": "faster"})
+
+
+def test_what_cannot_be_told_says_what_more_rounds_could_show() -> None:
+    result = tune(Simulated(noise=noise.spikes), "static_graph", rounds=8)
+    (verdict,) = result.verdicts
+    assert (verdict.outcome, verdict.more) == ("cannot be told", 8)
+    assert verdict.could_show is not None
+    assert verdict.gain is not None
+    assert verdict.gain.high is not None
+    assert 0 < verdict.could_show < verdict.gain.high - verdict.gain.value
+    assert "8 more rounds could show" in sentence_of(verdict, 0.01)
+
+
+def test_a_difference_below_worth_is_none() -> None:
+    result = tune(Simulated({"static_graph=True": 0.004}), "static_graph", rounds=200, worth=0.02)
+    assert outcomes(result) == {"static_graph=True": "no difference"}
+    assert "no difference of 2.0 % or more" in sentences(result)
+    assert conclusion_of(result) == ["nothing to write: no try is known to be faster than today's settings"]
+
+
+REPETITIONS = 400 if IS_NIGHTLY else 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", noise.ALL, ids=lambda of: of.__name__)
+def test_equal_settings_have_no_winner_in_95_of_100(of: noise.Noise) -> None:
+    wrong = 0
+    for seed in range(REPETITIONS):
+        found = outcomes(tune(Simulated(noise=of, seed=seed), BUCKETS, seed=seed))
+        wrong += bool({"faster", "slower"} & {*found.values()})
+    assert wrong <= 0.05 * REPETITIONS
+
+
+@pytest.mark.parametrize("of", [noise.normal, noise.drift, noise.two_speeds, noise.heavy_tails])
+def test_five_per_cent_are_found(of: noise.Noise) -> None:
+    found = 0
+    for seed in range(20):
+        result = tune(Simulated({"static_graph=True": 0.05}, of, seed), "static_graph", "bucket_cap_mb=50", seed=seed)
+        assert outcomes(result)["static_graph=True"] != "slower"
+        found += outcomes(result)["static_graph=True"] == "faster"
+    assert found >= 18
+
+
+def test_a_try_that_changes_losses_is_never_recommended() -> None:
+    program = Simulated({"A=1": 0.2, "static_graph=True": 0.1})
+    program.losses = {"A=1": (2.0, 1.01)}
+    result = tune(program, "A=1", "static_graph")
+    assert outcomes(result) == {"A=1": "faster", "static_graph=True": "faster"}
+    assert result.best is not None
+    assert result.best.tried.label == "static_graph=True"
+    assert "A=1: 20" in sentences(result)
+    assert "its losses differ by 0.01 of their size: not recommended" in sentences(result)
+
+
+def test_a_try_that_fails_twice_or_lacks_memory_ends_and_the_others_go_on() -> None:
+    program = Simulated({"static_graph=True": 0.1})
+    program.errors = {"A=1": WorkloadError("ValueError: no"), "A=2": OutOfMemoryError("CUDA out of memory")}
+    result = tune(program, "A=1,2", "static_graph")
+    assert outcomes(result) == {"A=1": "failed", "A=2": "failed", "static_graph=True": "faster"}
+    assert (program.runs.count("A=1"), program.runs.count("A=2")) == (2, 1)
+    assert "A=1: failed: ValueError: no" in sentences(result)
+
+
+def test_a_program_that_fails_today_is_not_tuned() -> None:
+    program = Simulated()
+    program.errors = {"today": WorkloadError("ModuleNotFoundError: no module")}
+    with pytest.raises(WorkloadError, match="with today's settings: ModuleNotFoundError"):
+        tune(program, "static_graph")
+
+
+def test_what_is_set_today_is_not_run() -> None:
+    program = Simulated({"static_graph=True": 0.1})
+    result = tune(program, "gradient_as_bucket_view=false", "static_graph")
+    assert outcomes(result)["gradient_as_bucket_view=False"] == "set today"
+    assert "gradient_as_bucket_view=False" not in program.runs
+    assert "gradient_as_bucket_view=False: the program has it already" in sentences(result)
+
+
+class StopError(Exception):
+    pass
+
+
+def test_an_interrupted_tuning_goes_on_with_whole_rounds(tmp_path: Path) -> None:
+    tries = ("static_graph", "bucket_cap_mb=50")
+    file = tmp_path / "tune.db"
+
+    def store() -> Store:
+        return Store(file, PROGRAM, parse_tries(tries), tmp_path)
+
+    class Stops(Simulated):
+        def __call__(self, tried: object, limit_s: int) -> object:  # type: ignore[override]
+            if len(self.runs) == 12:
+                raise StopError
+            return super().__call__(tried, limit_s)  # type: ignore[arg-type]
+
+    with pytest.raises(StopError):
+        tune(Stops({"static_graph=True": 0.1}), *tries, store=store())
+    kept = store().load()
+    assert len(kept) == 12, "a run is kept as soon as it has ended"
+    rest = Simulated({"static_graph=True": 0.1}, seed=1)
+    result = tune(rest, *tries, store=store(), rounds=6)
+    # Rounds 1 to 3 are whole; the fourth, with two of three runs, is run again.
+    assert len(rest.runs) == 3 * 3
+    assert [trial for trial in result.trials if trial.round <= 3] == kept[:10]
+    again = Simulated()
+    assert tune(again, *tries, store=store(), rounds=6).verdicts == result.verdicts
+    assert again.runs == []
+
+
+def test_another_program_has_runs_of_its_own(tmp_path: Path) -> None:
+    script, file = tmp_path / "train.py", tmp_path / "tune.db"
+    script.write_text("first")
+    tune(Simulated(), "static_graph", store=Store(file, PROGRAM, parse_tries(["static_graph"]), tmp_path), rounds=1)
+    assert len(Store(file, PROGRAM, parse_tries(["static_graph"]), tmp_path).load()) == 3
+    script.write_text("second")
+    assert Store(file, PROGRAM, parse_tries(["static_graph"]), tmp_path).load() == []
+
+
+def test_losses_that_are_not_finite_are_kept(tmp_path: Path) -> None:
+    program = Simulated()
+    program.losses = {"today": (2.0, None)}
+    store = Store(tmp_path / "tune.db", PROGRAM, parse_tries(["static_graph"]), tmp_path)
+    tune(program, "static_graph", store=store, rounds=1)
+    assert [loss.value for loss in store.load()[0].losses[1]] == [2.0, None]
+
+
+def test_a_file_that_is_something_else_is_left(tmp_path: Path) -> None:
+    file = tmp_path / "notes.txt"
+    file.write_text("mine")
+    store = Store(file, PROGRAM, parse_tries(["static_graph"]), tmp_path)
+    with pytest.raises(TraceError, match="not a results database"):
+        tune(Simulated(), "static_graph", store=store)
+    assert file.read_text() == "mine"
+
+
+def session(minutes: float, store: Store | None = None) -> Session:
+    """Each run takes 30 s."""
+    from tests.tune.simulated import NoStore
+
+    now = 0.0
+
+    def clock() -> float:
+        return now
+
+    program = Simulated(noise=noise.spikes)
+
+    def measure(tried: object, limit_s: int) -> object:
+        nonlocal now
+        now += 30
+        return program(tried, limit_s)  # type: ignore[arg-type]
+
+    tries = parse_tries(["static_graph"])
+    kept = store or NoStore(Path("none.db"), PROGRAM, tries, Path("/"))
+    return Session(PROGRAM, tries, measure, kept, Limits(minutes=minutes), {}, clock=clock)  # type: ignore[arg-type]
+
+
+def test_no_round_is_begun_that_would_end_too_late() -> None:
+    result = session(10).run()
+    # 30 s for today's first run, then 60 s a round.
+    assert (result.rounds, result.ended) == (9, "the next round would not end within 10 minutes (--minutes)")
+
+
+def test_the_plan_says_runs_minutes_and_what_they_can_show() -> None:
+    planned = session(10)
+    lines = plan_lines(planned.limits, planned.run_today(), planned.verdicts())
+    assert lines[0] == "1 tries and today's settings: 2 runs a round, of about 30 s each"
+    assert lines[1].startswith("at most 10 rounds, 20 runs, 10 minutes")
+    assert [line.partition(",")[0] for line in lines[2:]] == [
+        "10 rounds can show 0.4 %",
+        "10 rounds can show 1.2 %",
+        "10 rounds can show 3.7 %",
+    ]
+    short = session(3)
+    assert (
+        "a verdict needs 6 rounds, which take 6 minutes"
+        in plan_lines(short.limits, short.run_today(), short.verdicts())[-1]
+    )
