@@ -85,14 +85,14 @@ class SummarizedRun:
 
 
 def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
-    """Return ten lines about one run, or one row and one sentence per run for several."""
+    """Return about ten lines about one run, the answer first; one row per run for several, with what is not known."""
     document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
     rows = [_row(run) for run in runs]
     if len(runs) == 1:
         return TableView(join_lines(_lines(runs[0])), rows, [], document, is_text=True)
-    lines = [f"{run.summary.label}: {run.headline}" for run in runs]
-    notes = ["times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
-    return TableView(join_lines(lines), rows, notes, document)
+    unknown = [f"{run.summary.label}: {run.headline}" for run in runs if run.summary.gain_at_most is None]
+    notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
+    return TableView("", rows, notes, document)
 
 
 def _document(run: SummarizedRun) -> Document:
@@ -134,20 +134,18 @@ def _row(run: SummarizedRun) -> Row:
 
 
 def _lines(run: SummarizedRun) -> list[str]:
-    first, second = run.next_commands
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     named = [
-        ("read", _source_text(run.result, run.summary)),
         ("missing", run.result.missing),
-        ("step", _parts(run.summary)),
-        ("communication", _communication(run.summary)),
         ("gain", run.headline),
         ("cost", run.cost_text),
-        ("cause", None if run.summary.reason else run.cause),
         ("doctor", main_advice(run)),
+        ("cause", None if run.summary.reason else run.cause),
+        ("step", _parts(run.summary)),
+        ("communication", _communication(run.summary)),
         *(("" if number else "notes", note) for number, note in enumerate(notes)),
-        ("next", first),
-        ("", second),
+        ("read", _source_text(run.result, run.summary)),
+        ("next", run.next_commands[0]),
     ]
     width = max(len(name) for name, _ in named) + 2
     return [f"{name:<{width}}{text}" for name, text in named if text]
@@ -178,7 +176,7 @@ def _parts(summary: VariantSummary) -> str | None:
     parts = ", ".join(
         f"{name} {milliseconds(part)} ({percent(part / nearest_ns)})"
         for key, name in _PARTS.items()
-        if (part := summary.parts_ns[key]) is not None
+        if (part := summary.parts_ns[key]) or (part == 0 and key != "exposed_memory")
     )
     own = milliseconds(nearest_ns)
     if (which := communicating_steps_text(summary)) and summary.communicating_step_ns:
