@@ -15,6 +15,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddp_prof.capture.preflight import find_doubts, find_interpreter, why_no_ranges
 from ddp_prof.capture.processes import run, run_tethered, scratch_folder
 from ddp_prof.errors import WorkloadError, printable
 from ddp_prof.ingest.nsys_program import Nsys, by_number, find_nsys
@@ -53,6 +54,7 @@ class Job:
         part: ``.rank3`` or ``.node1`` if other processes record the other ranks, else empty.
         nsys: The nsys that records; ``None``: torch.profiler.
         ranks: The ranks that must be in the capture; ``None``: all ranks up to the world size in the traces.
+        doubts: What may spoil the recording, known before it starts.
     """
 
     command: tuple[str, ...]
@@ -62,6 +64,7 @@ class Job:
     nsys: Nsys | None
     on_gpus: bool
     ranks: Collection[int] | None = None
+    doubts: tuple[str, ...] = ()
 
     @property
     def traces(self) -> list[Path]:
@@ -112,6 +115,11 @@ def plan_job(
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
     name = _program_name(program)
     launched = _programs(program)
+    python = find_interpreter(launched[0][1], environ)
+    if nsys and python and (obstacle := why_no_ranges(nsys, python)):
+        if profiler == "nsys":
+            raise WorkloadError(f"{obstacle}, or choose --profiler torch")
+        nsys, why = None, obstacle
     part = file_suffix(program, environ, len(launched[0][0]))
     marks = [f"{variable}={value}" for variable, value in injection(environ).items()]
     marks += [f"DDP_PROF_STEPS={steps}"] if steps else []
@@ -123,7 +131,8 @@ def plan_job(
         marks += ["DDP_PROF_SHARED=1"] if capture_range and ".rank" not in part else []
         recorder = profile_command(nsys, [], folder / f"{name}{part}", traces_cuda=on_gpus, capture_range=capture_range)
     command = [word for before, own in launched for word in (*before, "env", *marks, *recorder, *own)]
-    return Job(tuple(command), folder, name, part if "%q" not in part else "", nsys, on_gpus), why
+    doubts = tuple(find_doubts(python, folder))
+    return Job(tuple(command), folder, name, part if "%q" not in part else "", nsys, on_gpus, doubts=doubts), why
 
 
 def injection(environ: Mapping[str, str]) -> dict[str, str]:

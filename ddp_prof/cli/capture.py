@@ -71,6 +71,8 @@ def capture(
     recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
     say(f"recorded by {recorder} ({why}):", err=True)
     say("  " + " ".join(map(shell_quote, job.command)), err=True)
+    for doubt in job.doubts:
+        say(f"warning: {doubt}", err=True)
     code = run_job(job)
     context.meta[EXIT_CODE] = code
     try:

@@ -456,6 +456,7 @@ def plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(job, "visible_gpus", lambda environ: ["NVIDIA H200"])
     monkeypatch.setattr(job, "find_nsys", lambda environ: Nsys("/opt/nsys", "2025.1.1.1"))
     monkeypatch.setattr(Nsys, "supports", lambda *_: True)
+    monkeypatch.setattr(job, "find_interpreter", lambda *_: None)
     monkeypatch.setattr(
         job.shutil, "which", lambda word: word if word in ("python", "torchrun", "test", "sh") else None
     )

@@ -1,0 +1,102 @@
+"""What a program lacks for its recording, found before it starts: a job may run for an hour before it shows."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_prof.ingest.nsys_program import Nsys
+
+PROBE_LIMIT_S = 60
+LAST_OLD_NSYS, FIRST_SILENT_NVTX = [2023, 4], "0.2.12"
+"""Under nsys up to this release, the package nvtx from this release on emits no range, and raises no error."""
+LEAST_FREE_BYTES = 512 * 2**20
+
+# Asked without an import of torch, which takes seconds. Only builds of torch with CUDA have an NVTX of their own.
+_PROBE = """
+import json, pathlib
+from importlib.metadata import version
+from importlib.util import find_spec
+def of(name):
+    try:
+        return version(name)
+    except Exception:
+        return ""
+torch = find_spec("torch")
+text = pathlib.Path(torch.origin).with_name("version.py").read_text() if torch and torch.origin else ""
+cuda = [line for line in text.splitlines() if line.startswith("cuda")]
+print(json.dumps([of("torch") if torch else "", bool(cuda) and "None" not in cuda[0].split("=")[-1], of("nvtx")]))
+"""
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python of a program, and what it has; a version is empty if the package is not installed."""
+
+    path: str
+    torch: str
+    torch_has_nvtx: bool
+    nvtx: str
+
+
+def find_interpreter(program: Sequence[str], environ: Mapping[str, str]) -> Interpreter | None:
+    """Ask the Python that a command line starts, directly or by a script such as torchrun; ``None`` if not known."""
+    found = shutil.which(program[0], path=environ.get("PATH"))
+    if found is None:
+        return None
+    path = found if Path(found).name.startswith("python") else _interpreter_of_script(Path(found))
+    if path is None:
+        return None
+    with suppress(OSError, subprocess.SubprocessError, ValueError):
+        done = subprocess.run(  # noqa: S603 - what the user is about to run anyway
+            [path, "-c", _PROBE], capture_output=True, text=True, env=dict(environ), timeout=PROBE_LIMIT_S, check=True
+        )
+        torch, torch_has_nvtx, nvtx = json.loads(done.stdout)
+        return Interpreter(path, torch, torch_has_nvtx, nvtx)
+    return None
+
+
+def _interpreter_of_script(script: Path) -> str | None:
+    """Return the Python in the first line of a script, as pip writes it for torchrun and accelerate."""
+    with suppress(OSError), script.open("rb") as file:
+        first = file.readline(4096)
+        words = first[2:].decode(errors="replace").split() if first.startswith(b"#!") else []
+        if words and Path(words[0]).name.startswith("python"):
+            return words[0]
+        if words[:1] == ["/usr/bin/env"] and len(words) == 2 and words[1].startswith("python"):
+            return shutil.which(words[1])
+    return None
+
+
+def why_no_ranges(nsys: Nsys, python: Interpreter) -> str | None:
+    """Say why nsys would see no range of the program, and what to install; ``None`` if it will."""
+    if python.torch_has_nvtx:
+        return None
+    wanted = f"{python.path} -m pip install 'nvtx<{FIRST_SILENT_NVTX}'"
+    if not python.nvtx:
+        return f"the program's Python lacks the package nvtx, by which nsys {nsys.version} sees steps: {wanted}"
+    is_old = _numbers(nsys.version)[: len(LAST_OLD_NSYS)] <= LAST_OLD_NSYS
+    if is_old and _numbers(python.nvtx) >= _numbers(FIRST_SILENT_NVTX):
+        return f"nsys {nsys.version} sees no range of nvtx {python.nvtx} in the program's Python: {wanted}"
+    return None
+
+
+def _numbers(release: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", release)]
+
+
+def find_doubts(python: Interpreter | None, folder: Path) -> list[str]:
+    """Return what else may spoil a recording into ``folder``, one line each."""
+    doubts = []
+    if python and not python.torch:
+        doubts.append(f"the program's Python ({python.path}) has no torch, so no step can be marked")
+    place = next((each for each in (folder, *folder.parents) if each.exists()), None)
+    if place and (free := shutil.disk_usage(place).free) < LEAST_FREE_BYTES:
+        doubts.append(f"only {free / 2**20:.0f} MiB are free in {place}: a recording may need more")
+    return doubts
