@@ -23,7 +23,10 @@ from ddp_prof.runs.run import Run
 INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the convention of shells."""
 
-_GENERAL = frozenset({"--quiet", "--verbose", "--help"})
+_GENERAL = frozenset({"--quiet", "--verbose", "--help", "--help-all"})
+_RARE = frozenset({"--separate", "--one-run", "--jobs", "--part-rows", "--scheduler", "--strict"})
+"""Options that --help leaves to --help-all."""
+_SHOWS_ALL = "ddp_prof.help_all"
 
 
 class TraceCommand(click.Command):
@@ -49,7 +52,7 @@ class TraceCommand(click.Command):
     ) -> None:
         params += _TABLE_OPTIONS if prints_tables else ()
         if reads_traces:
-            params = [_TRACES, *params, *_READING_OPTIONS]
+            params = [_TRACES, *params, *_READING_OPTIONS, _HELP_ALL]
         super().__init__(name, params=params, epilog=f"Example: ddp-prof {name} {example}", **attributes)
         self.reads_traces, self.prints_tables = reads_traces, prints_tables
 
@@ -70,7 +73,8 @@ class TraceCommand(click.Command):
         groups: dict[str, list[tuple[str, str]]] = {"Options": [], "How traces are read": [], "General": []}
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
-            if record and isinstance(parameter, click.Option):
+            is_left_out = parameter.opts[-1] in _RARE and not ctx.meta.get(_SHOWS_ALL)
+            if record and isinstance(parameter, click.Option) and not is_left_out:
                 title = "General" if parameter.opts[-1] in _GENERAL else "Options"
                 groups["How traces are read" if parameter in _READING_OPTIONS else title].append(record)
         for title, records in groups.items():
@@ -157,6 +161,20 @@ _TABLE_OPTIONS = (
         help="Columns to show, in this order, by their names in the CSV: rank,step_ms.",
     ),
 )
+
+
+def _show_all_help(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
+    if value:
+        context.meta[_SHOWS_ALL] = True
+        click.echo(context.get_help(), color=context.color)
+        context.exit()
+
+
+_HELP_ALL = click.Option(
+    ["--help-all"], is_flag=True, is_eager=True, expose_value=False, callback=_show_all_help,
+    help="Show this message with the rare options of reading, and exit.",
+)  # fmt: skip
+
 _READING_OPTIONS = (
     click.Option(
         ["--step-range"],

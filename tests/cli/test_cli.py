@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -58,10 +59,18 @@ def test_the_help_ends_with_an_example_that_works(name: str, tmp_path: Path, mon
 
 
 def test_the_help_tells_own_options_from_those_of_reading() -> None:
-    own, reading = run("overlap", "--help").output.split("How traces are read:")
+    own, reading = run("overlap", "--help-all").output.split("How traces are read:")
     assert "--steps" in own
     assert "--step-range" not in own
     assert "--scheduler" in reading
+
+
+@pytest.mark.parametrize("name", sorted(READING - {"results"}))
+def test_the_short_help_leaves_rare_options_to_the_whole_one(name: str) -> None:
+    ways = ("--help", "--help-all")
+    short, whole = (set(re.findall(r"^ +(--[a-z-]+)", run(name, way).output, re.MULTILINE)) for way in ways)
+    assert whole - short == {"--separate", "--one-run", "--jobs", "--part-rows", "--scheduler", "--strict"}
+    assert {"--step-range", "--help-all"} <= short < whole
 
 
 def test_json_keeps_the_contract(trace: Path) -> None:
