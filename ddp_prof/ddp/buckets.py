@@ -114,7 +114,7 @@ class GradientBucket:
         self.missing -= 1
         view = self.views[slot]
         if gradient is None:
-            _in_reals(view).fill_(-0.0)
+            in_reals(view).fill_(-0.0)
         else:  # zero plus, so that none of the results is -0.0
             if gradient is not view:  # else autograd accumulated in the buffer
                 hold_for_current_stream(gradient)
@@ -148,7 +148,7 @@ class GradientBucket:
 
         On a GPU the host waits.
         """
-        parts = _in_reals(self.views[slot])
+        parts = in_reals(self.views[slot])
         return not bool(parts.any()) and bool(parts.signbit().all())
 
     def restore_memory(self) -> None:
@@ -225,7 +225,8 @@ class GradientBucket:
         self._dropped: set[int] = set()
 
 
-def _in_reals(tensor: torch.Tensor) -> torch.Tensor:
+def in_reals(tensor: torch.Tensor) -> torch.Tensor:
+    """View a complex tensor as pairs of real numbers."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 

@@ -18,6 +18,7 @@ all-gather together send as much as one all-reduce, but the all-gather can overl
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from ddp_prof.ddp.buckets import (
     flat_buffer,
     flat_views,
     hold_for_current_stream,
+    in_reals,
 )
 from ddp_prof.ddp.collective import InFlight, all_gather, global_rank, launch, launch_all_reduce, reduce_scatter
 from ddp_prof.ddp.reducer import Reducer
@@ -63,6 +65,75 @@ class ShardGradient(torch.Tensor):
         return result
 
 
+class Idle:
+    """The parameters of a bucket without a gradient, which an optimizer must not change; it steps on the whole shard.
+
+    As in one process, such a parameter is neither decayed nor moved by momentum. An optimizer with a count of steps has
+    one for the whole shard. So a parameter that was left out before cannot be stepped on: its count would be wrong.
+
+    Args:
+        shard: This rank's part of the bucket.
+        slices: Where the parameters lie in it; empty for those of which it has nothing.
+    """
+
+    def __init__(self, shard: torch.nn.Parameter, slices: Sequence[slice]) -> None:
+        self._shard, self._slices = shard, slices
+        self._slots: set[int] = set()
+        self._were_idle: set[int] = set()
+        self._kept: list[tuple[torch.Tensor, slice, torch.Tensor]] = []
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def leave_out(self, slots: set[int]) -> None:
+        """Note which have no gradient from now on; within a step, whose closure found that, keep what is there."""
+        self._slots = slots
+        if self._optimizer is not None:
+            self._keep(self._optimizer)
+
+    def before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """Keep what the optimizer must not change; raise CommunicationError for a parameter that is used late."""
+        self._optimizer = optimizer
+        self._keep(optimizer)
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        """Put back what the step changed."""
+        for tensor, part, values in self._kept:
+            tensor[part] = values
+        if self._optimizer is not None:
+            momentum = self._elements(self._optimizer).get("momentum_buffer")
+            if momentum is not None and not any(momentum is tensor for tensor, *_ in self._kept):  # made in this step
+                for slot in self._slots:
+                    momentum[self._slices[slot]] = 0
+        self._kept, self._optimizer = [], None
+
+    @torch.no_grad()
+    def _keep(self, optimizer: torch.optim.Optimizer) -> None:
+        state = optimizer.state.get(self._shard, {})
+        if not state:
+            self._were_idle = set()
+        if self._shard.grad is None:
+            return
+        if state.keys() - {"momentum_buffer"} and self._were_idle - self._slots:
+            self._optimizer = None
+            raise CommunicationError(
+                "a parameter has a gradient after steps in which no rank used it: the optimizer's count of steps "
+                "includes those, since sharded steps on flat parts of buckets: use another variant, or use the "
+                "parameter in each step (add its sum, times 0, to the loss)"
+            )
+        self._were_idle = self._were_idle | self._slots
+        tensors = [self._shard.detach(), *self._elements(optimizer).values()]
+        parts = [self._slices[slot] for slot in self._slots]
+        self._kept = [(tensor, part, tensor[part].clone()) for tensor in tensors for part in parts]
+
+    def _elements(self, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+        """The optimizer's state that has one element for each of the shard."""
+        return {
+            name: value
+            for name, value in optimizer.state.get(self._shard, {}).items()
+            if isinstance(value, torch.Tensor) and value.shape == self._shard.shape
+        }
+
+
 class ShardBucket(GradientBucket):
     """A bucket whose parameters become views of one flat tensor, of which each rank updates an equal part.
 
@@ -85,6 +156,27 @@ class ShardBucket(GradientBucket):
         self._received: torch.Tensor | None = None
         self._taken_shard = TakenGradient(self.shard)
         self._before: torch.Tensor | None = None
+        self._own_slices = self._find_own_slices()
+        self._with_gradient: set[int] = set()
+        self.idle = Idle(self.shard, self._own_slices)
+
+    def _find_own_slices(self) -> list[slice]:
+        """For each parameter, where this rank's part of it lies in :attr:`shard`; empty if it has none."""
+        ends = itertools.accumulate(parameter.numel() for parameter in self.parameters)
+        first, length = self._own.start, len(self.shard)
+        return [
+            slice(
+                min(max(end - parameter.numel() - first, 0), length),
+                min(max(end - first, 0), length),
+            )
+            for parameter, end in zip(self.parameters, ends, strict=True)
+        ]
+
+    def is_unused(self, slot: int) -> bool:
+        """Whether no rank had a gradient of this parameter; not known, so false, if this rank has no part of it."""
+        received = self._reduced if self._received is None else self._received.view(-1, len(self._reduced))
+        parts = in_reals(received[..., self._own_slices[slot]])
+        return parts.numel() > 0 and not bool(parts.any()) and bool(parts.signbit().all())
 
     def take(self, slot: int, scale: float) -> bool:
         """Copy one gradient; the first of a step also sets the shard's ``grad`` to a placeholder."""
@@ -157,7 +249,8 @@ class ShardBucket(GradientBucket):
 
         return launch(start, range_names.ALL_GATHER, self._flat, self._group, self.index, len(self.parameters))
 
-    def give_shard(self, late: dict[int, torch.Tensor]) -> None:
+    def give_shard(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
+        """Set the shard's gradient; of parameters in ``unused``, which no rank used, it has no part."""
         hold_for_current_stream(self._buffer)  # it belongs to a hook's stream, which may use its memory again
         self.release()
         if self._received is not None:
@@ -171,16 +264,22 @@ class ShardBucket(GradientBucket):
         kept = {slot: tensor for slot, tensor in late.items() if slot not in dropped}
         if kept:
             self._reduced.add_(self._own_part(kept))
+        given = set(range(len(self.parameters))) - unused - dropped - self._dropped | kept.keys()
+        given |= {slot for slot in dropped if self._placeholders[slot].is_zeroed}
         for slot, parameter in enumerate(self.parameters):
             parameter.grad = self._changes_since_taken(slot)[1]  # gradients of ``no_sync`` are kept for the next step
         if self._is_shard_dropped():
             self._before = self._reduced.zero_() if self._taken_shard.is_zeroed else None
+            given = self._with_gradient | given if self._taken_shard.is_zeroed else set()
         elif self._before is not None:
             self._before.add_(self._reduced)
+            given |= self._with_gradient
         else:
             self._before = self._reduced.as_subclass(ShardGradient)
             self._before.group, self._before.bucket = self._group, self.index
         self.shard.grad, self._before = self._before, None
+        self._with_gradient = given
+        self.idle.leave_out(set(range(len(self.parameters))) - given)
 
     def _is_shard_dropped(self) -> bool:
         return self.shard.grad is not self._taken_shard or self._taken_shard.is_zeroed
@@ -220,25 +319,26 @@ class ShardReducer(Reducer):
                 earlier.release()
         return bucket.reduce()
 
-    def _find_unused_by_all(self) -> set[int]:
-        return set()  # a shard has a gradient for all of its elements
-
-    def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:  # noqa: ARG002  # a shard has all
+    def _restore_gradients(self, unused: set[int], late: dict[int, torch.Tensor]) -> None:
         for bucket, members in zip(self.buckets, self._assignment, strict=True):
-            bucket.give_shard({slot: late[index] for slot, index in enumerate(members) if index in late})
+            bucket.give_shard(
+                {slot for slot, index in enumerate(members) if index in unused},
+                {slot: late[index] for slot, index in enumerate(members) if index in late},
+            )
 
 
 class ShardedDDP(ReducingVariant):
     """Sharded: one reduce-scatter per bucket from gradient hooks; one all-gather per bucket after the optimizer's step.
 
     The optimizer must step element by element (SGD, Adam, AdamW) and on :meth:`optimizer_parameters`, which are flat
-    parts of buckets: all parameters have the same learning rate and weight decay, and the gradient of a parameter that
-    no rank used is zeros. After a step, reading a parameter through its module waits for its all-gather; before you
-    read a parameter from a list of your own, call :meth:`wait_for_parameters`. If ``torch.amp.GradScaler`` finds an
-    overflow on one rank, all ranks skip the step.
+    parts of buckets: all parameters have the same learning rate and weight decay. A parameter that no rank used is left
+    as it is; if it is used later, SGD goes on as in one process, and for an optimizer that counts its steps (Adam) the
+    step raises CommunicationError. After a step, reading a parameter through its module waits for its all-gather;
+    before you read a parameter from a list of your own, call :meth:`wait_for_parameters`. If ``torch.amp.GradScaler``
+    finds an overflow on one rank, all ranks skip the step.
 
-    ``bucket_size_mb`` as in :class:`BucketedDDP`, ``options`` as in :class:`ReducingVariant` without
-    ``find_unused_parameters``.
+    ``bucket_size_mb`` as in :class:`BucketedDDP`, ``options`` as in :class:`ReducingVariant`. With
+    ``find_unused_parameters`` all ranks raise that error, without it those that keep a part of the parameter.
     """
 
     _reducer_type: ClassVar[type[Reducer]] = ShardReducer
@@ -248,11 +348,6 @@ class ShardedDDP(ReducingVariant):
     def __init__(
         self, module: torch.nn.Module, bucket_size_mb: float | Sequence[float] | None = 25.0, **options: Any
     ) -> None:
-        if options.get("find_unused_parameters"):
-            raise CommunicationError(
-                "sharded cannot leave unused parameters out, its optimizer steps on flat parts of buckets: "
-                "use another variant or find_unused_parameters=False"
-            )
         self._cap_bytes = cap_in_bytes(bucket_size_mb)
         super().__init__(module, schedule={"bucket_size_mb": bucket_size_mb}, **options)
 
@@ -297,9 +392,13 @@ class ShardedDDP(ReducingVariant):
                 "no_sync()"
             )
         self.wait_for_parameters()  # an all-gather may still read the part that the optimizer changes
+        for bucket in self._reducer.buckets:
+            bucket.idle.before_step(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._is_own(optimizer):
+            for bucket in self._reducer.buckets:
+                bucket.idle.after_step()
             for bucket in reversed(self._reducer.buckets):
                 self._gathers.add(bucket.index, bucket.gather())
 

@@ -249,8 +249,8 @@ CASES = {
     "unused-on-one-rank": Case(Experts, by_half, torch_options=UNUSED_TORCH),
     "unused-on-one-rank-found": Case(Experts, by_half, find_unused=True),
     "unused-everywhere": Case(Experts, seldom, sharded_optimizers=("sgd",), torch_options=UNUSED_TORCH),
-    "unused-everywhere-found": Case(Experts, seldom, find_unused=True),
-    "unused-everywhere-zeroed": Case(Experts, seldom, set_to_none=False, find_unused=True),
+    "unused-everywhere-found": Case(Experts, seldom, sharded_optimizers=("sgd",), find_unused=True),
+    "unused-everywhere-zeroed": Case(Experts, seldom, sharded_optimizers=("sgd",), set_to_none=False, find_unused=True),
     "mixed-dtypes": Case(Mixed),
     "strided": Case(Strided, optimizers=EVERY_OPTIMIZER),
     "channels-last": Case(ChannelsLast, optimizers=EVERY_OPTIMIZER),
@@ -332,7 +332,7 @@ def can_run(case: Case, variant: str) -> bool:
     """Whether a variant can run a case as one process does."""
     if variant == "torch":
         return case.torch_options is not None
-    return not (variant == "sharded" and case.find_unused) and not (variant == "fsdp" and not case.fsdp)
+    return variant != "fsdp" or case.fsdp
 
 
 def make_variant(case: Case, setting: str, module: nn.Module) -> Any:

@@ -339,6 +339,28 @@ def heading(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: S
     return weights(model)
 
 
+def heading_by_momentum(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The same with momentum, whose buffer must not grow by the decay; the head may be used now and then."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.SGD, lr=0.05, momentum=0.9, weight_decay=0.5)
+    for step in range(2 * STEPS):
+        model.step = step
+        take_step(trained, optimizer, step, shares)
+    return weights(model)
+
+
+class SeldomHead(nn.Module):
+    """The output of the second head is used in each third batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.seldom = mlp(), mlp()
+        self.step = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.used(x) + (self.seldom(x) if self.step % 3 == 2 else 0)
+
+
 class TwoHeads(nn.Module):
     """The output of the second head is not used."""
 
@@ -444,5 +466,7 @@ LOOPS = {
     "gradient penalty": Loop(critic, penalizing),
     "there and back": Loop(mlp, taking),
     "unused head": Loop(TwoHeads, heading),
+    "unused head, momentum": Loop(TwoHeads, heading_by_momentum),
+    "seldom used head": Loop(SeldomHead, heading_by_momentum),
     "buffers of all types": Loop(Buffers, plainly),
 }

@@ -18,8 +18,7 @@ IMPOSSIBLE = [
     ("groups", "sharded"),
     ("kept copies", "fsdp"),
     ("gradient penalty", "fsdp"),  # torch has freed the parameters of the first forward
-    ("unused head", "sharded"),  # decays: see ShardedDDP
-    ("unused head", "torch"),  # without find_unused_parameters
+    *[(name, "torch") for name in ("unused head", "unused head, momentum", "seldom used head")],  # without its option
     ("buffers of all types", "torch"),
 ]
 Run = tuple[int, str, str]

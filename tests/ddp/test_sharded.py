@@ -174,8 +174,6 @@ def count_graph(ran: list[int], graph: Any, _inputs: Any) -> Any:
 
 
 def refused(rank: int) -> list[str]:
-    with pytest.raises(CommunicationError) as unused:
-        make(find_unused_parameters=True)
     variant = make()
     variant.module[0].weight.requires_grad_(False)
     backward(variant, rank)
@@ -195,7 +193,30 @@ def refused(rank: int) -> list[str]:
     divided = ShardedOptimizer(other.optimizer_parameters(), torch.optim.SGD, lr=1)
     with pytest.raises(CommunicationError) as twice:
         divided.step()
-    return [str(caught.value) for caught in (unused, frozen, alone, stepped, twice)]
+    return [str(caught.value) for caught in (frozen, alone, stepped, twice)]
+
+
+def used_late(rank: int) -> dict[str, str]:
+    """What Adam says of a head that is used after a step in which it was not, and SGD with the same."""
+    said = {}
+    for name, cls, options in (
+        ("Adam", torch.optim.AdamW, {"find_unused_parameters": True}),
+        ("SGD", torch.optim.SGD, {}),
+    ):
+        heads = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        heads.forward = lambda x, last, heads=heads: heads[0](x) + (heads[1](x) if last else 0)  # type: ignore[method-assign]
+        variant = ShardedDDP(heads, None, **options)
+        optimizer = cls(variant.optimizer_parameters(), lr=0.1)
+        said[name] = ""
+        for last in (False, True):
+            optimizer.zero_grad()
+            variant(torch.ones(1, 4), last).sum().backward()
+            variant.finish_gradient_synchronization()
+            try:
+                optimizer.step()
+            except CommunicationError as error:
+                said[name] = str(error)
+    return said
 
 
 def gathered(rank: int) -> dict[str, Any]:
@@ -226,7 +247,7 @@ def held(rank: int) -> dict[str, Any]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    checks = (kept, accumulated, copies, left, compiled, refused, gathered, held)
+    checks = (kept, accumulated, copies, left, compiled, refused, used_late, gathered, held)
     return {check.__name__: check(rank) for check in checks}
 
 
@@ -287,9 +308,16 @@ def test_what_is_compiled_waits_before_it_runs(results: list[dict[str, Any]], ho
         torch.testing.assert_close(taken["output"], plain["output"])
 
 
+def test_a_parameter_that_is_used_late_is_an_error_for_an_optimizer_that_counts_steps(
+    results: list[dict[str, Any]],
+) -> None:
+    for ranked in results:
+        assert "a gradient after steps in which no rank used it" in ranked["used_late"]["Adam"]
+        assert ranked["used_late"]["SGD"] == ""
+
+
 def test_what_flat_parts_cannot_do_is_refused(results: list[dict[str, Any]]) -> None:
-    unused, frozen, alone, stepped, twice = results[0]["refused"]
-    assert "find_unused_parameters=False" in unused
+    frozen, alone, stepped, twice = results[0]["refused"]
     assert "wrap the module again" in frozen
     assert "cannot step on a rank's own gradients" in alone
     assert "make it of variant.optimizer_parameters()" in stepped
