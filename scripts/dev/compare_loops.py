@@ -145,6 +145,22 @@ ROWS = {
     "the loss uses one of two heads, weights decay": Row(loops.LOOPS["unused head"], 2, UNUSED),
     "buffers of int16, float8, complex64": Row(loops.LOOPS["buffers of all types"]),
     "module and gradients get other memory after each step": Row(loops.LOOPS["there and back"]),
+    "one of two heads is used in each third step, momentum": Row(loops.LOOPS["seldom used head"], 2, UNUSED),
+    "sharpness-aware minimization: two passes, weights moved between": Row(loops.LOOPS["sharpness"]),
+    "GradCache: chunks run again with the gradients of their outputs": Row(loops.LOOPS["cached gradients"]),
+    "a loss over the embeddings of all ranks": Row(loops.LOOPS["contrast over ranks"]),
+    "the loss has parameters and is wrapped, too": Row(loops.LOOPS["loss with parameters"]),
+    "only a list of adapters is wrapped, the model is called": Row(loops.LOOPS["only adapters wrapped"]),
+    "the module is called instead of what wraps it": Row(loops.LOOPS["wrapper bypassed"]),
+    "the loss is weighted by the valid samples of all ranks": Row(loops.LOOPS["weighted by valid samples"]),
+    "`weight_norm`, old and new": Row(loops.LOOPS["weight norm"]),
+    "MAML: `functional_call`, differentiated through a step": Row(loops.LOOPS["learning to learn"]),
+    "LSTM, truncated backpropagation through time": Row(loops.LOOPS["truncated in time"]),
+    "gradient surgery: the program sets gradients": Row(loops.LOOPS["gradients set by the program"]),
+    "the frozen teacher is wrapped, too": Row(loops.LOOPS["wrapped teacher"]),
+    "a hook masks rows of a gradient": Row(loops.LOOPS["masked gradient"]),
+    "one rank's batch has no boxes": Row(loops.LOOPS["a rank without boxes"], 2, UNUSED),
+    "encoder and decoder are wrapped each": Row(loops.LOOPS["encoder and decoder wrapped each"]),
 }
 
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import torch.distributed.nn.functional
 from torch import nn
 
 from ddp_prof.ddp import ShardedOptimizer
@@ -445,6 +446,281 @@ class Borrowed(nn.Module):
         return self.last(torch.tanh(self.first(nn.functional.linear(x, self.last.weight))))
 
 
+def sharpening(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Sharpness-aware minimization: the step's gradients are those at weights a little up the slope of a first pass."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.SGD, lr=0.05)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(trained.model, step, shares).backward()
+        trained.finish()
+        norm = trained.clip(1e9)
+        climbed = [(each, 0.1 * whole(each.grad) / norm) for each in model.parameters()]
+        with torch.no_grad():
+            for parameter, by in climbed:
+                parameter.add_(by)
+        optimizer.zero_grad()
+        loss_of(trained.model, step, shares).backward()
+        trained.finish()
+        with torch.no_grad():
+            for parameter, by in climbed:
+                parameter.sub_(by)
+        optimizer.step()
+    return weights(model)
+
+
+def caching(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """GradCache: first the gradients of a batch's outputs, then each chunk runs again and continues from them."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        chunks = [(share, half) for share in shares for half in (0, 1)]
+        for number, (share, half) in enumerate(chunks):
+            samples = inputs(step, share)
+            with torch.no_grad():
+                outputs = trained.model(samples)
+            outputs.requires_grad_()
+            (torch.logsumexp(outputs, 0).square().mean() / len(shares)).backward()
+            rows = slice(2 * half, 2 * half + 2)
+            with nullcontext() if number == len(chunks) - 1 else trained.no_sync():
+                assert outputs.grad is not None
+                (trained.model(samples[rows]) * outputs.grad[rows]).sum().backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def gather(own: torch.Tensor) -> torch.Tensor:
+    """The rows of all ranks; gradients flow back to each."""
+    return torch.cat(torch.distributed.nn.functional.all_gather(own))
+
+
+def contrasting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """A loss over the embeddings of all ranks, gathered between forward and backward."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    is_divided = torch.distributed.is_initialized()
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        rows = torch.cat([trained.model(inputs(step, share)) for share in shares])
+        every = gather(rows) if is_divided else rows
+        torch.logsumexp(every @ every.T, 1).mean().backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def classifying(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The loss has parameters of its own, as ArcFace's, and is wrapped, too; one optimizer for both."""
+    network, loss = model[0], model[1]
+    trained, judged = wrap(network), wrap(loss)
+    optimizer = trained.optimizer(torch.optim.AdamW, [*trained.parameters(), *judged.parameters()], lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        mean(judged.model(trained.model(inputs(step, share))).square().mean() for share in shares).backward()
+        trained.finish()
+        judged.finish()
+        optimizer.step()
+    return weights(model)
+
+
+class Adapted(nn.Module):
+    """A frozen layer, and a list of adapters that it calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = mlp().requires_grad_(False)
+        self.adapters = nn.ModuleList([nn.Linear(WIDTH, 2), nn.Linear(2, 3)])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + self.adapters[1](self.adapters[0](x))
+
+
+def adapting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Only the list of adapters is wrapped, which nobody calls: the whole model is called."""
+    trained = wrap(model.adapters)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step, shares).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def bypassing(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The loss is computed by the module instead of by what wraps it."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss_of(model, step, shares).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def weighting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Shares have different numbers of valid samples; the sum of losses is divided by the number on all ranks."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else 1
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        valid = {share: 1 + (step + share) % SAMPLES for share in shares}
+        total = torch.tensor(float(sum(valid.values())))
+        losses = [trained.model(inputs(step, share)[:count]).square().sum() for share, count in valid.items()]
+        if world > 1:
+            torch.distributed.all_reduce(total)
+        (torch.stack(losses).sum() * world / total).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def learning_to_learn(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """MAML: the loss of weights that took a step of their own, differentiated through that step."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = []
+        for share in shares:
+            slow = dict(model.named_parameters())
+            inner = torch.func.functional_call(model, slow, inputs(step, share)).square().mean()
+            slopes = torch.autograd.grad(inner, list(slow.values()), create_graph=True)
+            fast = {name: value - 0.1 * slope for (name, value), slope in zip(slow.items(), slopes, strict=True)}
+            losses.append(torch.func.functional_call(model, fast, inputs(step + 50, share)).square().mean())
+        mean(losses).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+class Recurrent(nn.Module):
+    """An LSTM, which keeps a list of its weights, and a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.last = nn.LSTM(WIDTH, 6, num_layers=2), nn.Linear(6, 3)
+
+    def forward(self, x: torch.Tensor, state: Any = None) -> Any:
+        x, state = self.lstm(x, state)
+        return self.last(x), state
+
+
+def unrolling(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Truncated backpropagation through time: three parts of a sequence, each with a backward; one step for all."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        states: dict[int, Any] = dict.fromkeys(shares)
+        for part in range(3):
+            losses = []
+            for share in shares:
+                output, state = trained.model(inputs(10 * step + part, share), states[share])
+                states[share] = tuple(each.detach() for each in state)
+                losses.append(output.square().mean())
+            with nullcontext() if part == 2 else trained.no_sync():
+                mean(losses).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def combining(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The gradients of two losses are found apart and put together by the program, as gradient surgery does."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    parameters = list(model.parameters())
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        outputs = [trained.model(inputs(step, share)) for share in shares]
+        losses = [mean(output.square().mean() for output in outputs), mean(output.abs().mean() for output in outputs)]
+        found = [torch.autograd.grad(loss, parameters, retain_graph=True) for loss in losses]
+        for parameter, one, other in zip(parameters, *found, strict=True):
+            parameter.grad = one + 0.5 * other
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def distilling(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """The frozen teacher is wrapped as the student is."""
+    teacher, student = wrap(model[0].requires_grad_(False)), wrap(model[1])
+    optimizer = student.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        batches = [inputs(step, share) for share in shares]
+        mean((student.model(batch) - teacher.model(batch)).square().mean() for batch in batches).backward()
+        student.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def masking(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """A hook on a parameter sets the gradients of some rows to zero, as for new tokens of an embedding."""
+    mask = (torch.arange(16) % 3 == 0).double()[:, None]
+    model[0].weight.register_hook(lambda gradient: gradient * mask)
+    return plainly(wrap, model, shares)
+
+
+class Boxes(nn.Module):
+    """Two heads; a batch without boxes uses one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.classes, self.boxes = mlp(), nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        x = self.body(x)
+        return self.classes(x), self.boxes(x)
+
+
+def detecting(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """In each step one share has no boxes, so its loss leaves that head out."""
+    trained = wrap(model)
+    optimizer = trained.optimizer(torch.optim.AdamW, lr=0.02)
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        losses = []
+        for share in shares:
+            classes, boxes = trained.model(inputs(step, share))
+            loss = classes.square().mean()
+            losses.append(loss if (step + share) % 2 else loss + boxes.abs().mean())
+        mean(losses).backward()
+        trained.finish()
+        optimizer.step()
+    return weights(model)
+
+
+def chaining(wrap: Callable[[nn.Module], OneProcess], model: nn.Module, shares: Sequence[int]) -> Tensors:
+    """Encoder and decoder are wrapped each, and have an optimizer each."""
+    parts = [wrap(part) for part in model]
+    optimizers = [part.optimizer(torch.optim.AdamW, lr=0.02) for part in parts]
+    for step in range(STEPS):
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+        mean(parts[1].model(parts[0].model(inputs(step, share))).square().mean() for share in shares).backward()
+        for part, optimizer in zip(parts, optimizers, strict=True):
+            part.finish()
+            optimizer.step()
+    return weights(model)
+
+
+def weight_normed() -> nn.Module:
+    """Layers of which autograd computes the weight, by hooks of the old and by parametrization of the new kind."""
+    new = nn.utils.parametrizations.weight_norm(nn.Linear(WIDTH, 16))
+    return nn.Sequential(new, nn.Tanh(), nn.utils.weight_norm(nn.Linear(16, 3)))
+
+
+def stages() -> nn.Module:
+    """Two networks, one after the other."""
+    return nn.Sequential(nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh()), nn.Sequential(nn.Linear(16, 3)))
+
+
 LOOPS = {
     "attention": Loop(attention, plainly),
     "parameter list": Loop(Lists, plainly),
@@ -469,4 +745,19 @@ LOOPS = {
     "unused head, momentum": Loop(TwoHeads, heading_by_momentum),
     "seldom used head": Loop(SeldomHead, heading_by_momentum),
     "buffers of all types": Loop(Buffers, plainly),
+    "sharpness": Loop(mlp, sharpening),
+    "cached gradients": Loop(mlp, caching),
+    "contrast over ranks": Loop(mlp, contrasting),
+    "loss with parameters": Loop(stages, classifying),
+    "only adapters wrapped": Loop(Adapted, adapting),
+    "wrapper bypassed": Loop(mlp, bypassing),
+    "weighted by valid samples": Loop(mlp, weighting),
+    "weight norm": Loop(weight_normed, plainly),
+    "learning to learn": Loop(mlp, learning_to_learn),
+    "truncated in time": Loop(Recurrent, unrolling),
+    "gradients set by the program": Loop(mlp, combining),
+    "wrapped teacher": Loop(lambda: nn.Sequential(mlp(), mlp()), distilling),
+    "masked gradient": Loop(mlp, masking),
+    "a rank without boxes": Loop(Boxes, detecting),
+    "encoder and decoder wrapped each": Loop(stages, chaining),
 }

@@ -20,6 +20,15 @@ IMPOSSIBLE = [
     ("gradient penalty", "fsdp"),  # torch has freed the parameters of the first forward
     *[(name, "torch") for name in ("unused head", "unused head, momentum", "seldom used head")],  # without its option
     ("buffers of all types", "torch"),
+    ("sharpness", "sharded"),  # the program reads gradients, which sharded does not give to parameters
+    *[
+        (name, "torch") for name in ("only adapters wrapped", "wrapper bypassed", "learning to learn")
+    ],  # needs its forward
+    ("gradients set by the program", "torch"),  # reduces only what a hook brings
+    ("wrapped teacher", "torch"),
+    ("a rank without boxes", "torch"),  # without find_unused_parameters
+    *[(name, "fsdp") for name in ("sharpness", "only adapters wrapped", "learning to learn", "masked gradient")],
+    *[(name, "fsdp") for name in ("gradients set by the program", "a rank without boxes")],
 ]
 Run = tuple[int, str, str]
 
