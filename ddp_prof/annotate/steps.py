@@ -33,13 +33,15 @@ counts: list[CountedSteps] = []
 class CountedSteps:
     """Marks steps from :meth:`begin` to :meth:`stop`; ``at_step(index)`` is called between two of them.
 
+    If not ``marks``, it only counts.
+
     Attributes:
         index: Of the current step; -1 before the first one.
     """
 
-    def __init__(self, at_step: Callable[[int], None] | None = None) -> None:
+    def __init__(self, at_step: Callable[[int], None] | None = None, *, marks: bool = True) -> None:
         self.index = -1
-        self._at_step = at_step
+        self._at_step, self._marks = at_step, marks
         self._optimizer: Any = None
         self._since = set[int]()  # the ids of optimizers that stepped since self._optimizer did
         self._ddp: weakref.ref[Any] | None = None
@@ -47,7 +49,8 @@ class CountedSteps:
         self._range: ranges.OpenRange | None = None
         self._remove = register_optimizer_step_post_hook(self._count).remove
         hooks.at_synchronized_forward.append(self._count_forward)
-        counts.append(self)
+        if marks:
+            counts.append(self)
 
     def begin(self) -> None:
         """Begin step 0, unless it has begun."""
@@ -88,7 +91,9 @@ class CountedSteps:
         self._since.clear()
         if self.index >= 0:
             self._begin_step()
-            if dist.is_available() and dist.is_initialized():  # without DDP no forward pass is marked with the rank
+            if (
+                self._marks and dist.is_available() and dist.is_initialized()
+            ):  # without DDP no forward pass is marked with the rank
                 parameters = (one for group in optimizer.param_groups for one in group["params"])
                 with process_range(type(optimizer).__name__, parameters):
                     pass
@@ -110,6 +115,8 @@ class CountedSteps:
         self.index += 1
         if self._at_step is not None:
             self._at_step(self.index)
+        if not self._marks:
+            return
         if not ranges.steps_are_marked:
             warmup = {"warmup": 1} if self.index == 0 or hooks.agreement_follows else {}
             self._range = ranges.OpenRange(range_names.format_range(range_names.STEP, index=self.index, **warmup))

@@ -1,8 +1,9 @@
 """Runs one try of ``ddp-prof tune`` in each rank of an unchanged program: sets arguments, times steps, and ends it.
 
-Nothing is recorded. A step lasts from one step of the optimizer to the next (``steps`` says of which), by the host's
-clock, or by events of the GPU's stream where the program uses one. After the last step all ranks meet, and leave the
-program by ``SystemExit(0)``: what it does at any end is done, what it does after training is not.
+Nothing is recorded, but in the run that shows what is worth trying. A step lasts from one step of the optimizer to the
+next (``steps`` says of which), by the host's clock, or by events of the GPU's stream where the program uses one. After
+the last step all ranks meet, and leave the program by ``SystemExit(0)``: what it does at any end is done, what it does
+after training is not.
 """
 
 from __future__ import annotations
@@ -29,43 +30,43 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_prof.annotate import ranges
+from ddp_prof.annotate import ranges, unattended
 from ddp_prof.annotate.steps import CountedSteps
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
-"""JSON: ``folder`` for the files of the ranks, ``warmup`` and ``steps``, arguments of ``ddp`` and of ``fsdp``."""
+"""JSON: ``folder`` for the files of the ranks, ``warmup`` and ``steps``, arguments of ``ddp`` and of ``fsdp``, and
+``is_recorded`` if the program is marked and recorded as well."""
 MEETING = timedelta(seconds=30)
+PATIENCE_S = 30.0
+"""How long a program has to leave by itself: a thread of its own may run on and keep the process."""
 _STORE = "ddp_prof/tune"
 _SHARDED = "torch.distributed.fsdp"
 
 
 def start() -> None:
     """Set the arguments from now on, and count; call it once per process."""
-    ranges.enable(False)
-    trial = _Trial(**json.loads(os.environ[TRIAL_VARIABLE]))
+    asked = json.loads(os.environ[TRIAL_VARIABLE])
+    if asked.pop("is_recorded"):
+        unattended.start()  # first, so that the recording ends before the program does
+    else:
+        ranges.enable(False)
+    trial = _Trial(**asked)
     trial.watch_losses()
     trial.set_arguments_of_ddp()
     trial.set_arguments_of_fsdp()
 
 
 class _Trial:
-    def __init__(
-        self,
-        folder: str,
-        warmup: int,
-        steps: int,
-        ddp: Mapping[str, Any] | None = None,
-        fsdp: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, folder: str, warmup: int, steps: int, ddp: Mapping[str, Any], fsdp: Mapping[str, Any]) -> None:
         self._folder, self._warmup, self._count = Path(folder), warmup, steps
-        self._ddp, self._fsdp = dict(ddp or {}), dict(fsdp or {})
+        self._ddp, self._fsdp = ddp, fsdp
         self._process = 0
         self._made: list[dict[str, Any]] = []
         self._host_ns: list[int] = []
         self._events: list[Any] = []
         self._losses: list[tuple[int, torch.Tensor]] = []
         self._is_left = False
-        self._steps = CountedSteps(self._at_step)
+        self._steps = CountedSteps(self._at_step, marks=False)
 
     def set_arguments_of_ddp(self) -> None:
         original = DistributedDataParallel.__init__
@@ -144,6 +145,9 @@ class _Trial:
             _meet()
             if threading.current_thread() is not threading.main_thread():
                 _end_process()
+            late = threading.Timer(PATIENCE_S, _end_process)
+            late.daemon = True
+            late.start()
             sys.exit(0)
 
     def _leave_early(self) -> None:

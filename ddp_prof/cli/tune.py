@@ -31,9 +31,9 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 
 @click.command("tune", cls=_TuneCommand, reads_traces=False, example="--try bucket_cap_mb=5,50 -- torchrun train.py")
 @click.option(
-    "--try", "asked", metavar="SETTING", multiple=True, required=True,
+    "--try", "asked", metavar="SETTING", multiple=True,
     help="A setting: NAME=VALUE of DistributedDataParallel, fully_shard or the environment. Each of several values is "
-    "a try of its own; A=1+B=2 sets both. May be repeated.",
+    "a try of its own; A=1+B=2 sets both. May be repeated. Default: what one capture leaves worth trying.",
 )  # fmt: skip
 @click.option("--steps", type=click.IntRange(3), default=30, show_default=True, help="Measured steps of each run.")
 @click.option("--warmup", type=click.IntRange(1), default=5, show_default=True, help="Optimizer steps before them.")
@@ -75,11 +75,13 @@ def tune(
         ddp-prof tune --try gradient_as_bucket_view --try bucket_cap_mb=5,50 -- torchrun --nproc-per-node 8 train.py
 
     Each run ends in order after --warmup and --steps steps of the optimizer. Nothing is recorded. The runs take turns,
-    and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment.
+    and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment. Without --try, one
+    capture and the doctor choose.
     """
     from ddp_prof.train.launch import Stopped, stop_on_signals
+    from ddp_prof.tune.candidates import find_candidates
     from ddp_prof.tune.measure import Program
-    from ddp_prof.tune.report import plan_lines, tuning_view, warning_of
+    from ddp_prof.tune.report import nothing_view, plan_lines, tuning_view, warning_of
     from ddp_prof.tune.session import Limits, Session
     from ddp_prof.tune.store import Store
     from ddp_prof.tune.tries import TODAY, parse_tries
@@ -90,24 +92,40 @@ def tune(
         raise click.UsageError(str(error), context) from error
     job, limits, environ = Program(program, warmup, steps), Limits(rounds, minutes, worth), dict(os.environ)
     if dry_run:
+        if not tries:
+            raise click.UsageError("--dry-run needs --try: without it, a capture shows what is worth trying", context)
         for tried in (TODAY, *tries):
             say(job.shown(tried))
         return
     job.refuse_parts(environ)
     report = partial(say, err=True)
-    if not is_quiet():
-        report(f"note: {warning_of(tries, limits)}")
-    session = Session(
-        job,
-        tries,
-        lambda tried, limit_s: job.measure(tried, environ, limit_s),
-        Store(store, job, tries, Path.cwd()),
-        limits,
-        environ,
-        (lambda _text: None) if is_quiet() else report,
-    )
+    quiet = is_quiet()
+
+    def progress(text: str) -> None:
+        if not quiet:
+            report(text)
+
+    progress(f"note: {warning_of(limits)}")
     try:
         with stop_on_signals():
+            if not tries:
+                progress("one capture shows what is worth trying (else: --try)")
+                found = find_candidates(job, store, Path.cwd(), environ, worth)
+                tries = found.tries
+                if not tries:
+                    show(output, [nothing_view(found.reasons)])
+                    return
+                for reason in found.reasons:
+                    progress(reason)
+            session = Session(
+                job,
+                tries,
+                lambda tried, limit_s: job.measure(tried, environ, limit_s),
+                Store(store, job, tries, Path.cwd()),
+                limits,
+                environ,
+                progress,
+            )
             if plan:
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
                     say(line)

@@ -15,7 +15,7 @@ from msgspec import ValidationError, convert
 from ddp_prof.capture.job import file_suffix, injection
 from ddp_prof.capture.processes import NOT_DONE, find_reason, run, scratch_folder
 from ddp_prof.errors import OutOfMemoryError, WorkloadError, printable
-from ddp_prof.tune.tries import DDP, FSDP, Setting, Try
+from ddp_prof.tune.tries import DDP, Setting, Try
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
 TUNE_VARIABLE = "DDP_PROF_TUNE"
@@ -84,16 +84,24 @@ class Program:
     Attributes:
         warmup: Steps of the optimizer before the first that is measured, at least 1.
         steps: Measured steps.
+        is_recorded: Whether ``command`` records it, so that it is marked as well.
     """
 
     command: tuple[str, ...]
     warmup: int
     steps: int
+    is_recorded: bool = False
 
     def variables(self, tried: Try, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
         """Return what the environment of a run has beside ``environ``; the ranks' files go into ``folder``."""
-        trial = {"folder": str(folder), "warmup": self.warmup, "steps": self.steps}
-        trial |= {of: tried.arguments(of) for of in (DDP, FSDP)}  # type: ignore[arg-type]
+        trial = {
+            "folder": str(folder),
+            "warmup": self.warmup,
+            "steps": self.steps,
+            "is_recorded": self.is_recorded,
+            "ddp": tried.arguments("ddp"),
+            "fsdp": tried.arguments("fsdp"),
+        }
         own = {TUNE_VARIABLE: "1", TRIAL_VARIABLE: json.dumps(trial)}
         return {**injection(environ), **own, **tried.environment}
 
@@ -111,8 +119,8 @@ class Program:
                 "tune starts all ranks itself, on one machine: run it outside of other launchers, without --nnodes"
             )
 
-    def measure(self, tried: Try, environ: Mapping[str, str], limit_s: int) -> Measured:
-        """Run it once.
+    def measure(self, tried: Try, environ: Mapping[str, str], limit_s: int | None = None) -> Measured:
+        """Run it once, for at most ``limit_s`` seconds.
 
         Raises WorkloadError, which says why, if it fails, hangs, or ends before its last step; OutOfMemoryError if it
         is known to lack memory.

@@ -11,7 +11,7 @@ from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.tune.sequential import LEAST_PAIRS, Gain, smallest_shown
 from ddp_prof.tune.session import Limits, Tuning
 from ddp_prof.tune.store import Trial
-from ddp_prof.tune.tries import TODAY, Try
+from ddp_prof.tune.tries import TODAY
 from ddp_prof.tune.verdicts import (
     CHANGED,
     EQUAL,
@@ -96,6 +96,12 @@ def tuning_view(tuning: Tuning) -> TableView:
     ranks = f"{today.world} rank{'s' * (today.world != 1)}"
     place = " · ".join(filter(None, (ranks, today.backend, today.device, f"torch {today.torch}")))
     return TableView(printable(place), _rows(tuning), [printable(note) for note in notes], _document(tuning))
+
+
+def nothing_view(reasons: Sequence[str]) -> TableView:
+    """Why there is nothing to try."""
+    document = {"schema": SCHEMA, "tries": [], "recommended": None, "write": None, "ended": "; ".join(reasons)}
+    return TableView("", [], [printable(reason) for reason in reasons], document)
 
 
 def _rows(tuning: Tuning) -> list[Row]:
@@ -188,9 +194,9 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
     return lines
 
 
-def warning_of(tries: Sequence[Try], limits: Limits) -> str:
+def warning_of(limits: Limits) -> str:
     """What a program should know before it is started many times."""
     return (
-        f"the program is started up to {1 + limits.rounds * (1 + len(tries))} times and ends after its last measured "
+        f"the program is started once per try in each of up to {limits.rounds} rounds and ends after its last measured "
         "step: if it writes checkpoints or logs, let it leave them out where DDP_PROF_TUNE=1 is set"
     )

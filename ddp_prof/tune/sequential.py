@@ -46,7 +46,8 @@ class Gain:
     """What a try takes off a step, as a share of today's length (0.02: 2 %; negative: it adds), with its interval.
 
     Attributes:
-        low: To ``high``: the interval, which holds at any number of pairs; ``None`` while it has no end.
+        low: To ``high``: the interval, which holds at any number of pairs; ``None`` below :data:`LEAST_PAIRS`, where it
+            is too wide to tell anything.
         spread: Standard deviation of the pairs, of the logarithm of the ratio.
     """
 
@@ -72,8 +73,10 @@ def measure_gain(pairs: Sequence[tuple[float, float]], tries: int) -> Gain | Non
         return None
     logs = [math.log(today / tried) for today, tried in pairs]
     mean, spread = fmean(logs), stdev(logs) if len(logs) > 1 else None
-    half = math.inf if spread is None else spread * half_width_in_spreads(len(logs), ERROR / max(1, tries))
-    low, high = (None, None) if math.isinf(half) else (share_of(mean - half), share_of(mean + half))
+    low = high = None
+    if spread is not None and len(logs) >= LEAST_PAIRS:
+        half = spread * half_width_in_spreads(len(logs), ERROR / max(1, tries))
+        low, high = share_of(mean - half), share_of(mean + half)
     return Gain(share_of(mean), low, high, len(logs), spread)
 
 

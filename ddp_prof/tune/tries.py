@@ -22,6 +22,8 @@ ARGUMENTS: dict[str, tuple[str, type]] = {
 }
 """Arguments of torch that change when gradients are communicated, not what they are: whose they are, and their type."""
 CALLS = {DDP: "DistributedDataParallel(model, {})", FSDP: "fully_shard(module, {})"}
+MOST_TRIES = 50
+"""Each try gets a part of the error: with more of them no number of rounds would tell anything."""
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
 _WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
 
@@ -85,7 +87,10 @@ def parse_tries(texts: Sequence[str]) -> tuple[Try, ...]:
     for one in tries:
         if len({setting.name for setting in one.settings}) < len(one.settings):
             raise UsageError(f"--try {one.label}: it sets one name twice")
-    return tuple(dict.fromkeys(tries))
+    found = tuple(dict.fromkeys(tries))
+    if len(found) > MOST_TRIES:
+        raise UsageError(f"--try: {len(found)} tries are too many to tell apart: give at most {MOST_TRIES}")
+    return found
 
 
 def _parse_setting(text: str) -> list[Setting]:

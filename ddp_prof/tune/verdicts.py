@@ -84,8 +84,8 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
 
 
 def outcome_of(gain: Gain | None, worth: float) -> str:
-    """What an interval says: nothing with fewer than ``LEAST_PAIRS`` pairs, else on which side of 0 and worth it is."""
-    if gain is None or gain.low is None or gain.high is None or gain.pairs < LEAST_PAIRS:
+    """What an interval says: nothing while there is none, else on which side of 0 and of ``worth`` it is."""
+    if gain is None or gain.low is None or gain.high is None:
         return OPEN
     if -worth <= gain.low and gain.high <= worth:
         return EQUAL

@@ -121,6 +121,18 @@ fully_shard(model)
     + LOOP
     + AFTER
 )
+# Its own thread would run for ever.
+HELD = (
+    SETUP
+    + """
+import threading
+sys.modules["ddp_prof.annotate.trial"].PATIENCE_S = 0.5
+model = DistributedDataParallel(model)
+threading.Thread(target=threading.Event().wait).start()
+"""
+    + LOOP
+    + AFTER
+)
 UNEVEN = (
     SETUP
     + """
@@ -155,8 +167,8 @@ def measure(
 
 @pytest.mark.parametrize(
     "text",
-    [PLAIN, ACCUMULATION, SCALER, STUBBORN, TIDY, SHARDED, UNEVEN],
-    ids=["plain", "accumulation", "scaler", "stubborn", "tidy", "sharded", "uneven"],
+    [PLAIN, ACCUMULATION, SCALER, STUBBORN, TIDY, SHARDED, HELD, UNEVEN],
+    ids=["plain", "accumulation", "scaler", "stubborn", "tidy", "sharded", "held", "uneven"],
 )
 def test_a_program_is_timed_and_ended_in_order(tmp_path: Path, programs: dict[str, str], text: str) -> None:
     found = measure(tmp_path, programs, text)
@@ -171,6 +183,29 @@ def test_a_program_is_timed_and_ended_in_order(tmp_path: Path, programs: dict[st
 
 def test_a_slow_rank_is_in_the_length_of_the_step(tmp_path: Path, programs: dict[str, str]) -> None:
     assert measure(tmp_path, programs, UNEVEN).median_ns >= 20e6
+
+
+def test_a_gpu_times_the_steps_by_its_events(tmp_path: Path, programs: dict[str, str]) -> None:
+    """There is none here: these events say 7 ms."""
+    text = PLAIN.replace(
+        "optimizer = ",
+        """
+class Event:
+    def __init__(self, enable_timing):
+        self.is_recorded = False
+    def record(self):
+        self.is_recorded = True
+    def elapsed_time(self, other):
+        assert self.is_recorded and other.is_recorded
+        return 7.0
+torch.cuda.Event, torch.cuda.is_initialized = Event, lambda: True
+torch.cuda.synchronize, torch.cuda.get_device_name = lambda: None, lambda: "a GPU"
+optimizer = """,
+        1,
+    )
+    found = measure(tmp_path, programs, text)
+    assert found.step_ns == (7e6,) * STEPS
+    assert found.ranks[0].device == "a GPU"
 
 
 @pytest.mark.parametrize("tried", ["bucket_cap_mb=0.004", "gradient_as_bucket_view", "static_graph"])
@@ -244,17 +279,30 @@ optimizer = """,
 
 
 def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six buckets of 20 ms each today, one with 25 MB; a static graph changes nothing that counts beside them."""
+    """Six buckets of 20 ms each today, one with 25 MB; a try in which the program fails stops none of the others."""
     script = tmp_path / "train.py"
     script.write_text(SLOW_CALLS)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", programs["PATH"])
-    command = ["tune", "--try", "bucket_cap_mb=0.004,25", "--steps", "5", "--warmup", "3", "--rounds", "6"]
+    command = [
+        "tune",
+        "--try",
+        "bucket_cap_mb=0.004,25",
+        "--try",
+        "SCALE=x",
+        "--steps",
+        "5",
+        "--warmup",
+        "3",
+        "--rounds",
+        "6",
+    ]
     command += ["--minutes", "30", "--store", "tune.db", "--format", "json"]
     done = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
-    small, large = document["tries"]
+    small, large, failing = document["tries"]
+    assert (failing["outcome"], failing["reason"]) == ("failed", "ValueError: could not convert string to float: 'x'")
     assert (small["outcome"], small["pairs"]) == ("set today", 0)
     assert (large["outcome"], large["losses"], large["pairs"]) == ("faster", "same", 6)
     assert 0.5 < large["gain_low"] < large["gain"] < large["gain_high"] < 1

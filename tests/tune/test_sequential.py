@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.tune.sequential import LEAST_PAIRS, half_width_in_spreads, measure_gain, smallest_shown
+from ddp_prof.tune.tries import MOST_TRIES
 from tests.examples import IS_NIGHTLY
 from tests.tune import noise
 
@@ -35,6 +36,15 @@ def test_few_pairs_have_no_interval() -> None:
     assert gain is not None
     assert (gain.value, gain.low, gain.high, gain.spread) == (pytest.approx(0.02), None, None, None)
     assert measure_gain([], 1) is None
+    five = [(100.0, 98.0), (101.0, 98.0), (100.0, 97.0), (100.0, 98.5), (102.0, 99.0)]
+    for pairs, is_known in ((five, False), ([*five, (100.0, 98.0)], True)):
+        gain = measure_gain(pairs, 1)
+        assert gain is not None
+        assert (gain.low is not None, gain.high is not None) == (is_known, is_known)
+
+
+def test_most_tries_still_have_an_interval() -> None:
+    assert half_width_in_spreads(LEAST_PAIRS, 0.05 / MOST_TRIES) < 10
 
 
 def test_more_pairs_show_less_and_more_tries_show_more() -> None:

@@ -62,6 +62,7 @@ def test_today_is_without_settings() -> None:
         ("NCCL_ALGO", "NAME=value"),
         ("", "give one of"),
         ("static_graph+static_graph=false", "sets one name twice"),
+        ("A=" + ",".join(map(str, range(51))), "51 tries are too many"),
         ("a\x1bb=1", r"a\x1bb=1"),
     ],
 )

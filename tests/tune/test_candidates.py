@@ -1,0 +1,104 @@
+"""Without ``--try``: what the doctor's findings and the bounds leave, of programs that nobody chose anything for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import ddp_prof as dp
+from ddp_prof.analyze.cost import Bounds
+from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor.evidence import Finding
+from ddp_prof.tune.candidates import OF_FINDINGS, choose_for, choose_tries
+from ddp_prof.tune.tries import parse_tries
+from tests.command_line import run
+from tests.conftest import ROOT
+from tests.tune.test_programs import PLAIN, programs
+
+__all__ = ["programs"]
+STEP_NS = 100_000_000
+
+
+def chosen(
+    *findings: tuple[str, int | None], schedule_ns: int | None, worth: float = 0.01
+) -> tuple[list[str], list[str]]:
+    """The labels of what is tried, and the reasons."""
+    found = tuple(Finding(rule, "", "", cost_ns=cost) for rule, cost in findings)
+    result = choose_tries(Diagnosis(found, ()), Bounds(schedule_ns, None, None, None), STEP_NS, worth)
+    return [tried.label for tried in result.tries], list(result.reasons)
+
+
+def test_a_bound_below_worth_ends_it() -> None:
+    assert chosen(schedule_ns=300_000) == ([], ["no schedule can gain more than 0.3 %: nothing to tune"])
+
+
+def test_what_waits_is_worth_other_buckets() -> None:
+    tries, reasons = chosen(schedule_ns=20_000_000)
+    assert tries == ["bucket_cap_mb=5", "bucket_cap_mb=50", "bucket_cap_mb=100"]
+    assert reasons == ["no schedule can gain more than 20.0 %: bucket_cap_mb=5,50,100"]
+
+
+def test_findings_name_their_setting_if_they_cost_enough() -> None:
+    copies, vote = ("copies out of buckets", 2_000_000), ("vote on unused parameters", 500_000)
+    assert chosen(copies, vote, schedule_ns=300_000) == (
+        ["gradient_as_bucket_view=True"],
+        [
+            "copies out of buckets, at most 2.0 % of a step: gradient_as_bucket_view",
+            "no schedule can gain more than 0.3 %",
+        ],
+    )
+    assert chosen(vote, schedule_ns=300_000, worth=0.001)[0][0] == "find_unused_parameters=False"
+    assert chosen(("single hardware queue", None), schedule_ns=0)[0] == ["CUDA_DEVICE_MAX_CONNECTIONS=8"]
+    assert chosen(("straggler", 9_000_000), schedule_ns=0)[0] == [], "no setting answers it"
+
+
+def test_what_is_not_known_is_tried() -> None:
+    tries, reasons = chosen(schedule_ns=None)
+    assert len(tries) == 3
+    assert reasons[0].startswith("what waits for communication is not known")
+
+
+def test_every_try_of_a_finding_can_be_parsed() -> None:
+    assert all(parse_tries(texts) for texts in OF_FINDINGS.values())
+
+
+def test_the_rules_are_the_doctors() -> None:
+    source = "".join(path.read_text() for path in (ROOT / "ddp_prof/analyze/doctor").glob("*.py"))
+    assert {rule for rule in OF_FINDINGS if f'"{rule}"' not in source} == set()
+
+
+def test_a_capture_of_torchs_ddp() -> None:
+    (capture,) = dp.load_runs(ROOT / "traces" / "torch.sqlite")
+    found = choose_for(capture, 0.01)
+    assert "bucket_cap_mb=50" in [tried.label for tried in found.tries]
+    assert choose_for(capture, 0.99).tries == ()
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_one_capture_ends_in_order_and_ends_the_tuning(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(PLAIN)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", programs["PATH"])
+    monkeypatch.setenv("NSYS", "none")
+    command = ["tune", "--worth", "99%", "--store", "out/tune.db", "--warmup", "2", "--format", "json"]
+    done = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert document["tries"] == []
+    assert document["ended"].endswith("nothing to tune")
+    files = sorted((tmp_path / "out" / "tune").rglob("*.json.gz"))
+    assert len(files) == 2
+    (capture,) = dp.load_runs(files)
+    assert [len(rank.steps) for rank in capture.overlap().ranks] == [10, 10]
+    assert not (tmp_path / "after").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "train.py"]
+    before = [file.stat().st_mtime_ns for file in files]
+    again = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
+    assert json.loads(again.stdout) == document
+    assert [file.stat().st_mtime_ns for file in files] == before, "the capture that is there was read"
