@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a clean clone to the comparison: sets up what is missing, captures every variant, draws every timeline.
+# From a clean clone to the comparison: sets up what is missing, captures every variant, trains all of them in turns
+# without a profiler, from where the speed-ups come, draws every timeline, and step and tail over bucket size.
 #
 #   bash profile_all.sh
 #
@@ -8,10 +9,13 @@
 #
 # Settings (environment):
 #   VARIANTS          which ones, in this order               (default: all of ddp_prof/variants.py)
-#   BUCKET_SIZES_MB   bucketed is captured with each of these (default: 1 10 100)
-#   TRACES_DIR        where the captures go                   (default: traces/local in the checkout, which git ignores)
-#   FIGURES_DIR       where the timelines go                  (default: figures/local in the checkout, likewise)
-#   FORCE             1: capture again                        (default: 0)
+#   BUCKET_SIZES_MB   bucketed is captured with each of these (default: 1 10 100 1000); with one of those that give the
+#                     same buckets
+#   TURNS_S           seconds of training in turns, at least three rounds of all variants (default: 40); 0: none, and
+#                     speed-ups are those of the captures
+#   TRACES_DIR        where the captures and turns.db go      (default: traces/local in the checkout, which git ignores)
+#   FIGURES_DIR       where timelines and figures go          (default: figures/local in the checkout, likewise)
+#   FORCE             1: capture and train again              (default: 0)
 # and those of scripts/profile_variant.sh, of which the most useful are
 #   MODEL_SIZE (tiny mini small medium large xl 2.7B xl-2026 10B-2026)  BATCH_SIZE  SEQ_LEN  STEPS  WARMUP  NGPU  DEVICE
 #   BACKEND  RANKS_PER_GPU  PROFILER  NSYS

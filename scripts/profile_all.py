@@ -1,4 +1,4 @@
-"""Captures every variant, draws the timelines and compares; profile_all.sh calls it in the environment."""
+"""Captures every variant, trains them in turns, draws and compares; profile_all.sh calls it in the environment."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
+from ddp_prof.benchmark.turns import TURNS, add_captures, measure_turns
+from ddp_prof.bucket_assignment import bucket_bytes
 from ddp_prof.capture.job import choose_nsys
-from ddp_prof.capture.processes import run_tethered
-from ddp_prof.capture.variant import capture
+from ddp_prof.capture.processes import hold_folder, run_tethered
+from ddp_prof.capture.variant import capture, read_plan
 from ddp_prof.errors import DdpProfError, UsageError, printable
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.train.launch import run_program
-from ddp_prof.variants import BUCKETED, VARIANT_NAMES
+from ddp_prof.variants import BASELINE, BUCKETED, VARIANT_NAMES
 
 ROOT = Path(__file__).resolve().parents[1]
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")
+MOST_TURNS_S = 86_400
 
 
 def say(text: str) -> None:
@@ -25,11 +30,23 @@ def say(text: str) -> None:
 
 
 def list_captures(environ: Mapping[str, str]) -> list[list[str]]:
+    """Return the arguments of each capture; of bucket sizes that give the same buckets, the first one is captured."""
     variants = (environ.get("VARIANTS") or " ".join(VARIANT_NAMES)).split()
-    sizes = (environ.get("BUCKET_SIZES_MB") or "1 10 100").split()
-    found = []
+    sizes = (environ.get("BUCKET_SIZES_MB") or "1 10 100 1000").split()
+    found: list[list[str]] = []
     for variant in variants:
-        found += [[variant, "--bucket-size-mb", size] for size in sizes] if variant == BUCKETED else [[variant]]
+        if variant != BUCKETED:
+            found.append([variant])
+            continue
+        captured: dict[tuple[int, ...], str] = {}
+        for size in sizes:
+            arguments = [variant, "--bucket-size-mb", size]
+            config = read_plan(arguments, environ).config
+            buckets = bucket_bytes(MODEL_SIZES[config.model_size].parameter_counts, config.bucket_size_mb)
+            if (same := captured.setdefault(buckets, size)) == size:
+                found.append(arguments)
+            else:
+                print(f"bucketed, {size} MB: the same buckets as {same} MB, captured once")
     return found
 
 
@@ -44,9 +61,9 @@ def choose_profiler(environ: dict[str, str]) -> None:
             environ["NSYS"] = nsys.path
 
 
-def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -> list[str]:
-    """Make the captures, print the error of each that fails, and return the names of the others."""
-    names = []
+def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -> dict[str, Sequence[str]]:
+    """Make the captures, print the error of each that fails, and return names and arguments of the others."""
+    names = {}
     for number, arguments in enumerate(captures, 1):
         size = f", {arguments[-1]} MB" if len(arguments) > 1 else ""
         print(f"[{number}/{len(captures)}] {arguments[0]}{size} ... ", end="", flush=True)
@@ -58,7 +75,7 @@ def capture_all(captures: Sequence[Sequence[str]], environ: Mapping[str, str]) -
                 raise
             say(printable(str(error)))
             continue
-        names.append(name)
+        names[name] = arguments
         print(result.rpartition(" in ")[2], flush=True)
     return names
 
@@ -71,17 +88,69 @@ def traces_of(name: str, folder: Path) -> list[Path]:
 
 
 def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
-    """Draw the timelines if they are older than a trace or the code; return whether this succeeded."""
+    """Draw the timelines if they are older than a trace or the code; return whether this succeeded.
+
+    Step and tail over bucket size, with the model of bucketing, are drawn from the turns.
+    """
     index = figures / "index.html"
-    origins = [*traces, *(file for file in (ROOT / "ddp_prof").rglob("*") if file.is_file() and file.suffix != ".pyc")]
+    turns = [file for file in {trace.with_name(TURNS) for trace in traces} if file.exists()]
+    origins = [
+        *traces,
+        *turns,
+        *(file for file in (ROOT / "ddp_prof").rglob("*") if file.is_file() and file.suffix != ".pyc"),
+    ]
     drawn = index.stat().st_mtime if index.exists() and not is_forced else 0
     if all(file.stat().st_mtime <= drawn for file in origins):
         return True
     print("drawing the timelines", flush=True)
-    code, printed = run_tethered([str(DDP_PROF), "report", *map(str, traces), "-o", str(figures)], subprocess.PIPE)
-    if code:
-        print(printed, end="", flush=True)
-    return code == 0
+    commands = [["results", *map(str, turns)]] if turns else []
+    for command in [*commands, ["report", *map(str, traces)]]:
+        code, printed = run_tethered([str(DDP_PROF), *command, "-o", str(figures)], subprocess.PIPE)
+        if code:
+            print(printed, end="", flush=True)
+            return False
+    return True
+
+
+def read_seconds(environ: Mapping[str, str]) -> float:
+    text = environ.get("TURNS_S") or "40"
+    with suppress(ValueError):
+        if 0 <= float(text) <= MOST_TURNS_S:
+            return float(text)
+    raise UsageError(f"TURNS_S={text[:80]}: not a number of seconds up to {MOST_TURNS_S}")
+
+
+def train_in_turns(
+    names: Mapping[str, Sequence[str]], traces: Path, seconds: float, environ: Mapping[str, str]
+) -> bool:
+    """Measure the speed-ups of what was captured, by training in turns; return whether this succeeded.
+
+    Ranks that a launcher starts, as those of several machines, do not train in turns.
+    """
+    plans = {name: read_plan(arguments, environ) for name, arguments in names.items()}
+    path = traces / TURNS
+    if any(plan.place or plan.torchrun for plan in plans.values()):
+        say("no speed-ups in turns: a launcher starts the ranks")
+        return True
+    if not seconds or not any(plan.config.variant == BASELINE for plan in plans.values()):
+        return True
+
+    def show(done: int) -> None:
+        print("training in turns, without a profiler: round 1" if not done else f", {done + 1}", end="", flush=True)
+
+    try:
+        with hold_folder(traces, lambda: say(f"waiting for another capture into {traces}")):
+            before = path.stat().st_mtime if path.exists() else 0
+            configs = [plan.config for plan in plans.values()]
+            rounds = measure_turns(configs, path, seconds, force=environ.get("FORCE") == "1", progress=show)
+            is_new = path.stat().st_mtime != before
+            print("" if is_new else f"training in turns: up to date, {rounds} rounds", flush=True)
+            add_captures(path, [(plan.config, traces_of(name, traces)) for name, plan in plans.items()])
+    except DdpProfError as error:
+        print(flush=True)
+        say(printable(f"no speed-ups in turns: {error}"))
+        return False
+    return True
 
 
 def profile_all(environ: dict[str, str]) -> int:
@@ -96,7 +165,7 @@ def profile_all(environ: dict[str, str]) -> int:
     except OSError as error:
         say(f"{error.filename}: {error.strerror}: set TRACES_DIR and FIGURES_DIR to folders of yours")
         return 1
-    captures = list_captures(environ)
+    seconds, captures = read_seconds(environ), list_captures(environ)
     if not captures:
         raise UsageError(f"VARIANTS or BUCKET_SIZES_MB names nothing to capture; there are {' '.join(VARIANT_NAMES)}")
     choose_profiler(environ)
@@ -104,16 +173,17 @@ def profile_all(environ: dict[str, str]) -> int:
     if not names:
         return 1
     found = [file for name in names for file in traces_of(name, traces)]
+    is_trained = train_in_turns(names, traces, seconds, environ)
     is_drawn = draw(found, figures, is_forced=environ.get("FORCE") == "1")
     print(flush=True)
     code, _ = run_tethered([str(DDP_PROF), "compare", *map(str, found)])
-    example = "overlap" if "overlap" in names else names[0]
+    example = "overlap" if "overlap" in names else next(iter(names))
     files = " ".join(map(str, traces_of(example, traces)))
     print(
         f'\nNext, after "source {environ.get("VENV") or ".venv"}/bin/activate":\n'
         f"  open {figures}/index.html\n  ddp-prof overlap {files} --steps\n  ddp-prof timeline {files} -o timeline.html"
     )
-    if failed := len(captures) - len(names) + (not is_drawn) + (code != 0):
+    if failed := len(captures) - len(names) + (not is_trained) + (not is_drawn) + (code != 0):
         say(f"{failed} of the steps above failed")
     return int(bool(failed))
 

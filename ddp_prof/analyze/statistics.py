@@ -98,6 +98,45 @@ def median_of_steps(ranks: Sequence[Sequence[float]], keys: Sequence[Sequence[in
     return StepMedian(float(np.median(values)), half_width_of_steps(ranks, keys=keys)) if values else None
 
 
+_T_975 = (4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120)
+"""Student's t for 2, 3, ... degrees of freedom, of which 2.5 % of values lie above."""
+
+
+@dataclass(frozen=True, slots=True)
+class RatioOfRepeats:
+    """The geometric mean of a ratio over repeats, and its 95 % interval by Student's t of the logarithms."""
+
+    value: float
+    low: float
+    high: float
+    repeats: int
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval excludes 1."""
+        return not self.low <= 1 <= self.high
+
+
+def ratio_of_repeats(ratios: Sequence[float]) -> RatioOfRepeats | None:
+    """The interval of a ratio that was measured in a few independent repeats; ``None`` for fewer than three.
+
+    The bootstrap is too narrow for so few: the interval of three repeats would contain the true value in 76 of 100
+    cases. Repeats must be independent: other processes, or another day; steps of one run are not.
+    """
+    if len(ratios) < LEAST_STEPS or min(ratios) <= 0:
+        return None
+    logarithms = np.log(np.asarray(ratios, float))
+    freedom = len(ratios) - 1
+    quantile = _T_975[min(freedom - 2, len(_T_975) - 1)]
+    middle, error = float(logarithms.mean()), float(logarithms.std(ddof=1)) / math.sqrt(len(ratios))
+    low, high = middle - quantile * error, middle + quantile * error
+    return RatioOfRepeats(math.exp(middle), math.exp(low), math.exp(high), len(ratios))
+
+
 LARGE_SHARE = 1 / 5
 """A step or collective with a larger share of all exposed time may be an outlier."""
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.benchmark.findings import BucketModel, TestbedResults, bucket_sizes
+from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expectations, median_error, mismatch_text
+from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
 from ddp_prof.present import theme
@@ -121,28 +122,35 @@ def draw_buckets(results: TestbedResults) -> Chart:
 
 
 def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
-    """What is left of communication when backward ends: by the model, and by trace, else by timer."""
+    """What is left of communication when backward ends: expected as a line, and by trace, else by timer, as dots."""
     sizes = bucket_sizes(results.summaries)
-    predicted = np.geomspace(min(sizes) / 2, max(sizes) * 2, 100).tolist()
-    overheads_ms = [model.overhead_ns(mb * BYTES_PER_MB) / 1e6 for mb in predicted]
-    traces = [_line("predicted: b / w + s o / b", predicted, overheads_ms, color=theme.LIGHT.quiet, width=2)]
+    drawn = sorted({*sizes, *(mb for mb in CURVE_MB if min(sizes) / 2 <= mb <= max(sizes) * 2)})
+    traces = []
     for color, aside, buckets in _curves(results):
+        workload, work = buckets[0].setting.workload, buckets[0].setting.work_text
+        expected_ms = [model.expected_ns(mb, workload) / 1e6 for mb in drawn]
+        traces.append(_line(f"expected, {work}", drawn, expected_ms, color=color, width=2))
         tails = [summary.trace.tail_ns if summary.trace else None for summary in buckets]
         is_traced = all(tail is not None for tail in tails)
         timers = [value_ms(summary.communication_ns) for summary in buckets]
+        expected = [model.expected_ns(summary.setting.swept_mb or 0.0, workload) / 1e6 for summary in buckets]
         traces.append(
             {
                 "type": "scatter", "mode": "markers", "marker": {"color": color, "size": 10},
-                "name": f"{'tail by trace' if is_traced else 'host timer'}, {buckets[0].setting.work_text}",
+                "name": f"{'tail by trace' if is_traced else 'host timer'}, {work}",
                 "x": [(summary.setting.swept_mb or 0.0) * aside for summary in buckets],
                 "y": [(tail or 0.0) / 1e6 for tail in tails] if is_traced else timers,
-                "hovertemplate": "%{y:.2f} ms<extra></extra>",
+                "customdata": expected, "hovertemplate": "%{y:.2f} ms, expected %{customdata:.2f}<extra></extra>",
             }
         )  # fmt: skip
-    best = size(round(model.best_bytes))
-    verdict = "The measured steps contradict it" if results.contradicts_model else ""
+    found, verdict = compare_expectations(model, results.summaries), ""
+    title = f"Of {model.best_mb:.2g} MiB, the model of bucketing expects the least communication after backward"
+    if found:
+        error = percent(median_error(found))
+        title = f"Tail by bucket size: what was expected is off by {error}, the median of {len(found)}"
+        verdict = mismatch_text(model, found).replace(". ", ".\n")
     return _figure(
-        results, f"By the model of bucketing, {best} leaves the least communication", traces, verdict,
+        results, title, traces, verdict,
         xaxis=_size_axis(results),
         yaxis=axis("communication after backward (ms)", rangemode="tozero", fixedrange=True),
         legend={"x": 1.02, "y": 1}, r=270,
@@ -211,7 +219,7 @@ def _line(name: str, x: Sequence[float], y: Sequence[float | None], **style: obj
 
 def _size_axis(results: TestbedResults) -> dict[str, Any]:
     sizes, gradients = bucket_sizes(results.summaries), results.summaries[0].first.gradient_bytes
-    ticks = [f"{mb:g}<br>(one bucket)" if mb * BYTES_PER_MB >= gradients else f"{mb:g}" for mb in sizes]
+    ticks = [f"{mb:g} and more<br>(one bucket)" if mb * BYTES_PER_MB >= gradients else f"{mb:g}" for mb in sizes]
     return axis(
         "bucket size (MiB, log scale)", type="log", fixedrange=True, tickmode="array", tickvals=sizes, ticktext=ticks
     )
@@ -232,8 +240,8 @@ def _figure(
         stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)
         notice = theme.device_notice([device], [caveat for caveat in Caveat if caveat.value in stated])
         subtitle = subtitle.replace(f"device: {device}", notice, 1)
-    subtitle += f"<br>{shown_name(note)}" if note else ""
-    top, bottom = _TOP + (20 if note else 0), _BOTTOM + 10
+    subtitle += "".join(f"<br>{shown_name(line)}" for line in note.splitlines())
+    top, bottom = _TOP + 20 * len(note.splitlines()), _BOTTOM + 10
     return make_chart(
         traces, title=shown_name(title), subtitle=subtitle, height=height - top - bottom, t=top, b=bottom, l=l, r=r,
         **{**STILL, "legend": LEGEND, **layout},

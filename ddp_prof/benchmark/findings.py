@@ -1,13 +1,6 @@
 """What the timings of one testbed show: the cost of an all-reduce, the model of bucketing, at most ten sentences.
 
-*Model.* A message of s bytes takes ``t(s) = o + s / w``: an overhead per call, and a bandwidth. In the model of the
-course CS336 (spring 2025, assignment 2, *ddp_bucketed_benchmarking*) the gradients, s bytes, fall into n buckets whose
-backward takes as long as their transfer, s / (n w). Bucket i is ready after i such times, and each call takes
-s / (n w) + o, so the link is busy from the first bucket on; what is left when backward ends is
-
-    overhead(n) = s / (n w) + n o,  or by the size of a bucket  overhead(b) = b / w + s o / b.
-
-Its derivative, 1 / w - s o / b**2, is zero at ``b* = sqrt(s o w)``, a minimum, of ``2 sqrt(s o / w)``.
+*Model.* See :mod:`.bucket_model`.
 
 *Sentences.* A setting is compared with another of the same work and in the same repeat, whose runs are near in time, so
 that a machine that is slow for a while slows both. Such a pair of runs gives one saving; the effect is the median over
@@ -17,7 +10,6 @@ from nothing is kept, and no sentence is written about it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -26,10 +18,18 @@ import numpy as np
 
 from ddp_prof.analyze import DEFINITIONS
 from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.benchmark.bucket_model import (
+    BucketModel,
+    LinkModel,
+    compare_expectations,
+    make_model,
+    median_error,
+    mismatch_text,
+)
 from ddp_prof.benchmark.settings import SettingSummary, Testbed, label_of, summarize_settings
 from ddp_prof.benchmark.store import OK, Environment, Results, StoredMessages
-from ddp_prof.present.text import milliseconds, percent, size
-from ddp_prof.variants import BUCKETED, BYTES_PER_MB
+from ddp_prof.present.text import percent
+from ddp_prof.variants import BUCKETED
 
 HUBER = 1.345
 """Residuals beyond so many standard deviations lose weight: 95 % efficient on normal ones (P. J. Huber, 1964)."""
@@ -51,42 +51,6 @@ class MessageCost:
     low_ns: float | None = None  # to high_ns: the 95 % interval, of three values or more
     high_ns: float | None = None
     runs: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class LinkModel:
-    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``, fitted to so many sizes; 1 byte per ns is 1 GB/s."""
-
-    overhead_ns: float
-    bytes_per_ns: float
-    sizes: int
-    relative_error: float  # median over the sizes, as a share of the measured time
-
-    @property
-    def text(self) -> str:
-        overhead = milliseconds(round(self.overhead_ns))
-        return f"an all-reduce takes {overhead} per call plus its bytes at {self.bytes_per_ns:.3g} GB/s"
-
-    def time_ns(self, size: float) -> float:
-        return self.overhead_ns + size / self.bytes_per_ns
-
-
-@dataclass(frozen=True, slots=True)
-class BucketModel:
-    """The course's model of bucketing, for gradients of so many bytes."""
-
-    link: LinkModel
-    gradient_bytes: int
-
-    @property
-    def best_bytes(self) -> float:
-        best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
-        return min(best, float(self.gradient_bytes))
-
-    def overhead_ns(self, bucket_bytes: float) -> float:
-        """Communication left when backward ends, with buckets of so many bytes."""
-        size = min(bucket_bytes, self.gradient_bytes)
-        return size / self.link.bytes_per_ns + self.gradient_bytes * self.link.overhead_ns / size
 
 
 def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
@@ -164,6 +128,7 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
         _change(summaries, "step", FLAT, OVERLAP),
         _change(summaries, "communication", NAIVE, OVERLAP),
         *_bucket_size(summaries, model),
+        _model_error(summaries, model),
         _host_timer(summaries),
     ]
     return tuple(observation for observation in found if observation is not None)
@@ -191,10 +156,10 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
     yield _change(summaries, "step", TORCH, (BUCKETED, fastest))
     if isinstance(model, str):
         return
-    chosen = min(sizes, key=lambda mb: model.overhead_ns(mb * BYTES_PER_MB))
+    chosen = min(sizes, key=model.mean_ns)
     choice = (
-        f"The model's best bucket size is {size(round(model.best_bytes))}; of the sizes measured, it prefers "
-        f"{chosen:g} MiB."
+        f"The model expects the least communication after backward of {model.best_mb:.2g} MiB; of the sizes measured, "
+        f"it prefers {chosen:g} MiB."
     )
     if chosen == fastest:
         second = min((mb for mb in sizes if mb != fastest), key=losses.__getitem__)
@@ -205,6 +170,16 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
         text = f"{choice} But {fastest:g} MiB takes {{effect}} off that step: the model does not fit this testbed."
     changes = _savings(summaries, (BUCKETED, before), (BUCKETED, after))
     yield _observe(name, f"{before:g} MiB", f"{after:g} MiB", changes, text, None)
+
+
+def _model_error(summaries: Sequence[SettingSummary], model: BucketModel | str) -> Observation | None:
+    found = [] if isinstance(model, str) else compare_expectations(model, summaries)
+    if isinstance(model, str) or not found:
+        return None
+    errors = [one.error() for one in found]
+    low, high = (bootstrap_interval(errors) if len(errors) >= LEAST_PAIRS else None) or (None, None)
+    text = mismatch_text(model, found)
+    return Observation("model_error", "expected", "measured", median_error(found), low, high, len(errors), text)
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
@@ -293,7 +268,7 @@ def gather_testbeds(results: Results) -> list[TestbedResults]:
     for testbed, summaries in summarize_settings(results).items():
         environment, costs = environments.get(testbed.environment), messages.get(testbed, ())
         link = fit_link(costs)
-        model = link if isinstance(link, str) else BucketModel(link, summaries[0].first.gradient_bytes)
+        model = link if isinstance(link, str) else make_model(link, summaries)
         observations = find_observations(summaries, model)
         found.append(TestbedResults(testbed, environment, summaries, costs, model, observations))
     return found

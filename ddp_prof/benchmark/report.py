@@ -11,8 +11,9 @@ from typing import Any
 from ddp_prof.analyze.core.attribution import bus_factor
 from ddp_prof.analyze.statistics import LEAST_STEPS
 from ddp_prof.atomic_file import atomic_write
+from ddp_prof.benchmark.bucket_model import BucketModel
 from ddp_prof.benchmark.charts import draw_figures
-from ddp_prof.benchmark.findings import BucketModel, TestbedResults
+from ddp_prof.benchmark.findings import TestbedResults
 from ddp_prof.benchmark.settings import Setting, SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.benchmark.store import OK
 from ddp_prof.communication import ALL_REDUCE
@@ -27,16 +28,18 @@ REPORT = "results.md"
 HOW_TO_READ = (
     "step and comm: medians over runs of the median over steps, by rank 0's host timer; comm: from the end of backward "
     "to the last gradient, without synchronizing the device first; synchronized comm: with synchronizing; speedup: "
-    "over naive in the same repeat, median over repeats"
+    "over naive in the same repeat, geometric mean over repeats"
 )
 SPREAD = (
     "±: half of the 95 % interval, by bootstrap over runs; of three runs it is half of their range and too narrow. "
+    "That of a speedup is by Student's t over repeats, and covers. "
     "Sentences compare pairs of runs of one repeat, so they know more than ± says"
 )
 NO_SPREAD = f"no ±: fewer than {LEAST_STEPS} runs of a setting"
 PREDICTED = (
-    "predicted: communication left when backward ends, by the model: s / (n w) + n o for s bytes of gradients in n "
-    "buckets; it assumes that backward takes as long as the transfer, and that all ranks are equal"
+    "predicted: tail expected by the real buckets of the size: each is sent when its last gradient is ready and the "
+    "link is free, beside compute as much slower as captures show; gradients become ready in proportion to the work of "
+    "backward, which is as long as naive's; all ranks are equal"
 )
 MESSAGES = (
     "latency: from the launch of an all-reduce to its end on rank 0, where each is waited for, so that it contains the "
@@ -121,11 +124,10 @@ def messages_view(results: TestbedResults) -> TableView:
 
 
 def predicted_ns(summary: SettingSummary, model: BucketModel) -> float | None:
-    """By the mean bucket as it was."""
-    mb, collectives = summary.setting.swept_mb, summary.first.collectives
+    mb = summary.setting.swept_mb
     if mb is None or summary.status != OK:
         return None
-    return model.overhead_ns(model.gradient_bytes / collectives if collectives else mb * BYTES_PER_MB)
+    return model.expected_ns(mb, summary.setting.workload)
 
 
 def testbed_notes(results: TestbedResults) -> list[str]:
@@ -149,14 +151,18 @@ def testbed_notes(results: TestbedResults) -> list[str]:
 
 
 def _link_note(model: BucketModel, *, contradicted: bool) -> str:
-    link = model.link
-    return (
-        f"{link.text} (fitted to {link.sizes} message sizes, median error "
-        f"{percent(link.relative_error)}); the model of bucketing, b* = sqrt(s o w), gives a best bucket size of "
-        f"{size(round(model.best_bytes))}, which leaves "
-        f"{milliseconds(round(model.overhead_ns(model.best_bytes)))} of communication after backward"
-        f"{'; the measured steps contradict it' if contradicted else ''}"
+    link, best = model.link, model.best_mb
+    left = milliseconds(round(model.mean_ns(best)))
+    text = (
+        f"{link.text} (fitted to {link.sizes} message sizes, median error {percent(link.relative_error)}); by the "
+        f"model, the least is left of {best:.2g} MiB, {left} after backward"
+        f"{', which the measured steps contradict' if contradicted else ''}; the course's b* = sqrt(s o w), for equal "
+        f"buckets and a backward as long as the transfers, is {size(round(model.course_best_bytes))}"
     )
+    largest = 4 * max(model.counts, default=0)
+    if largest > model.course_best_bytes:
+        text += f", but a bucket holds whole parameters, and the largest has {size(largest)}"
+    return text
 
 
 def csv_rows(testbeds: Sequence[TestbedResults]) -> list[Row]:
@@ -230,7 +236,8 @@ def _testbed_document(results: TestbedResults) -> dict[str, Any]:
         "environment": asdict(results.environment) if results.environment else {"id": results.testbed.environment},
         "settings": [_setting_document(summary) for summary in results.summaries],
         "link": model and asdict(model.link),
-        "best_bucket_bytes": model and model.best_bytes,
+        "best_bucket_bytes": model and model.best_mb * BYTES_PER_MB,
+        "slowdown_beside_compute": model and model.slowdown,
         "messages": [asdict(cost) for cost in results.messages],
         "observations": [asdict(observation) for observation in results.observations],
         "warnings": testbed_notes(results),

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.statistics import StepMedian, median_of_steps
+from ddp_prof.analyze.statistics import StepMedian, median_of_steps, ratio_of_repeats
 from ddp_prof.benchmark.store import OK, Results, StoredRun, StoredStep
 from ddp_prof.present.columns import ms
 from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
@@ -87,6 +87,8 @@ def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
     if above is None or below is None or not below.value:
         return None
     common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
+    if found := ratio_of_repeats(list(common.values())):
+        return Estimate(found.value, found.half_width, common)
     return estimate(common) or Estimate(above.value / below.value, None)
 
 

@@ -325,12 +325,30 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
         run_json = Path(directory, "run.json")
         command = ["-m", "ddp_prof.train", *config.argv(), "--run-json", str(run_json)]
-        try:
-            launch(config.world_size or 1, command, log=Path(directory, "log"), forked=True)
-        except WorkloadError as error:
-            return error
-        manifest = load_manifest(run_json)
-    return manifest or WorkloadError("the ranks ended well, but left no run.json")
+        return _launch(config, command, [run_json])[0]
+
+
+def measure_in_turns(configs: Sequence[RunConfig]) -> list[Manifest | WorkloadError]:
+    """Train all of them one after another in one set of ranks; if one fails, none is measured.
+
+    They must have the number of ranks, device and backend of the first.
+    """
+    with tempfile.TemporaryDirectory(prefix="ddp_prof.") as directory:
+        files = [Path(directory, f"{number}.run.json") for number in range(len(configs))]
+        plan = Path(directory, "plan.json")
+        lines = [[*config.argv(), "--run-json", str(file)] for config, file in zip(configs, files, strict=True)]
+        plan.write_text(json.dumps(lines), encoding="utf-8")
+        return _launch(configs[0], ["-m", "ddp_prof.train.turns", str(plan)], files)
+
+
+def _launch(config: RunConfig, command: Sequence[str], files: Sequence[Path]) -> list[Manifest | WorkloadError]:
+    """Run ranks, which leave a ``run.json`` in each of the files, or in none."""
+    try:
+        launch(config.world_size or 1, command, log=files[0].with_name("log"), forked=True)
+    except WorkloadError as error:
+        return [error] * len(files)
+    lost = WorkloadError("the ranks ended well, but left no run.json")
+    return [load_manifest(file) or lost for file in files]
 
 
 def rows_of(

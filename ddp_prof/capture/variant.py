@@ -42,6 +42,7 @@ from ddp_prof.capture.job import (
 from ddp_prof.capture.processes import NOT_DONE, find_reason, hold_folder, process_namespace, run, scratch_folder
 from ddp_prof.errors import UsageError, WorkloadError
 from ddp_prof.ingest.nsys_program import Nsys
+from ddp_prof.run_config import RunConfig
 from ddp_prof.train.arguments import parse_arguments
 from ddp_prof.train.launch import most_ranks
 from ddp_prof.variants import BUCKETED, VARIANTS, variant_extras
@@ -75,6 +76,7 @@ class Plan:
 
     environ: Mapping[str, str]
     workload: tuple[str, ...]
+    config: RunConfig
     base: str
     ranks: int
     place: Mapping[str, str]
@@ -189,7 +191,17 @@ def read_plan(argv: Sequence[str], environ: Mapping[str, str]) -> Plan:
     traces = Path(environ.get("TRACES_DIR") or CHECKOUT / "traces" / "local")
     limit_s = _whole(environ, "LIMIT_S", 1)
     return Plan(
-        environ, tuple(workload), base, ranks, place, tuple(gpus), device == "cuda", traces, tuple(flags), limit_s
+        environ,
+        tuple(workload),
+        arguments,
+        base,
+        ranks,
+        place,
+        tuple(gpus),
+        device == "cuda",
+        traces,
+        tuple(flags),
+        limit_s,
     )
 
 
@@ -239,7 +251,7 @@ def digest_plan(plan: Plan, profiler: str | None) -> str:
 
 def digest_code(package: Path = PACKAGE) -> str:
     """Return a digest of the code that the ranks run, without the code that records and reads."""
-    ground = (package / f"{name}.py" for name in ("range_names", "run_config", "variants"))
+    ground = (package / f"{name}.py" for name in ("bucket_assignment", "range_names", "run_config", "variants"))
     contents = sha256()
     for file in sorted([*package.glob("ddp/**/*.py"), *package.glob("train/**/*.py"), *ground]):
         contents.update(str(file.relative_to(package)).encode() + b"\0" + file.read_bytes() + b"\0")

@@ -33,6 +33,7 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
 
     A folder stands for the traces in it. Pictures need Chromium, the pages do not.
     """
+    from ddp_prof.benchmark.turns import load_turns
     from ddp_prof.manifest import in_variant_order
     from ddp_prof.present.charts.static_images import Pictures
     from ddp_prof.present.html.report import write_report
@@ -42,7 +43,7 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
     runs = load.runs(traces, *MEASURES, with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
     with Pictures() as pictures, progress("comparing the runs") as show:  # the browser starts meanwhile
-        reports = report_runs(runs)
+        reports = report_runs(runs, load_turns(runs))
         show_pages = _Progress(folder, show)
         problems = write_report(
             reports,

@@ -15,6 +15,7 @@ from ddp_prof.present.table import TableOptions, TableView, show
 from ddp_prof.runs.run import DOCTOR, SUMMARY, Run, are_one_variant, changes_between, compare_steps
 
 if TYPE_CHECKING:
+    from ddp_prof.analyze.variants.comparison import VariantSummary
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.present.headlines import Headline
 
@@ -273,14 +274,15 @@ def compare(
 ) -> None:
     """Compare runs: step time, communication, and how much of it is hidden.
 
-    Speed-ups are over the run called 'naive', if there is one. The waterfall leads from naive to flat, overlap and
+    Speed-ups are over the run called 'naive', if there is one: from training in turns, where profile_all.sh left its
+    turns.db beside the traces, else from the captures. The waterfall leads from naive to flat, overlap and
     bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
     one variant, such as before and after a change, a second table shows what changed beyond their spread, and which
     collective changed most.
     """
     runs = load.runs(traces, "overlap", "collectives", "kernels")
-    changes, parts = compare_steps(runs), _changed_parts(runs)
-    view = _comparison_view(runs, changes, parts)
+    changes, parts, summaries = compare_steps(runs), _changed_parts(runs), _compared(runs)
+    view = _comparison_view(runs, changes, parts, summaries)
     if waterfall:
         from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
         from ddp_prof.present.tables.overlap import notes_of_runs
@@ -296,15 +298,22 @@ def compare(
         from ddp_prof.present.html.page import write_figure
 
         title = "What each variant changed in the step"
-        write_figure(draw_waterfall(changes), title=title, page=page, picture=png)
+        write_figure(draw_waterfall(changes, summaries), title=title, page=page, picture=png)
 
 
-def _comparison_view(runs: list[Run], changes: Waterfall, parts: Sequence[PartChange]) -> TableView:
+def _compared(runs: list[Run]) -> Sequence[VariantSummary]:
     from ddp_prof.analyze.variants.comparison import compare_variants
+    from ddp_prof.benchmark.turns import load_turns
+
+    return compare_variants([run.overlap() for run in runs], load_turns(runs))
+
+
+def _comparison_view(
+    runs: list[Run], changes: Waterfall, parts: Sequence[PartChange], summaries: Sequence[VariantSummary]
+) -> TableView:
     from ddp_prof.present.tables.comparison import compare_view
 
-    results = [run.overlap() for run in runs]
-    return compare_view(results, compare_variants(results), changes, parts, [run.cost() for run in runs])
+    return compare_view([run.overlap() for run in runs], summaries, changes, parts, [run.cost() for run in runs])
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
@@ -330,7 +339,7 @@ QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableVie
     "kernels": (("overlap", "kernels", "device use"), _kernels_views),
     "compare": (
         ("overlap", "collectives", "kernels"),
-        lambda runs: [_comparison_view(runs, compare_steps(runs), _changed_parts(runs))],
+        lambda runs: [_comparison_view(runs, compare_steps(runs), _changed_parts(runs), _compared(runs))],
     ),
 }
 """For each command, the measures it needs and the function that makes its tables."""

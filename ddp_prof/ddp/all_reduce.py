@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import annotate
+from ddp_prof.bucket_assignment import EACH_ALONE, assign_buckets, assign_by_readiness
 from ddp_prof.ddp.base import DataParallel, Layouts, add_hooks
-from ddp_prof.ddp.buckets import EACH_ALONE, assign_buckets, assign_by_readiness, cap_in_bytes
+from ddp_prof.ddp.buckets import cap_in_bytes
 from ddp_prof.ddp.collective import broadcast_buffers, broadcast_state, current_device, global_rank
 from ddp_prof.ddp.reducer import Reducer
 from ddp_prof.errors import CommunicationError

@@ -1,7 +1,4 @@
-"""Buckets: the assignment of parameters to buckets, and the buffer in which the gradients of a bucket are reduced.
-
-A bucket holds gradients of one kind (data type and device). It holds at most a cap of bytes, unless a single gradient
-is larger. Parameters are taken in reverse order of ``parameters()``, about the order in which backward finishes them.
+"""The buffer in which the gradients of a bucket are reduced; see :mod:`ddp_prof.bucket_assignment` for what is in it.
 
 Each gradient is divided and copied once, into its view of the bucket's flat buffer. It is not divided in place, because
 autograd may give the gradients of two parameters the same storage, for example in ``a[None] + b[None]``. The view then
@@ -15,7 +12,6 @@ From the copy until the end of the reduction, the parameter's ``grad`` is a :cla
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,46 +21,6 @@ from ddp_prof.errors import CommunicationError
 from ddp_prof.variants import BYTES_PER_MB
 
 _aten = torch.ops.aten
-
-Assignment = list[tuple[int, ...]]
-"""For each bucket, in the order of launch, the positions of its parameters."""
-EACH_ALONE = -1.0
-"""A cap in bytes that even an empty parameter exceeds, so that each has a bucket of its own."""
-
-
-def assign_buckets(parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None) -> Assignment:
-    """Fill buckets greedily, last parameter first. Without a cap (``None``) there is one bucket per kind.
-
-    A sequence of caps is for the first buckets; its last cap also for all others.
-
-    One bucket per kind is open at a time. A bucket is launched only after all buckets before it, so they are ordered as
-    backward is expected to fill them: by the parameter that was put in last.
-    """
-    caps = [math.inf] if cap_bytes is None else [cap_bytes] if isinstance(cap_bytes, (int, float)) else [*cap_bytes]
-    opened = 0
-    closed: Assignment = []
-    filling: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    left: dict[tuple[torch.dtype, torch.device], float] = {}
-    for index in reversed(range(len(parameters))):
-        kind, size = (parameters[index].dtype, parameters[index].device), parameters[index].nbytes
-        if kind in filling and size > left[kind]:
-            closed.append(tuple(filling.pop(kind)))
-        if kind not in filling:
-            filling[kind], left[kind] = [], caps[min(opened, len(caps) - 1)]
-            opened += 1
-        filling[kind].append(index)
-        left[kind] -= size
-    closed.extend(map(tuple, filling.values()))
-    return sorted(closed, key=lambda bucket: -bucket[-1])
-
-
-def assign_by_readiness(
-    parameters: Sequence[torch.Tensor], cap_bytes: float | Sequence[float] | None, order: Sequence[int]
-) -> Assignment:
-    """Fill buckets greedily in the order in which gradients became ready, as torch's DDP does after its first step."""
-    last_first = [*reversed(order)]
-    assigned = assign_buckets([parameters[index] for index in last_first], cap_bytes)
-    return [tuple(last_first[place] for place in bucket) for bucket in assigned]
 
 
 def cap_in_bytes(size_mb: float | Sequence[float] | None) -> float | list[float] | None:

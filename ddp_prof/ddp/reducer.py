@@ -26,7 +26,8 @@ from collections.abc import Sequence
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.buckets import Assignment, GradientBucket
+from ddp_prof.bucket_assignment import Assignment
+from ddp_prof.ddp.buckets import GradientBucket
 from ddp_prof.ddp.collective import InFlight, launch_all_reduce
 from ddp_prof.errors import CommunicationError
 

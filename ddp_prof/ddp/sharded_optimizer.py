@@ -21,7 +21,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ddp_prof.ddp.buckets import assign_buckets
+from ddp_prof.bucket_assignment import assign_buckets
 from ddp_prof.ddp.collective import (
     TensorSpec,
     compare_with_rank_0,

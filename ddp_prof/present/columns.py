@@ -134,6 +134,7 @@ _COLUMNS = (
     Column("exposed_memory_ms", "memory copies without compute or communication at the same time", WITH_MUCH_ROOM),
     Column("idle_ms", "time in which the device did nothing", WITH_ROOM),
     Column("tail_ms", "exposed communication after the last compute of its pass of backward"),
+    _share("comm_of_step_%", "communication, hidden or not, in per cent of the step"),
     _share("overlap_%", "share of communication that is overlapped", ALWAYS),
     _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
     _share("in_backward_%", "share of communication that compute of backward overlaps", WITH_ROOM),

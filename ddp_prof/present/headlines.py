@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -23,7 +22,7 @@ from ddp_prof.analyze.collectives.timing import FEW_BYTES
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import Outliers
-from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, size
 from ddp_prof.range_names import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE, BYTES_PER_MB
@@ -500,15 +499,15 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
         found = [f"No run hides more of its communication than {base.label}, which hides {share}."]
     if (fastest.speedup or 0) > 1 and fastest.supported and not (hides_more and fastest is hides):
         share = "" if fastest.overlap_ratio is None else f", and it hides {percent(fastest.overlap_ratio)}"
-        if as_fast := [run.label for run in others if run is not fastest and _is_as_fast(run, fastest)]:
+        if as_fast := [run.label for run in others if run is not fastest and run.is_as_fast_as(fastest)]:
             others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
             found.append(
-                f"{fastest.label} has the shortest median step, {_step_change_text(fastest)}{share}, "
+                f"{fastest.label} has the shortest {_step_name(fastest)}, {_step_change_text(fastest)}{share}, "
                 f"but is not clearly faster than {others_too}."
             )
         else:
             found.append(
-                f"{fastest.label} is fastest: its median step is {_step_change_text(fastest)}{share}."
+                f"{fastest.label} is fastest: its {_step_name(fastest)} is {_step_change_text(fastest)}{share}."
                 f"{_less_communication_text(fastest, base)}"
             )
     if confounded := [summary for summary in summaries if summary.confounded_by]:
@@ -525,16 +524,6 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
     return found
 
 
-def _is_as_fast(run: VariantSummary, fastest: VariantSummary) -> bool:
-    """Whether the median steps of two runs differ by no more than their intervals allow; ``False`` if not known."""
-    half_widths, lengths = (
-        [getattr(one, name) for one in (run, fastest)] for name in ("step_half_width_ns", "step_ns")
-    )
-    if None in half_widths or None in lengths:
-        return False
-    return bool(abs(lengths[0] - lengths[1]) <= math.hypot(*half_widths))
-
-
 def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base: VariantSummary) -> str:
     """Say which run hides most, and which others hide as much as far as the figures show."""
     most = percent(run.overlap_ratio)
@@ -544,7 +533,7 @@ def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base
         names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
         others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
     change = _step_change_text(run, base.label)
-    return f"{run.label} hides most, {most} of its communication{others_too}; its median step is {change}."
+    return f"{run.label} hides most, {most} of its communication{others_too}; its {_step_name(run)} is {change}."
 
 
 def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:
@@ -560,14 +549,21 @@ def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:
     )
 
 
+def _step_name(summary: VariantSummary) -> str:
+    return "step, measured in turns," if summary.speedup_from == TURNS else "median step"
+
+
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
     if summary.supported is False:
         return f"not clearly another{f' than that of {base}' if base else ''}"
     speedup = summary.speedup or 1.0
     if speedup == 1:
         return f"as long as that of {base}"
-    change = percent(abs(1 - 1 / speedup))
-    return f"{change} {'shorter' if speedup > 1 else 'longer'}" + (f" than that of {base}" if base else "")
+    change, interval = percent(abs(1 - 1 / speedup)), ""
+    if summary.speedup_from == TURNS and summary.speedup_low and summary.speedup_high:
+        low, high = sorted(abs(1 - 1 / end) for end in (summary.speedup_low, summary.speedup_high))
+        interval = f" ({percent(low)} to {percent(high)})"
+    return f"{change}{interval} {'shorter' if speedup > 1 else 'longer'}" + (f" than that of {base}" if base else "")
 
 
 def outliers_text(outliers: Outliers) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import cache, partial
@@ -41,10 +41,11 @@ RUNS_PER_WORKER = 4
 """Default number of runs per worker: starting one takes a second or two."""
 
 
-def report_runs(runs: Sequence[Run]) -> list[ReportRun]:
+def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] | None = None) -> list[ReportRun]:
+    """Measure what a report shows; ``turns`` as in ``compare_variants``."""
     results = [run.overlap() for run in runs]
     found = []
-    for run, result, summary in zip(runs, results, compare_variants(results), strict=True):
+    for run, result, summary in zip(runs, results, compare_variants(results, turns), strict=True):
         explanation = run.explanation()
         # Event by event, of many ranks those with the most exposed time, of many steps those around the typical one.
         exposed = [int(exposure.exposed_ns.sum()) for exposure in explanation.run.exposures]

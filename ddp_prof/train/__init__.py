@@ -21,10 +21,15 @@ class ModelSize:
     heads: int
 
     @property
+    def parameter_counts(self) -> tuple[int, ...]:
+        """The numbers of each parameter, in the order of the model's ``parameters()``."""
+        norm, table = self.d_model, VOCABULARY * self.d_model
+        block = (norm, *4 * (self.d_model**2,), norm, *3 * (self.d_model * self.d_ff,))
+        return (table, *self.layers * block, norm, table)
+
+    @property
     def parameter_count(self) -> int:
-        # Four projections, three feed-forward matrices, two norms.
-        block = 4 * self.d_model**2 + 3 * self.d_model * self.d_ff + 2 * self.d_model
-        return self.layers * block + self.d_model + 2 * VOCABULARY * self.d_model
+        return sum(self.parameter_counts)
 
     def step_flops(self, tokens: int, seq_len: int) -> int:
         """Return the multiplications and additions in matrix products of forward and backward of a step.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 
 from ddp_prof.errors import DdpProfError, WorkloadError
 from ddp_prof.train.arguments import Arguments, parse_arguments
@@ -14,7 +15,7 @@ def main() -> int:
     arguments = parse_arguments()
     world_size = arguments.world_size
     if world_size is None or "RANK" in os.environ:
-        return _run_rank(arguments)
+        return run_rank([arguments])
 
     def start_ranks() -> None:
         clear_outputs(arguments)
@@ -35,7 +36,8 @@ def clear_outputs(arguments: Arguments) -> None:
         raise WorkloadError(f"cannot write {error.filename}: {error.strerror}") from error
 
 
-def _run_rank(arguments: Arguments) -> int:
+def run_rank(blocks: Sequence[Arguments]) -> int:
+    """Be one rank of a run that trains these configurations one after another; return the exit code."""
     die_with_launcher()
     # Imported here because they load torch: usage errors appear before that.
     from ddp_prof.train import run
@@ -47,12 +49,13 @@ def _run_rank(arguments: Arguments) -> int:
         return _fail(error)
     try:
         if place.rank == 0:
-            clear_outputs(arguments)
-        seat = run.check(arguments, place)
+            for arguments in blocks:
+                clear_outputs(arguments)
+        seat, *_ = [run.check(arguments, place) for arguments in blocks]
     except DdpProfError as error:
         return _fail(error, place.rank, is_common=True)
     try:
-        run.run(arguments, place, seat)
+        run.run(blocks, place, seat)
     except DdpProfError as error:
         os._exit(_fail(error, place.rank))  # a normal exit could wait for threads of a broken process group
     except KeyboardInterrupt:

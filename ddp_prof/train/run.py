@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import statistics
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,25 +61,47 @@ def check(arguments: Arguments, place: RankInfo) -> Seat:
     return seat
 
 
-def run(arguments: Arguments, place: RankInfo, seat: Seat) -> None:
-    if arguments.accounting and place.rank == 0:
-        _say(describe_step(arguments, place.world))
+def run(blocks: Sequence[Arguments], place: RankInfo, seat: Seat) -> None:
+    """Train one configuration or several, one after another, in one process group; then write their records.
+
+    All of them have the device, backend and timeout of the first.
+    """
+    for arguments in blocks:
+        if arguments.accounting and place.rank == 0:
+            _say(describe_step(arguments, place.world))
+    with process_group(place, seat, blocks[0].timeout):
+        manifests = [_run_block(arguments, place, seat) for arguments in blocks]
+    if len(blocks) > 1:  # the largest of the process, which may be that of another configuration
+        manifests = [replace(manifest, peak_memory_bytes=None) for manifest in manifests]
+    if place.rank == 0:
+        for arguments, manifest in zip(blocks, manifests, strict=True):
+            _report(arguments, manifest)
+
+
+def _run_block(arguments: Arguments, place: RankInfo, seat: Seat) -> Manifest:
     waiting = blocking_collectives(seat.device) if arguments.inject == HOST_SYNC else nullcontext()
-    with process_group(place, seat, arguments.timeout), _clear_errors(arguments, place), waiting:
+    with _clear_errors(arguments, place), waiting:
         trainer = make_trainer(arguments, seat.device, place.rank)
         manifest = _train(trainer, arguments, place, seat)
-    if place.rank == 0:
-        if arguments.run_json is not None:
-            write_manifest(manifest, arguments.run_json)
-        step_ms = 1000 * statistics.median(manifest.step_seconds)
-        waits = manifest.communication_seconds
-        wait = f"{1000 * statistics.median(waits):.1f} ms" if waits else "n/a"
-        _say(
-            f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait} "
-            f"(medians of {arguments.steps} on rank 0), final loss {manifest.final_loss:.4f}"
-        )
-        kept = (f"{name} {size / 2**20:.1f} MiB" for name, size in manifest.options["state_bytes"].items())
-        _say(f"{arguments.variant}: rank 0 keeps between steps: {', '.join(kept)}")
+    del trainer  # its hooks refer to it
+    gc.collect()
+    if seat.device.type == "cuda":
+        torch.cuda.empty_cache()
+    return manifest
+
+
+def _report(arguments: Arguments, manifest: Manifest) -> None:
+    if arguments.run_json is not None:
+        write_manifest(manifest, arguments.run_json)
+    step_ms = 1000 * statistics.median(manifest.step_seconds)
+    waits = manifest.communication_seconds
+    wait = f"{1000 * statistics.median(waits):.1f} ms" if waits else "n/a"
+    _say(
+        f"{arguments.variant}: step {step_ms:.1f} ms, waiting for gradients {wait} "
+        f"(medians of {arguments.steps} on rank 0), final loss {manifest.final_loss:.4f}"
+    )
+    kept = (f"{name} {size / 2**20:.1f} MiB" for name, size in manifest.options["state_bytes"].items())
+    _say(f"{arguments.variant}: rank 0 keeps between steps: {', '.join(kept)}")
 
 
 def describe_step(arguments: Arguments, world: int) -> str:

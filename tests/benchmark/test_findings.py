@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.benchmark.findings import (
-    BucketModel,
-    LinkModel,
     MessageCost,
     Observation,
     TestbedResults,
@@ -66,31 +62,6 @@ def test_without_a_model_it_says_why(times: dict[int, float], why: str) -> None:
     found = fit_link(messages(times))
     assert isinstance(found, str)
     assert why in found
-
-
-@given(s=positive, o=positive, w=positive, factor=st.floats(1.01, 50))
-def test_the_predicted_overhead_is_least_at_the_best_size(s: float, o: float, w: float, factor: float) -> None:
-    model = BucketModel(LinkModel(o, w, 2, 0.0), s)
-    best = model.best_bytes
-    least = model.overhead_ns(best)
-    assert all(model.overhead_ns(size) >= least * (1 - 1e-9) for size in (best / factor, best * factor))
-    if best < s:
-        assert best == pytest.approx(math.sqrt(s * o * w))
-        assert least == pytest.approx(2 * math.sqrt(s * o / w))
-    else:
-        assert best == s
-
-
-@pytest.mark.parametrize("buckets", [1, 2, 10, 63, 435])
-def test_the_formula_is_what_its_assumptions_come_to(buckets: int) -> None:
-    """Backward and the link, event by event, for buckets whose backward takes as long as their transfer."""
-    model = BucketModel(LinkModel(20_000.0, 100.0, 2, 0.0), 8_000_000_000)
-    transfer = model.gradient_bytes / buckets / model.link.bytes_per_ns
-    free = 0.0
-    for bucket in range(1, buckets + 1):
-        free = max(free, bucket * transfer) + transfer + model.link.overhead_ns
-    left = free - buckets * transfer
-    assert model.overhead_ns(model.gradient_bytes / buckets) == pytest.approx(left)
 
 
 def test_messages_of_a_size_are_medians_over_runs_of_one_testbed() -> None:
@@ -198,7 +169,7 @@ def test_the_model_is_said_to_be_right_only_where_its_choice_is_fastest() -> Non
         sweep.add("bucketed", 100 + size, 20, bucket=size)
     found = supported(sweep)
     assert "it prefers 1 MiB. That size is the fastest" in found["model_agrees", "10 MiB", "1 MiB"].text
-    assert testbed_of(sweep).model.best_bytes == pytest.approx((40e6 * 200_000 * 0.8) ** 0.5)
+    assert testbed_of(sweep).model.course_best_bytes == pytest.approx((40e6 * 200_000 * 0.8) ** 0.5)
     slow_choice = supported(study_like())
     assert "it prefers 1 MiB. But 10 MiB takes" in slow_choice["model_disagrees", "1 MiB", "10 MiB"].text
     assert not any(name == "model_agrees" for name, *_ in slow_choice)

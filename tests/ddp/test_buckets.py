@@ -11,15 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from ddp_prof.ddp.buckets import (
-    EACH_ALONE,
-    GradientBucket,
-    TakenGradient,
-    assign_buckets,
-    assign_by_readiness,
-    cap_in_bytes,
-)
+from ddp_prof.bucket_assignment import EACH_ALONE, assign_buckets, assign_by_readiness, bucket_bytes
+from ddp_prof.ddp.buckets import GradientBucket, TakenGradient, cap_in_bytes
 from ddp_prof.errors import CommunicationError
+from ddp_prof.train import MODEL_SIZES
+from ddp_prof.train.workload import TransformerLM
 
 KINDS = (torch.float32, torch.bfloat16)
 
@@ -311,3 +307,13 @@ def test_to_read_or_change_it_is_an_error(weight: nn.Parameter, how: str) -> Non
 
 def test_it_can_be_printed(weight: nn.Parameter) -> None:
     assert str(weight.grad) == "a gradient of shape (2,) that is not synchronized yet"
+
+
+@pytest.mark.parametrize("cap_mb", [0.5, 1, 10, 100, None])
+@pytest.mark.parametrize("name", ["tiny", "mini", "medium"])
+def test_buckets_are_known_from_the_size_of_the_model_alone(name: str, cap_mb: float | None) -> None:
+    with torch.device("meta"):
+        parameters = [*TransformerLM(MODEL_SIZES[name]).parameters()]
+    cap = None if cap_mb is None else cap_mb * 2**20
+    assigned = [sum(parameters[at].nbytes for at in bucket) for bucket in assign_buckets(parameters, cap)]
+    assert bucket_bytes(MODEL_SIZES[name].parameter_counts, cap_mb) == tuple(assigned)

@@ -25,16 +25,32 @@ esac
 """
 
 
+TURNS = """
+def measure_turns(configs, path, seconds, *, force, progress):
+    with open({calls!r}, "a") as calls:
+        print("turns", *(config.label.replace(" ", "_") for config in configs), seconds, force, file=calls)
+    if seconds == 13:
+        raise profile_all.DdpProfError("too big")
+    if force or not path.exists():
+        path.touch()
+        progress(0)
+    return 3
+profile_all.measure_turns, profile_all.add_captures = measure_turns, lambda path, captures: None
+"""
+
+
 def start(machine: Machine, **settings: str) -> subprocess.Popen[str]:  # noqa: F811
     """What profile_all.sh starts once the environment is there."""
     program = machine.program("ddp-prof", DDP_PROF)
-    code = f"import pathlib, profile_all; profile_all.DDP_PROF = pathlib.Path({str(program)!r}); "
+    code = f"import pathlib, profile_all; profile_all.DDP_PROF = pathlib.Path({str(program)!r})\n"
+    code += TURNS.format(calls=str(machine.folder / "calls"))
     return subprocess.Popen(
         [sys.executable, "-c", code + "raise SystemExit(profile_all.main())"],
         env={
             **machine.environment,
             "PYTHONPATH": f"{ROOT / 'scripts'}:{ROOT}",
             "FIGURES_DIR": str(machine.folder / "figures"),
+            "TURNS_S": "0",
             **settings,
         },
         stdout=subprocess.PIPE,
@@ -61,8 +77,9 @@ def test_all_variants_in_the_order_of_the_story_and_once(machine: Machine) -> No
     assert list(dict.fromkeys(name.partition("_")[0] for name in NAMES)) == list(VARIANT_NAMES)
     captured = [line.partition("--variant ")[2].split()[0] for line in machine.runs]
     assert captured == [name.partition("_")[0] for name in NAMES]
-    assert [line.partition(" ... ")[0] for line in said[:9]][3:5] == ["[4/9] bucketed, 1 MB", "[5/9] bucketed, 10 MB"]
-    assert all(line.endswith(" s") for line in said[:9])
+    told = [line for line in said if line.startswith("[")]
+    assert [line.partition(" ... ")[0] for line in told][3:5] == ["[4/9] bucketed, 1 MB", "[5/9] bucketed, 10 MB"]
+    assert (len(told), all(line.endswith(" s") for line in told)) == (9, True)
     traces = machine.folder / "traces"
     files = " ".join(f"{traces}/{name}.sqlite" for name in NAMES)
     calls = [call for call in machine.calls if call.startswith("ddp-prof")]
@@ -71,12 +88,45 @@ def test_all_variants_in_the_order_of_the_story_and_once(machine: Machine) -> No
     assert f"  ddp-prof overlap {traces}/overlap.sqlite --steps" in said
 
     _, said, _ = run(machine)
-    assert said[8] == "[9/9] fsdp ... up to date"
+    assert "[9/9] fsdp ... up to date" in said
     assert (len(machine.runs), drawn(machine)) == (9, 1)
     newer = traces / "flat.sqlite"
     os.utime(newer, (time.time() + 5, time.time() + 5))
     run(machine, VARIANTS="flat")
     assert drawn(machine) == 2, "figures older than their origin are drawn again"
+
+
+def test_what_was_captured_is_trained_in_turns_and_both_are_drawn(machine: Machine) -> None:  # noqa: F811
+    code, said, complaint = run(machine, VARIANTS="naive bucketed", TURNS_S="")
+    assert (code, complaint) == (0, [])
+    assert "bucketed, 1000 MB: the same buckets as 100 MB, captured once" in said
+    assert "training in turns, without a profiler: round 1" in said
+    calls = [call.partition(" -o ")[0] for call in machine.calls if call.startswith(("turns", "ddp-prof"))]
+    assert calls[0] == "turns naive bucketed_1_MB bucketed_10_MB bucketed_100_MB 40.0 False"
+    assert [call.split()[:2] for call in calls[1:]] == [["ddp-prof", name] for name in ("results", "report", "compare")]
+    assert calls[1].endswith("traces/turns.db")
+
+    _, said, _ = run(machine, VARIANTS="naive bucketed", TURNS_S="40")
+    assert "training in turns: up to date, 3 rounds" in said
+    assert drawn(machine) == 1
+
+
+def test_without_speedups_the_rest_is_there(machine: Machine) -> None:  # noqa: F811
+    code, said, complaint = run(machine, VARIANTS="naive flat", TURNS_S="13")
+    assert (code, complaint) == (1, ["profile_all: no speed-ups in turns: too big", complaint[-1]])
+    assert "THE TABLE" in said
+
+
+def test_without_naive_nothing_is_trained_in_turns(machine: Machine) -> None:  # noqa: F811
+    run(machine, VARIANTS="flat", TURNS_S="40")
+    assert not any(call.startswith("turns") for call in machine.calls), "there is nothing to compare with"
+
+
+@pytest.mark.parametrize("seconds", ["soon", "-1", "nan", "inf"])
+def test_seconds_are_a_number(machine: Machine, seconds: str) -> None:  # noqa: F811
+    code, _, complaint = run(machine, TURNS_S=seconds)
+    assert (code, machine.runs) == (2, [])
+    assert f"TURNS_S={seconds}: not a number of seconds" in complaint[0]
 
 
 def test_a_failure_does_not_stop_the_others(machine: Machine) -> None:  # noqa: F811

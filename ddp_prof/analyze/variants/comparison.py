@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
 from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL, reason_of_run
-from ddp_prof.analyze.statistics import StepMedian, median_of_steps
+from ddp_prof.analyze.statistics import RatioOfRepeats, StepMedian, median_of_steps, ratio_of_repeats
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
 
@@ -33,7 +34,10 @@ class VariantSummary:
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's; ``None``
             if ``confounded_by`` says why it is not that of the variant.
-        speedup_low, speedup_high: Its 95 % interval, by the intervals of both medians, for these two captures alone.
+        speedup_low, speedup_high: Its 95 % interval: over the rounds of turns, else by the intervals of both medians,
+            for these two captures alone.
+        speedup_from: :data:`TURNS` or :data:`CAPTURES`; ``None`` without a speed-up.
+        turns_ns: Median step of each round of training in turns, unprofiled; empty if there are none.
         supported: Whether that interval excludes 1; ``None`` if it is not known.
         confounded_by: What no variant changes but explains most of the difference: ``compute``, as if the machine was
             busier during one of the captures.
@@ -82,6 +86,24 @@ class VariantSummary:
     speedup_high: float | None = None
     supported: bool | None = None
     confounded_by: str | None = None
+    speedup_from: str | None = None
+    turns_ns: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def communication_share(self) -> float | None:
+        """Communication in a step that communicates, hidden or not, over the length of such a step."""
+        return self.comm_ns / self.communicating_step_ns if self.comm_ns and self.communicating_step_ns else None
+
+    def is_as_fast_as(self, other: VariantSummary) -> bool:
+        """Whether the steps of two runs differ by no more than their intervals allow; ``False`` if not known."""
+        if self.speedup_from == TURNS:
+            found = ratio_in_turns(self, other)
+            return found is not None and not found.is_clear
+        if self.step_ns is None or other.step_ns is None:
+            return False
+        half_widths = self.step_half_width_ns, other.step_half_width_ns
+        known = [half_width for half_width in half_widths if half_width is not None]
+        return len(known) == 2 and abs(self.step_ns - other.step_ns) <= math.hypot(*known)
 
     @property
     def gain_at_most(self) -> float | None:
@@ -101,10 +123,48 @@ class VariantSummary:
         return max(limit_ns, self.blocking_ns or 0) / whole_ns
 
 
-def compare_variants(results: Sequence[TraceOverlap]) -> tuple[VariantSummary, ...]:
-    summaries = tuple(map(_summarize, results))
+TURNS, CAPTURES = "turns", "captures"
+"""Where a speed-up comes from: training in turns, see :mod:`ddp_prof.benchmark.turns`, or the captures' own steps."""
+
+
+def compare_variants(
+    results: Sequence[TraceOverlap], turns: Mapping[Path, Mapping[str, float]] | None = None
+) -> tuple[VariantSummary, ...]:
+    """Summarize runs, with speed-ups over the naive one.
+
+    Args:
+        results: The runs.
+        turns: For each run, by its first file, the median step of each round of training in turns. With those of
+            naive, speed-ups come from there alone: runs without them have none.
+    """
+    summaries = tuple(replace(_summarize(result), turns_ns=(turns or {}).get(result.trace, {})) for result in results)
     naive = next((summary for summary in summaries if summary.label == BASELINE), None)
-    return summaries if naive is None else tuple(_with_speedup(summary, naive) for summary in summaries)
+    if naive is None:
+        return summaries
+    with_speedup = _with_speedup_in_turns if naive.turns_ns else _with_speedup
+    return tuple(with_speedup(summary, naive) for summary in summaries)
+
+
+def ratio_in_turns(before: VariantSummary, after: VariantSummary) -> RatioOfRepeats | None:
+    """Return the step of one run over that of another, by the rounds that both have; ``None`` for fewer than three."""
+    common = [ns / after.turns_ns[key] for key, ns in before.turns_ns.items() if after.turns_ns.get(key)]
+    return ratio_of_repeats(common)
+
+
+def _with_speedup_in_turns(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
+    found = ratio_in_turns(naive, run)
+    if found is None or run.device != naive.device:
+        return run
+    if run is naive:
+        return replace(run, speedup=1.0, speedup_from=TURNS)
+    return replace(
+        run,
+        speedup=found.value,
+        speedup_low=found.low,
+        speedup_high=found.high,
+        supported=found.is_clear,
+        speedup_from=TURNS,
+    )
 
 
 _MOST = 0.5
@@ -120,7 +180,7 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
     if run.device != naive.device or not before_ns or not after_ns:
         return run
     if run is naive:
-        return replace(run, speedup=1.0)
+        return replace(run, speedup=1.0, speedup_from=CAPTURES)
     gained_ns = before_ns - after_ns
     compute_before_ns, compute_after_ns = _compute_ns(naive), _compute_ns(run)
     computes_alike = VARIANTS.get(run.label.partition(" ")[0], UNKNOWN_VARIANT).computes_as_naive
@@ -131,11 +191,12 @@ def _with_speedup(run: VariantSummary, naive: VariantSummary) -> VariantSummary:
             return replace(run, confounded_by="compute", supported=False)
     speedup, half_widths = before_ns / after_ns, (naive.step_half_width_ns, run.step_half_width_ns)
     if None in half_widths:
-        return replace(run, speedup=speedup)
+        return replace(run, speedup=speedup, speedup_from=CAPTURES)
     before, after = ((half_width or 0) / ns for half_width, ns in zip(half_widths, (before_ns, after_ns), strict=True))
     error = speedup * math.hypot(before, after)
     low, high = speedup - error, speedup + error
-    return replace(run, speedup=speedup, speedup_low=low, speedup_high=high, supported=not low <= 1 <= high)
+    is_clear = not low <= 1 <= high
+    return replace(run, speedup=speedup, speedup_low=low, speedup_high=high, supported=is_clear, speedup_from=CAPTURES)
 
 
 def _compute_ns(run: VariantSummary) -> int | None:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
@@ -252,14 +252,14 @@ _LEAST_SHOWN = 0.005
 """Share of the longest step below which a part has no bar of its own; the last bar, *small parts*, sums these."""
 
 
-def draw_waterfall(waterfall: Waterfall) -> Chart:
-    """Draw runs from left to right, and between them the change of each part."""
+def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = ()) -> Chart:
+    """Draw runs from left to right, and between them the change of each part; ``summaries`` hold their speed-ups."""
     steps = waterfall_steps(waterfall)
     fixed = axis(fixedrange=True)
     notice = theme.device_notice((budget.device for budget in waterfall.budgets), waterfall.caveats)
     return make_chart(
         [_waterfall_bars(steps)],
-        title=_waterfall_headline(waterfall),
+        title=_waterfall_headline(waterfall, summaries),
         subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
         + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
         height=290, t=120, b=110, l=70, r=40,
@@ -328,12 +328,25 @@ def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _waterfall_headline(waterfall: Waterfall) -> str:
+def _waterfall_headline(waterfall: Waterfall, summaries: Sequence[VariantSummary]) -> str:
+    """Say how much shorter than the first run's the steps get, as far as speed-ups over it are supported."""
     if not waterfall.budgets:
         return "No run marks its steps"
-    first = waterfall.budgets[0]
-    best = min(waterfall.budgets, key=lambda budget: budget.step_ns)
-    if best is first:
-        return f"No run is faster than {shown_name(first.label)}"
-    share = percent(1 - best.step_ns / first.step_ns)
-    return f"{shown_name(best.label)} takes {share} off the mean step of {shown_name(first.label)}"
+    labels = [shown_name(budget.label) for budget in waterfall.budgets]
+    drawn = {budget.label for budget in waterfall.budgets}
+    known = [run for run in summaries if run.label in drawn and run.speedup]
+    if known and known[0].label == waterfall.budgets[0].label:
+        faster = [run for run in known if run.supported and (run.speedup or 0) > 1]
+        if not faster:
+            return f"No run is clearly faster than {labels[0]}"
+        best = max(faster, key=lambda run: run.speedup or 0)
+        how = ", measured in turns" if best.speedup_from == TURNS else ""
+        share, steps = percent(1 - 1 / (best.speedup or 1)), f"the step of {labels[0]}{how}"
+        if any(run.is_as_fast_as(best) for run in known if run is not best):
+            return f"Up to {share} off {steps}"  # by several, which differ by no more than chance explains
+        return f"{shown_name(best.label)} takes {share} off {steps}"
+    if len(waterfall.changes) == 1 and (change := waterfall.changes[0]).is_beyond_spread("step"):
+        share = percent(abs(change.step_ns) / waterfall.budgets[0].step_ns)
+        takes = f"takes {share} off" if change.step_ns < 0 else f"adds {share} to"
+        return f"{labels[1]} {takes} the mean step of {labels[0]}"
+    return f"Where the mean step differs from {labels[0]} to {labels[-1]}" if waterfall.changes else labels[0]

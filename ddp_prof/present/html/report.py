@@ -283,7 +283,7 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
     has_data = [any(len(trace["x"]) for trace in figure["data"]) for figure in figures]
     charts = {name: figure for name, figure, shown in zip(CHARTS, figures, has_data, strict=True) if shown}
     if waterfall is not None and waterfall.changes:
-        charts[WATERFALL] = draw_waterfall(waterfall)
+        charts[WATERFALL] = draw_waterfall(waterfall, summaries)
     return charts
 
 

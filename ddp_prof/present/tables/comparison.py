@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import (
     DURATION,
@@ -27,8 +27,8 @@ from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, v
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
-from ddp_prof.present.text import collective_name, milliseconds, percent, source_name
-from ddp_prof.variants import BASELINE
+from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, source_name
+from ddp_prof.variants import BASELINE, BUCKETED
 
 HOW_TO_READ = (
     "times are medians over the steps of all ranks; those of communication over the steps that communicate; "
@@ -57,6 +57,10 @@ def compare_view(
         notes.append(f"no speedup of {names}: most of the difference is {cause}, which no variant changes")
     if unclear := [summary.label for summary in summaries if summary.supported is False and summary.speedup]:
         notes.append(f"speedup not supported, its interval contains 1: {', '.join(unclear)}")
+    if missing := [run.label for run in summaries if run.speedup is None and base and base.speedup_from == TURNS]:
+        notes.append(f"no speedup of {', '.join(missing)}: not among what was trained in turns")
+    if whole := [run.label for run in summaries if run.label.startswith(f"{BUCKETED} ") and run.collectives == 1]:
+        notes.append(f"{whole[0]}: one bucket holds all gradients, so that any larger size gives the same")
     if len(summaries) <= _FEW_RUNS:  # of more, the columns tell
         notes += [f"cost, {', '.join(labels)}: {text}" for text, labels in _cost_texts(summaries, costs).items()]
     notes += warnings
@@ -83,9 +87,22 @@ def _cost_texts(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -
 
 
 def how_to_read(summaries: Iterable[VariantSummary]) -> str:
-    """Explain the columns; the speed-up only if a run is the baseline."""
-    is_sped_up = any(summary.speedup is not None for summary in summaries)
-    return f"{HOW_TO_READ}; speedup: over {BASELINE}" if is_sped_up else HOW_TO_READ
+    """Explain the columns; the speed-up only if a run is the baseline, and where it comes from."""
+    known = [summary for summary in summaries if summary.speedup is not None]
+    if not known:
+        return HOW_TO_READ
+    if known[0].speedup_from != TURNS:
+        return f"{HOW_TO_READ}; speedup: over {BASELINE}, of captures that were made one after another"
+    rounds = count_noun(max(len(summary.turns_ns) for summary in known), "round")
+    return (
+        f"{HOW_TO_READ}; speedup: over {BASELINE}, of training in turns without a profiler, ±: half of the 95 % "
+        f"interval over {rounds}, each with new ranks; all other columns are of the captures"
+    )
+
+
+def _half_of_interval(summary: VariantSummary) -> float | None:
+    low, high = summary.speedup_low, summary.speedup_high
+    return None if low is None or high is None else (high - low) / 2
 
 
 def compare_rows(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> list[Row]:
@@ -96,12 +113,15 @@ def compare_rows(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) 
             "step_ms": ms(summary.step_ns),
             "spread_ms": ms(summary.step_spread_ns),
             "collectives": summary.collectives,
-            **times_of(summary, "comm", "overlapped", "exposed", "blocking"),
+            "comm_ms": ms(summary.comm_ns),
+            "comm_of_step_%": in_percent(summary.communication_share),
+            **times_of(summary, "overlapped", "exposed", "blocking"),
             "slowed_ms": ms(cost.cost.contention_ns),
             **times_of(summary, "tail", "exposed_memory"),
             "overlap_%": in_percent(summary.overlap_ratio),
             "in_backward_%": in_percent(summary.backward_overlap_ratio),
             "speedup": summary.speedup,
+            "speedup_±": _half_of_interval(summary),
         }
         for summary, cost in zip(summaries, costs, strict=True)
     ]
