@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import compress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -259,6 +259,8 @@ class TraceOverlap(FrameResult):
         missing: What the traces lack altogether, and what records it; ``None`` if nothing.
         producer, recorder: See :class:`ddp_prof.trace.Trace`.
     """
+
+    main_columns: ClassVar[tuple[str, ...]] = ("rank", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns")
 
     trace: Path
     label: str

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from ddp_prof.manifest import distinct_names
 from ddp_prof.table import UNKNOWN, Brief
@@ -31,15 +32,21 @@ def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **
 
 
 class FrameResult(Brief):
-    """A result that notebooks show as a table."""
+    """A result that notebooks show as a table: its main columns, times in ms; ``to_frame`` has all, in ns."""
 
     __slots__ = ()
+    main_columns: ClassVar[tuple[str, ...]] = ()
+    """What notebooks show; all columns if empty."""
 
     def to_frame(self) -> DataFrame:
         raise NotImplementedError
 
     def _repr_html_(self) -> str:
-        html: str = self.to_frame().to_html()
+        frame = self.to_frame()
+        shown = frame[[*(self.main_columns or frame.columns)]].copy()
+        for column in [name for name in shown.columns if name.endswith("_ns")]:
+            shown[column] = (shown[column].astype("Float64") / 1e6).round(2)
+        html: str = shown.rename(columns=lambda name: re.sub("_ns$", "_ms", name)).to_html(na_rep="n/a", index=False)
         return html
 
 

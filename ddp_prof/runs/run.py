@@ -81,11 +81,17 @@ class Run:
         return printable(f"<Run {self.label}: {files}>")
 
     def _repr_html_(self) -> str:
-        """What it is made of, and its ranks where they were measured: to show it reads no file."""
+        """What it is made of, and where it was measured the answer and its ranks: to show it reads no file."""
         from html import escape
 
-        is_measured = all("overlap" in self.measured.get(file, {}) for file in self.files)
-        return f"<p>{escape(repr(self))}</p>" + (self.overlap()._repr_html_() if is_measured else "")
+        from ddp_prof.analyze.variants.comparison import compare_variants
+        from ddp_prof.present.headlines import gain_headline
+
+        if not all("overlap" in self.measured.get(file, {}) for file in self.files):
+            return f"<p>{escape(repr(self))}</p>"
+        (summary,) = compare_variants([self.overlap()])
+        sentences = [repr(self), gain_headline(summary)]
+        return "".join(f"<p>{escape(each)}</p>" for each in sentences) + self.overlap()._repr_html_()
 
     @property
     def name(self) -> str:
