@@ -21,7 +21,9 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
 
 @dataclass(frozen=True, slots=True)
 class ProcessInventory:
-    """The numbers of events, ranges and steps of one process; ``steps`` are without ``warmup_steps``.
+    """The numbers of events, ranges and steps of one process.
+
+    ``steps`` count: without ``warmup_steps``, and without ``incomplete_steps``, which were not recorded completely.
 
     ``collectives`` are those of devices, ``marked_collectives`` those that ranges of ours mark.
     """
@@ -38,6 +40,7 @@ class ProcessInventory:
     warmup_steps: int
     backward_ranges: int
     marked_collectives: int
+    incomplete_steps: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,7 @@ def _process_inventory(
     rank = next((rank for rank in ranks if rank.process == process and rank.has_steps), None)
     mine_with_warmup = [rank.including_warmup for rank in ranks if rank.process == process]
     steps = rank.including_warmup.steps if rank else find_steps(trace, process, step_range)[0]
+    incomplete = min((own.incomplete_steps for own in ranks if own.process == process and own.has_steps), default=0)
     return ProcessInventory(
         process=process,
         rank=trace.ranks.get(process),
@@ -123,10 +127,11 @@ def _process_inventory(
         copies=int(np.isin(kind, (Kind.COPY, Kind.MEMORY_SET)).sum()),
         calls=int((trace.calls.process == process).sum()),
         ranges=len(names),
-        steps=int((~steps.warmup).sum()),
+        steps=int((~steps.warmup).sum()) - incomplete,
         warmup_steps=int(steps.warmup.sum()),
         backward_ranges=int((find_phases(trace, process, backward_range).kind == BACKWARD_PHASE).sum()),
         marked_collectives=int(np.isin(names, [*parse_ranges(trace.names, *COLLECTIVES)]).sum()),
+        incomplete_steps=incomplete,
     )
 
 

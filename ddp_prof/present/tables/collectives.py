@@ -53,6 +53,7 @@ def collectives_view(
     if count and len(run.ranks) > 1:
         notes.insert(0, alignment_note(result.alignment))
     shown: Sequence[Row] = ()
+    is_summed = False
     if by in {None, "collective"}:
         origins = _origins(result.collectives)
         rows = [
@@ -60,12 +61,17 @@ def collectives_view(
         ]
         if by is None and len(rows) > MOST_ROWS:
             shown, note = _digest_rows(result, rows)
+            is_summed = "ready_ms" not in shown[0]
             notes.append(f"{note}; all {count_noun(count, 'collective')}: --by collective")
         if any("ready_ms" in row for row in shown or rows):
             whole = "step" if run.has_steps else "capture"
             notes.append(f"ready, launch, start, end: time since the first of these in the {whole}")
     else:
         rows = list(_summed_rows(result, by or ""))
+        is_summed = by != "step"
+    steps = len(run.step_names)
+    if is_summed and rows and steps > 1:
+        notes.insert(0, f"times are in all, summed over {steps} steps; of each step: --by step")
     document = run_document(
         run,
         collectives=[
@@ -291,7 +297,7 @@ def critical_headline(critical: RunCritical) -> str:
     parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
     words = [f"{percent(ns / path.window_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
     whole = "the capture" if path.step_key is None else "median length"
-    where = "" if path.step is None else f" in step {path.step}"
+    where = "" if path.step is None else f" in step {path.step}, counted from its first device work to its end"
     text = f"The critical path of {whole}, {milliseconds(path.window_ns)}{where}, is {', '.join(words)}"
     if not path.collectives:
         return f"{text}: no collective is on it."

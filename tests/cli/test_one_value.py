@@ -1,0 +1,186 @@
+"""What stands beside a whole sums to it, and no name has two values: of any capture, in documents of all commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given
+
+from ddp_prof.trace import Trace
+from tests.analyze.random_runs import runs
+from tests.cli.test_reported import CASES, written
+from tests.command_line import each_read_once, run
+from tests.conftest import ROOT
+from tests.examples import examples
+from tests.nsys_factory import write_capture
+from tests.runs.test_parts import capture_of
+
+COMMANDS = ("summary", "overlap", "collectives", "critical", "skew", "kernels", "compare", "info")
+OWN = [*sorted((ROOT / "traces").glob("*.sqlite")), *sorted((ROOT / "traces" / "h200").glob("*/*.json.gz"))[:4]]
+PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
+
+OTHERS = {("critical", "host_ns"), ("skew", "collectives")}
+"""Names that mean something else there, which their documents keep: the host's part of a path, and how many collectives
+ranks have in common."""
+
+Document = dict[str, Any]
+Entity = tuple[Any, ...]
+
+
+def documents_of(trace: Path) -> dict[str, Document]:
+    found = {}
+    for command in COMMANDS:
+        result = run(command, "--format", "json", trace)
+        assert result.exit_code in (0, 1), result.stderr
+        if result.exit_code == 0:
+            document = json.loads(result.stdout)
+            found[command] = document[0] if isinstance(document, list) else document
+    return found
+
+
+def check_sums(documents: dict[str, Document]) -> None:
+    for whole, parts in wholes_of(documents):
+        if whole is not None and None not in parts:
+            assert sum(parts) == whole, (whole, parts)
+
+
+def wholes_of(documents: dict[str, Document]) -> Iterator[tuple[int | None, list[int | None]]]:
+    """Each whole with the parts beside it."""
+    for one in (*documents["summary"]["runs"], *documents["compare"]["variants"]):
+        yield one["nearest_step_ns"], list(one["parts_ns"].values())
+        yield one["comm_ns"], [one["overlapped_ns"], one["exposed_ns"]]
+    for budget in (documents["compare"]["waterfall"] or {}).get("budgets", []):
+        known = [budget[f"{part}_ns"] or 0 for part in ("compute", "contention", "transfer", "tail", "wait", "calls")]
+        yield budget["step_ns"], [*known, budget["rest_ns"]]
+    for rank in documents["overlap"]["ranks"]:
+        yield rank["comm_ns"], [rank["overlapped_ns"], rank["exposed_ns"]]
+        for step in rank["steps"]:
+            yield step["comm_ns"], [step["overlapped_ns"], step["exposed_ns"]]
+            yield step["window_ns"], [step[f"{part}_ns"] for part in PARTS]
+            yield step["length"]["ns"], [step["length"][f"{part}_ns"] for part in PARTS]
+    for rank in documents["kernels"]["ranks"]:
+        yield rank["overlapped_ns"], [part["overlapped_ns"] for part in rank["hidden"]]
+        yield rank["idle_ns"], [part["idle_ns"] for part in rank["idle"]]
+    for one in documents["collectives"]["collectives"]:
+        if one["exposed_ns"] is not None:
+            yield one["exposed_ns"], [part["ns"] for part in one["exposed_by"] or []]
+        yield one["duration_ns"], [one["transfer_ns"], one["wait_ns"]]
+    for path in documents["critical"]["steps"]:
+        yield path["window_ns"], list(path["parts_ns"].values())
+
+
+def check_names(documents: dict[str, Document]) -> None:
+    """Figures by what they are of and their name: each command that tells one tells the same."""
+    seen: dict[tuple[Entity, str], tuple[str, Any]] = {}
+    for command, document in documents.items():
+        for entity, figures in entities_of(command, document):
+            for name, value in figures.items():
+                if isinstance(value, (dict, list)) or (command, name) in OTHERS or not _is_figure(name):
+                    continue
+                other, before = seen.setdefault((entity, name), (command, value))
+                assert value == before, f"{name} of {entity}: {before} in {other}, {value} in {command}"
+
+
+def _is_figure(name: str) -> bool:
+    return name.endswith(("_ns", "_ratio")) or name in ("kernels", "collectives", "steps", "ranks", "kappa", "reason")
+
+
+def entities_of(command: str, document: Document) -> Iterator[tuple[Entity, Document]]:
+    if command in ("summary", "compare"):
+        for one in document["runs" if command == "summary" else "variants"]:
+            yield ("run", one["label"]), one
+            yield from _costs(one["label"], one)
+    if command == "info":
+        for process in document["processes"]:
+            yield ("process", process["process"]), process
+    for rank in document.get("ranks", ()) if command in ("overlap", "kernels", "skew") else ():
+        place = (rank["process"], rank["device"])
+        yield ("rank", *place), rank
+        for step in rank.get("steps", ()):
+            yield ("step", *place, step["step_key"]), step
+    if command == "overlap":
+        yield from _costs(document["label"], document)
+        for process, figures in _by_process(document["ranks"]).items():
+            yield ("process", process), figures
+    if command == "critical" and len({path["rank"] for path in document["steps"]}) == 1:
+        yield from ((("path", path["step_key"]), path) for path in document["steps"])
+    if command == "collectives":
+        yield from _sums(document["collectives"])
+
+
+def _costs(label: str, document: Document) -> Iterator[tuple[Entity, Document]]:
+    for name in ("cost", "bounds"):
+        if document.get(name):
+            yield (name, label), document[name]
+
+
+def _by_process(ranks: Iterable[Document]) -> dict[int, Document]:
+    """What ``info`` tells of a process: its collectives, and steps of one of its devices."""
+    found: dict[int, Document] = {}
+    for rank in ranks:
+        steps = sum(step["host_ns"] is not None for step in rank["steps"])
+        own = found.setdefault(rank["process"], {"steps": 0})
+        own["steps"] = max(own["steps"], steps)
+    return found
+
+
+def _sums(collectives: list[Document]) -> Iterator[tuple[Entity, Document]]:
+    """The collectives of a rank sum to what is exposed and overlapped of it, those of its steps to these."""
+    by: dict[Entity, Document] = {}
+    for one in collectives:
+        place = (one["process"], one["device"])
+        steps = [("step", *place, one["step_key"])] if one["step"] is not None else []
+        for entity in (("rank", *place), *steps):
+            own = by.setdefault(entity, {"collectives": 0, "overlapped_ns": 0, "exposed_ns": 0})
+            own["collectives"] += 1
+            for name in ("overlapped_ns", "exposed_ns"):
+                known = own[name] is not None and one[name] is not None
+                own[name] = own[name] + one[name] if known else None
+    yield from by.items()
+
+
+def check_words(trace: Path) -> None:
+    """The parts of the lines of a summary sum to the length that they stand beside, but for what is rounded."""
+    result = run("summary", trace)
+    if result.exit_code:
+        return
+    text = re.sub(r"\s+", " ", result.stdout)
+    for found in re.finditer(r" step (?:[\d.,]+ \S+ \(.*?\)|[\d.,]+ \S+): (compute alone .*?)(?:;|$)", text):
+        shares = [int(share) for share in re.findall(r"\((\d+) %\)", found[1])]
+        assert abs(sum(shares) - 100) <= len(shares) / 2, found[0]
+
+
+def check(trace: Path) -> None:
+    with each_read_once():
+        documents = documents_of(trace)
+        if "overlap" in documents:
+            check_sums(documents)
+            check_names(documents)
+            check_words(trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", OWN, ids=lambda path: path.name)
+def test_of_our_captures(trace: Path) -> None:
+    check(trace)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_of_reported_situations(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    check(written(name, case.capture(), case.formats[-1], tmp_path))
+
+
+@pytest.mark.slow
+@examples(40, suppress_health_check=list(HealthCheck))
+@given(runs())
+def test_of_any_run(traces: tuple[Trace, ...]) -> None:
+    with TemporaryDirectory() as folder:
+        check(write_capture(Path(folder) / "x.sqlite", capture_of(traces[0])))
