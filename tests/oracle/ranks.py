@@ -232,7 +232,7 @@ def _joined(events: list[Event]) -> list[Event]:
 
 def _prepares(e: Event) -> bool:
     """By its kernel's name, whatever a range round its launch says."""
-    return e.does == "notify" and e.call is not None
+    return e.does == "notify"
 
 
 def _operation(parts: list[Event]) -> Event:

@@ -351,6 +351,7 @@ def _find_blocking_reason(rank: RankEvents, events: Events) -> Ints:
     last = take_or_unknown(rank.passes.last_ns, rank.pass_of_operation, NO_TIME)
     after = (last != NO_TIME) & (events.launch_ns > last) & (events.phase != BACKWARD_PHASE)
     on_compute_stream = (events.lane != UNKNOWN) & (events.lane == rank.compute_stream)
+    after &= not rank.clocks_disagree  # the host's launches against the device's times
     # If the launch of one of gloo's collectives is not known, it may have been in backward.
     after |= (events.phase == SYNCHRONIZE_PHASE) & (events.launch_ns != NO_TIME)
     codes = np.select([after, on_compute_stream], [1, 2], 0)

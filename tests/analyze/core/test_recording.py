@@ -13,6 +13,7 @@ from ddp_prof.analyze.quality import MIXED_CLOCKS
 from ddp_prof.table import UNKNOWN
 from ddp_prof.trace import Trace
 from tests.drawing import column, draw_trace
+from tests.measuring import collectives_of
 
 THREE_STEPS = {"step 0": "########", "step 1": "........########", "step 2": "................########"}
 
@@ -141,6 +142,20 @@ class TestClocksThatDisagree:
         assert (sound.reason, sound.overlapped_ns) == (None, 4)
         assert (off.reason, off.overlapped_ns, off.exposed_ns, off.overlap_ratio) == (MIXED_CLOCKS, None, None, None)
         assert {step.exposed_ns for step in off.steps} == {None}
+
+    def test_nor_said_to_be_launched_after_a_backward(self) -> None:
+        """The device's backward seems to have been launched long before."""
+        trace = draw_trace(
+            ranges=[
+                ("step 0", "########"),
+                ("backward", "#######"),
+                ("all_reduce|bucket=0|bytes=8|params=1", ".......#"),
+            ],
+            launches={"main": "aefgh..."},
+            streams={7: ".aefgh.."},
+        )
+        (collective,) = collectives_of(launching(shifted(trace, -500)))
+        assert collective.blocking is None
 
     def test_neighbours_of_a_lost_step_do_not_count_where_steps_overlap(self) -> None:
         """That of step 0 runs into step 1's, so that of the lost step 3 may have run beside its neighbours'."""
