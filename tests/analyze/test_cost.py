@@ -69,13 +69,13 @@ def test_what_waits_and_what_is_slowed_add_up() -> None:
 
 def test_an_unknown_slowdown_is_a_range_and_never_0() -> None:
     """As for naive, or where each position always runs beside the same communication."""
-    cost = measure_cost(SUMMARY, Contention(reason="only 0 kernels ran both ways"))
-    assert cost == Cost(0, None, 0, 4_500_000, None, 0, "only 0 kernels ran both ways")
+    cost = measure_cost(SUMMARY, Contention(reason="no kernel ran both ways"))
+    assert cost == Cost(0, None, 0, 4_500_000, None, 0, "no kernel ran both ways")
     bounds = find_bounds(SUMMARY, cost)
     assert bounds == Bounds(0, None, 0, 4_500_000)
     assert gain_headline(SUMMARY, cost) == gain_headline(SUMMARY)
     assert cost_text(cost, bounds) == (
-        "what communication slows is not known, at most 4.50 ms per step: only 0 kernels ran both ways; no schedule "
+        "what communication slows is not known, at most 4.50 ms per step: no kernel ran both ways; no schedule "
         "can gain more than 0.0 ms per step, no network more than 4.50 ms."
     )
 

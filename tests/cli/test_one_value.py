@@ -145,15 +145,28 @@ def _sums(collectives: list[Document]) -> Iterator[tuple[Entity, Document]]:
     yield from by.items()
 
 
-def check_words(trace: Path) -> None:
-    """The parts of the lines of a summary sum to the length that they stand beside, but for what is rounded."""
-    result = run("summary", trace)
-    if result.exit_code:
-        return
-    text = re.sub(r"\s+", " ", result.stdout)
-    for found in re.finditer(r" step (?:[\d.,]+ \S+ \(.*?\)|[\d.,]+ \S+): (compute alone .*?)(?:;|$)", text):
-        shares = [int(share) for share in re.findall(r"\((\d+) %\)", found[1])]
-        assert abs(sum(shares) - 100) <= len(shares) / 2, found[0]
+_TIME = r"(\d[\d,]*(?:\.\d+)?) (ns|µs|ms|s)\b"
+_UNITS = {"ns": 1, "µs": 1e3, "ms": 1e6, "s": 1e9}
+
+
+def times_in(text: str) -> Iterator[tuple[float, float]]:
+    """Each time in a text, and by how much it may be rounded; both in nanoseconds."""
+    for number, unit in re.findall(_TIME, text):
+        _, _, digits = number.partition(".")
+        yield float(number.replace(",", "")) * _UNITS[unit], _UNITS[unit] * 10 ** -len(digits) / 2
+
+
+def check_words(trace: Path, summary: Document) -> None:
+    """The parts that a summary's line names sum to the length before them, but for what is rounded."""
+    text = re.sub(r"\s+", " ", run("summary", trace).stdout)
+    before, *rest = re.split(": (?=compute alone )", text)
+    knows_parts = [one for one in summary["runs"] if None not in one["parts_ns"].values() and one["nearest_step_ns"]]
+    assert len(rest) == len(knows_parts), text
+    for parts in rest:
+        *_, (whole, rounded) = times_in(before)
+        found = list(times_in(re.split(r"(?<=%\))(?!,)", parts)[0]))
+        assert abs(sum(ns for ns, _ in found) - whole) <= rounded + sum(by for _, by in found) + 1, (text, found)
+        before = parts
 
 
 def check(trace: Path) -> None:
@@ -162,7 +175,7 @@ def check(trace: Path) -> None:
         if "overlap" in documents:
             check_sums(documents)
             check_names(documents)
-            check_words(trace)
+            check_words(trace, documents["summary"])
 
 
 @pytest.mark.slow

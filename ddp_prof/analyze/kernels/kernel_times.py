@@ -265,7 +265,8 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     compared = own & (beside > 0) & has_alone[key]
     kernels = np.unique(key[compared & is_mostly_beside])
     if len(kernels) < LEAST_KERNELS:
-        counted = f"only {len(kernels)} kernels ran both beside communication and alone"
+        some = f"only {len(kernels)} kernels" if len(kernels) else "no kernel"
+        counted = f"{some} ran both beside communication and alone"
         return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
     if doubt := _other_difference(distinct_rows(rank, step)[1], key, duration, beside, is_mostly_beside):
         return Contention(reason=doubt)
