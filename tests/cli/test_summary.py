@@ -347,3 +347,17 @@ def test_the_answer_comes_first_and_no_path_twice() -> None:
     assert lines[0].split(maxsplit=1)[0] == "gain"
     assert [line.split()[0] for line in lines[-2:]] == ["read", "next"]
     assert sum(str(trace) in line for line in lines) == 2, "what was read, and the next command"
+
+
+def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> None:
+    """Of a step that idles for 76 % the first sentence spoke of the 5 % in which communication was exposed."""
+    trace = write_capture(tmp_path / "x.sqlite", bucket_steps(14, 14, 14))
+    first, second, *_ = run(trace).stdout.splitlines()
+    assert first.startswith("idle  ")
+    sentence = "The device is idle for 48 % of a typical step, longer than communication is exposed (10 %)"
+    assert first.endswith(f"  {sentence}: the host launches work too late (ddp-prof doctor).")
+    assert second.split()[0] == "gain"
+    (found,) = summary(trace)["runs"]
+    assert found["idle"] in first
+    (found,) = summary(TRACES / "overlap.sqlite")["runs"]
+    assert found["idle"] is None

@@ -31,6 +31,12 @@ _PARTS = {
 }
 
 _SHOWN_RANKS = 3
+_LEAST_IDLE = 0.05
+"""The share of a step from which idle time is told first, if it is longer than communication is exposed."""
+_REASONS_OF_IDLE = {
+    "launch-bound host": "the host launches work too late",
+    "overhead of the profiler": "the profiler itself takes time",
+}
 
 
 @dataclass(frozen=True)
@@ -55,6 +61,19 @@ class SummarizedRun:
     def cause(self) -> str:
         collectives = self.explanation.collectives
         return cause_headline(self.explanation.root_cause, collectives.reason, collectives.blocking)
+
+    @property
+    def idle(self) -> str | None:
+        """Say that idle time is the larger loss, and its reason if the doctor found one; ``None`` if it is not."""
+        parts, step_ns = self.summary.parts_ns, self.summary.nearest_step_ns
+        idle_ns, exposed_ns = parts["idle"], parts["exposed"]
+        if not step_ns or not idle_ns or exposed_ns is None or idle_ns <= max(exposed_ns, _LEAST_IDLE * step_ns):
+            return None
+        rules = [finding.rule for finding in self.diagnosis.findings] if self.diagnosis else []
+        reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
+        found = f"{reason} (ddp-prof doctor)" if reason else "ddp-prof kernels shows what it waits for"
+        other = f", longer than communication is exposed ({percent(exposed_ns / step_ns)})" if exposed_ns else ""
+        return f"The device is idle for {percent(idle_ns / step_ns)} of a typical step{other}: {found}."
 
     @property
     def advice(self) -> str | None:
@@ -113,6 +132,7 @@ def _document(run: SummarizedRun) -> Document:
         "missing": run.result.missing,
         "cost": asdict(run.cost.cost) if run.cost else None,
         "bounds": asdict(run.cost.bounds) if run.cost else None,
+        "idle": run.idle,
         "headline": run.headline,
         "cause": run.cause,
         "advice": run.advice,
@@ -137,6 +157,7 @@ def _lines(run: SummarizedRun) -> list[str]:
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     named = [
         ("missing", run.result.missing),
+        ("idle", run.idle),
         ("gain", run.headline),
         ("cost", run.cost_text),
         ("doctor", main_advice(run)),
