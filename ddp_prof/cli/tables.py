@@ -127,6 +127,8 @@ def collectives(
     Exposed time is divided by when (forward, backward, tail, optimizer, outside) and by why (blocking call, launched
     late, queued, late input, peer wait, transfer). The ranks of a run may be in several files.
     """
+    if step is not None and not (page or png):
+        raise click.UsageError("--step is the step that --html and --png show: give one of them")
     runs = load.runs(traces, "collectives", to_draw=bool(page or png))
     _refuse_to_draw_several(runs, page, png)
     show(output, _collectives_views(runs, by or ("collective" if output.columns else None)))

@@ -139,6 +139,12 @@ def test_a_pattern_that_is_none_is_wrong_usage(trace: Path) -> None:
     assert "not a regular expression" in result.stderr
 
 
+def test_a_step_to_draw_is_not_ignored_without_a_drawing(trace: Path) -> None:
+    result = run("collectives", "--step", "7", trace)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "--step is the step that --html and --png show: give one of them" in result.stderr
+
+
 def test_compare_takes_naive_as_the_measure(trace: Path, tmp_path: Path) -> None:
     naive = write_capture(tmp_path / "naive.sqlite", known_truth())
     document = json.loads(run("compare", "--format", "json", naive, trace).stdout)
