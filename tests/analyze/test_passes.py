@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import ddp_prof as dp
 from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
+from tests.ingest.test_kineto_json import event, write
 from tests.measuring import collectives_of
 
 STEP = "#" * 30
@@ -197,3 +200,34 @@ def test_a_collective_of_backward_outside_of_all_steps_is_not_between_phases() -
     )
     found = sorted((part.when, part.ns) for one in collectives_of(trace) for part in one.exposed_by)
     assert found == [("outside", 3), ("unknown", 3)], "M was launched in no phase"
+
+
+def test_a_closure_within_the_optimizer_on_a_cpu_without_marks(tmp_path: Path) -> None:
+    """As in Lightning: what autograd's engine runs there is backward's, but not the optimizer in a hook.
+
+    A second pass steps on one bucket in a hook, within the engine's operator.
+    """
+    engine = "autograd::engine::evaluate_function: "
+    drawn = {
+        1: [
+            ("user_annotation", "step 1", 0, 120), ("user_annotation", "Optimizer.step#SGD.step", 0, 110),
+            ("user_annotation", "DistributedDataParallel.forward", 0, 20), ("cpu_op", "aten::mm", 0, 20),
+            ("cpu_op", f"{engine}MmBackward0", 20, 40), ("cpu_op", "aten::mm", 20, 30),
+            ("cpu_op", "c10d::allreduce_", 30, 31), ("cpu_op", "aten::mm", 31, 40),
+            ("user_annotation", "DistributedDataParallel.forward", 60, 70), ("cpu_op", "aten::mm", 60, 70),
+            ("cpu_op", f"{engine}MmBackward0", 70, 90), ("cpu_op", "aten::mm", 70, 80),
+            ("cpu_op", "c10d::allreduce_", 80, 81), ("cpu_op", "aten::mm", 86, 90),
+            ("user_annotation", "Optimizer.step#Adam.step", 82, 86), ("cpu_op", "aten::add_", 82, 86),
+            ("cpu_op", "aten::add_", 100, 110),
+        ],
+        2: [("user_annotation", "gloo:all_reduce", 35, 60), ("user_annotation", "gloo:all_reduce", 85, 98)],
+    }  # fmt: skip
+    events = [
+        event(kind, name, str(start), str(end - start), tid=thread)
+        for thread, of_thread in drawn.items()
+        for kind, name, start, end in of_thread
+    ]
+    (run,) = dp.load_runs(write(tmp_path / "x.json", events))
+    (step,) = run.overlap().ranks[0].steps
+    assert (step.passes, step.tail_ns, step.exposed_ns) == (2, 28_000, 28_000)
+    assert step.backward_overlapped_ns == (5 + 4) * 1_000, "but for the optimizer in its hook"

@@ -19,6 +19,7 @@ from ddp_prof.range_names import (
     BACKWARD,
     BUCKETS,
     COLLECTIVES,
+    FORWARD,
     OPTIMIZER,
     PHASES,
     SYNCHRONIZE,
@@ -325,13 +326,18 @@ def host_events(ranges: CollectiveRanges, steps: Steps, phases: Phases, operator
         # backward pass of a checkpoint, merely contains the wait.
         own = select(operators, waiting.holds(operators.start_ns))
         computing = union(operators.start_ns, operators.end_ns) - waiting | union(own.start_ns, own.end_ns) & waiting
-        in_phases = union(phases.start_ns, phases.end_ns)
+        # An optimizer that contains forward runs a closure, and the backward in it is not the optimizer's.
+        engine = union(backward.start_ns, backward.end_ns)
+        forwards = np.sort(phases.start_ns[phases.kind == PHASES.index(FORWARD)])
+        begun, ended = (np.searchsorted(forwards, at) for at in (phases.start_ns, phases.end_ns))
+        is_closure = (phases.kind == OPTIMIZER_PHASE) & (ended > begun)
+        in_phases = union(phases.start_ns[~is_closure], phases.end_ns[~is_closure])
+        if OPTIMIZER_PHASE in within:
+            within[OPTIMIZER_PHASE] -= engine - in_phases
         within = {kind: instants & computing for kind, instants in within.items()}
         followers = within[BACKWARD_PHASE] & _after_engine(select(phases, phases.kind == BACKWARD_PHASE), backward)
-        within[BACKWARD_PHASE] = (within[BACKWARD_PHASE] - followers) | (
-            union(backward.start_ns, backward.end_ns) - in_phases
-        )
-        within[UNKNOWN] = (computing - in_phases - within[BACKWARD_PHASE]) | followers
+        within[BACKWARD_PHASE] = (within[BACKWARD_PHASE] - followers) | (engine - in_phases)
+        within[UNKNOWN] = (computing - union(phases.start_ns, phases.end_ns) - within[BACKWARD_PHASE]) | followers
     start_ns = np.concatenate([busy.start_ns for busy in within.values()])
     computed = fill(
         Events,
