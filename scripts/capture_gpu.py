@@ -245,7 +245,8 @@ class CaptureSlice:
             "--backend", setup.backend, "--world-size", str(setup.ranks), *setup.shared,
             "--model-size", self._model_size, "--batch-size", str(setup.batch_size),
             "--seq-len", self._environ.get("SEQ_LEN") or "128",
-            "--steps", str(self._options.ddp_steps), "--target", "1.02", file=f"{setup.name}/against_ddp.txt",
+            "--rounds", "3", "--steps", str(self._options.ddp_steps), "--target", "1.02",
+            file=f"{setup.name}/against_ddp.txt",
         )  # fmt: skip
 
     def _measure_profiling_cost(self, setup: Setup) -> None:
