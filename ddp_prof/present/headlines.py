@@ -555,7 +555,7 @@ def _step_name(summary: VariantSummary) -> str:
 
 def _step_change_text(summary: VariantSummary, base: str = "") -> str:
     if summary.supported is False:
-        return f"not clearly another{f' than that of {base}' if base else ''}"
+        return f"not clearly different{f' from that of {base}' if base else ''}"
     speedup = summary.speedup or 1.0
     if speedup == 1:
         return f"as long as that of {base}"

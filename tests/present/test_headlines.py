@@ -250,7 +250,7 @@ def test_a_run_is_fastest_only_where_that_is_supported() -> None:
     naive, overlap = summary("naive", 1, 0, 85), replace(summary("overlap", 1.25, 0.67, 96), supported=False)
     flat = replace(summary("flat", None, 0, 34), supported=False, confounded_by="compute")
     assert describe_changes([naive, overlap, flat]) == [
-        "overlap hides most, 67 % of its communication; its median step is not clearly another than that of naive.",
+        "overlap hides most, 67 % of its communication; its median step is not clearly different from that of naive.",
         (
             "No speed-up of flat is told: most of the difference from naive is compute, which no variant changes, as "
             "on a machine that was busier."
