@@ -292,9 +292,7 @@ def compare(
         notes = [*waterfall_notes(changes), *notes_of_runs([run.overlap() for run in runs])]
         show(output, [TableView("", waterfall_rows(changes), notes, view.document, readable_rows(changes))])
     else:
-        # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
-        shows_changes = parts and output.form == "table" and not output.columns
-        show(output, [view, *([_changes_view(runs, parts)] if shows_changes else [])])
+        show(output, _with_changes(view, runs, parts, output))
     if page or png:
         from ddp_prof.present.charts.comparison import draw_waterfall
         from ddp_prof.present.html.page import write_figure
@@ -316,6 +314,21 @@ def _comparison_view(
     from ddp_prof.present.tables.comparison import compare_view
 
     return compare_view([run.overlap() for run in runs], summaries, changes, parts, [run.cost() for run in runs])
+
+
+def comparison_views(runs: list[Run], output: TableOptions) -> list[TableView]:
+    """Return the tables of ``compare``: the runs, and for two of one variant what changed."""
+    parts = _changed_parts(runs)
+    view = _comparison_view(runs, compare_steps(runs), parts, _compared(runs))
+    return _with_changes(view, runs, parts, output)
+
+
+def _with_changes(
+    view: TableView, runs: Sequence[Run], parts: Sequence[PartChange], output: TableOptions
+) -> list[TableView]:
+    # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
+    shows_changes = parts and output.form == "table" and not output.columns
+    return [view, *([_changes_view(runs, parts)] if shows_changes else [])]
 
 
 def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:

@@ -11,7 +11,7 @@ import click
 
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.cli.terminal import Output, is_quiet, say
-from ddp_prof.errors import UsageError
+from ddp_prof.errors import UsageError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
 
 
@@ -51,6 +51,7 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
     help="Database of the runs; the same command goes on with it.",
 )  # fmt: skip
 @click.option("--plan", is_flag=True, help="Say how many runs and minutes it takes, and what they can show; run once.")
+@click.option("--why", is_flag=True, help="Also capture the program today and with the best try, and compare both.")
 @click.option("--dry-run", is_flag=True, help="Show the command lines, and run nothing.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -64,6 +65,7 @@ def tune(
     worth: float,
     store: Path,
     plan: bool,
+    why: bool,
     dry_run: bool,
     program: tuple[str, ...],
     output: TableOptions,
@@ -78,9 +80,14 @@ def tune(
     and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment. Without --try, one
     capture and the doctor choose.
     """
+    from ddp_prof.capture.processes import hold_folder
+    from ddp_prof.cli.tables import comparison_views
+    from ddp_prof.runs import load_runs
+    from ddp_prof.runs.run import SUMMARY
     from ddp_prof.train.launch import Stopped, stop_on_signals
     from ddp_prof.tune.candidates import find_candidates
     from ddp_prof.tune.measure import Program
+    from ddp_prof.tune.recorded import record
     from ddp_prof.tune.report import nothing_view, plan_lines, tuning_view, warning_of
     from ddp_prof.tune.session import Limits, Session
     from ddp_prof.tune.store import Store
@@ -106,8 +113,13 @@ def tune(
             report(text)
 
     progress(f"note: {warning_of(limits)}")
+
+    def refuse() -> None:
+        raise WorkloadError(f"{store.parent}: another tuning writes there and would disturb this one: wait for it")
+
+    store.absolute().parent.mkdir(parents=True, exist_ok=True)
     try:
-        with stop_on_signals():
+        with stop_on_signals(), hold_folder(store.absolute().parent, refuse):
             if not tries:
                 progress("one capture shows what is worth trying (else: --try)")
                 found = find_candidates(job, store, Path.cwd(), environ, worth)
@@ -130,8 +142,15 @@ def tune(
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
                     say(line)
                 return
-            result = session.run()
+            result, views = session.run(), []
+            if why and result.best and output.form in {"table", "json"}:
+                files = [
+                    file
+                    for tried in (TODAY, result.best.tried)
+                    for file in record(job, tried, store, Path.cwd(), environ)
+                ]
+                views = comparison_views(load_runs(files, measures=SUMMARY), output)
     except Stopped as stop:
         report(f"stopped: {store} has the finished runs; the same command goes on")
         context.exit(128 + stop.number)
-    show(output, [tuning_view(result)])
+    show(output, [tuning_view(result), *views])

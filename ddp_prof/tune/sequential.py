@@ -33,10 +33,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from ddp_prof.benchmark.findings import LEAST_PAIRS
+
 ERROR = 0.05
 """The probability that any interval of a tuning ever leaves out what is true."""
-LEAST_PAIRS = 6
-"""Fewer pairs give no verdict: all differ in one direction by chance in more than one of twenty cases (2 / 2**5)."""
 _EFFECT = 4.0
 """g: chosen for intervals that are narrow at 6 to 20 pairs; it does not change how often they hold."""
 

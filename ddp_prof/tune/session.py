@@ -15,9 +15,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.tune.measure import Measured, Program, is_todays
-from ddp_prof.tune.sequential import LEAST_PAIRS
 from ddp_prof.tune.store import FAILED, OUT_OF_MEMORY, Store, Trial
 from ddp_prof.tune.tries import TODAY, Try
 from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.tune.measure import Loss
-from ddp_prof.tune.sequential import LEAST_PAIRS, Gain, measure_gain, smallest_shown
+from ddp_prof.tune.sequential import Gain, measure_gain, smallest_shown
 from ddp_prof.tune.store import OK, OUT_OF_MEMORY, Trial
 from ddp_prof.tune.tries import TODAY, Try
 

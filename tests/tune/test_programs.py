@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.capture.processes import _find_marked_processes
+from ddp_prof.capture.processes import _find_marked_processes, hold_folder
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
 from ddp_prof.tune.measure import TUNE_VARIABLE, Measured, Program, is_todays
 from ddp_prof.tune.tries import TODAY, parse_tries
@@ -309,8 +309,24 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert document["write"] == "DistributedDataParallel(model, bucket_cap_mb=25)"
     assert TUNE_VARIABLE in done.stderr
     assert not (tmp_path / "after").exists()
-    again = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
-    assert json.loads(again.stdout) == document, "all of it was in the store"
+    monkeypatch.setenv("NSYS", "none")
+    again = run(*command, "--why", "--", "torchrun", "--nproc-per-node", "2", script)
+    known, compared = json.loads(again.stdout)
+    assert known == document, "all of it was in the store"
+    # One capture of each, beside the store.
+    before, after = compared["variants"]
+    assert [one["label"] for one in (before, after)] == ["today/train", "bucket_cap_mb=25/train"]
+    assert before["collectives"] > after["collectives"]
+    assert before["step_ns"] > 2 * after["step_ns"]
+    assert not (tmp_path / "after").exists()
+
+
+def test_one_tuning_at_a_time(tmp_path: Path) -> None:
+    """Two would measure each other."""
+    with hold_folder(tmp_path, lambda: None):
+        done = run("tune", "--try", "static_graph", "--store", tmp_path / "tune.db", "--", "torchrun", "t.py")
+    assert done.exit_code == 1
+    assert "another tuning writes there" in done.stderr
 
 
 # Two ranks that no launcher names.

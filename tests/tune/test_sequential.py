@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from ddp_prof.tune.sequential import LEAST_PAIRS, half_width_in_spreads, measure_gain, smallest_shown
+from ddp_prof.benchmark.findings import LEAST_PAIRS
+from ddp_prof.tune.sequential import half_width_in_spreads, measure_gain, smallest_shown
 from ddp_prof.tune.tries import MOST_TRIES
 from tests.examples import IS_NIGHTLY
 from tests.tune import noise

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
+from ddp_prof.present.table import TableOptions, show
 from ddp_prof.tune.report import conclusion_of, plan_lines, sentence_of, tuning_view
 from ddp_prof.tune.session import Limits, Session
 from ddp_prof.tune.store import Store
@@ -78,6 +81,21 @@ def test_a_difference_below_worth_is_none() -> None:
     assert outcomes(result) == {"static_graph=True": "no difference"}
     assert "no difference of 2.0 % or more" in sentences(result)
     assert conclusion_of(result) == ["nothing to write: no try is known to be faster than today's settings"]
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "table", "json"])
+def test_the_answer_in_every_form(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    gains = {"static_graph=True": 0.05, "bucket_cap_mb=50": -0.05}
+    result = tune(Simulated(gains), "static_graph", "bucket_cap_mb=50", rounds=12)
+    show(TableOptions(form), [tuning_view(result)])
+    printed = capsys.readouterr()
+    if form == "json":
+        document = json.loads(printed.out)
+        assert (document["schema"], document["recommended"]) == (1, "static_graph=True")
+        assert [one["outcome"] for one in document["tries"]] == ["faster", "slower"]
+    else:
+        assert len([line for line in printed.out.splitlines() if re.search(r"static_graph=True\W+faster", line)]) == 1
+        assert "write: DistributedDataParallel(model, static_graph=True)" in printed.out + printed.err
 
 
 REPETITIONS = 400 if IS_NIGHTLY else 100

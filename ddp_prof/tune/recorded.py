@@ -1,0 +1,43 @@
+"""One capture of the program with the settings of a try: marked and recorded for some steps, and ended in order.
+
+Captures stay beside the store, for the commands that read captures; one that is there is not made again.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from hashlib import sha256
+from pathlib import Path
+
+from ddp_prof.capture.job import export_reports, plan_job
+from ddp_prof.errors import WorkloadError
+from ddp_prof.tune.measure import Program
+from ddp_prof.tune.store import digest_scripts
+from ddp_prof.tune.tries import Try
+
+RECORDED_STEPS = 10
+
+
+def record(program: Program, tried: Try, store: Path, folder: Path, environ: Mapping[str, str]) -> list[Path]:
+    """Return the traces of the program, started in ``folder``, with the settings of a try.
+
+    Raises WorkloadError if it fails, or ends before its last step, or no rank is recorded.
+    """
+    known = json.dumps([program.command, program.warmup, digest_scripts(program.command, folder)])
+    name = re.sub(r"[^\w.=+-]", "_", tried.label)
+    target = store.absolute().with_suffix("") / sha256(known.encode()).hexdigest()[:8] / name
+    target.mkdir(parents=True, exist_ok=True)
+    if files := sorted([*target.glob("*.sqlite"), *target.glob("*.json.gz")]):
+        return files
+    steps = f"{program.warmup}:{program.warmup + RECORDED_STEPS}"
+    job, _ = plan_job(program.command, target, "auto", steps, environ)
+    # One step more than is recorded: the recording has ended before the program does.
+    recorded = replace(program, command=job.command, steps=RECORDED_STEPS + 1, is_recorded=True)
+    recorded.measure(tried, environ)
+    export_reports(job, environ, "it recorded nothing")
+    if not job.traces:
+        raise WorkloadError(f"no rank wrote a trace into {target}: see whether 'ddp-prof capture' records the program")
+    return job.traces
