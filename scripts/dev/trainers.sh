@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Tests the callbacks against Lightning and Hugging Face's Trainer themselves, in an environment of its own (.trainers) on
+# top of .venv, which has torch. Takes some minutes.
+#
+#   scripts/dev/trainers.sh [arguments of pytest]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+if [[ ! -e .trainers/ready ]]; then
+  .venv/bin/python -m venv --clear .trainers
+  site() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
+  echo "import site; site.addsitedir('$(site .venv/bin/python)')" > "$(site .trainers/bin/python)/with_torch.pth"
+  .trainers/bin/python -m pip install --quiet lightning transformers accelerate
+  touch .trainers/ready
+fi
+exec .trainers/bin/python -m pytest -q tests/annotate/test_callbacks.py tests/annotate/test_real_trainers.py "$@"
