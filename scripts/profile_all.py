@@ -177,11 +177,13 @@ def profile_all(environ: dict[str, str]) -> int:
     is_drawn = draw(found, figures, is_forced=environ.get("FORCE") == "1")
     print(flush=True)
     code, _ = run_tethered([str(DDP_PROF), "compare", *map(str, found)])
+    study = f" and {figures}/results.md" if (figures / "results.md").exists() else ""
     example = "overlap" if "overlap" in names else next(iter(names))
     files = " ".join(map(str, traces_of(example, traces)))
     print(
         f'\nNext, after "source {environ.get("VENV") or ".venv"}/bin/activate":\n'
-        f"  open {figures}/index.html\n  ddp-prof overlap {files} --steps\n  ddp-prof timeline {files} -o timeline.html"
+        f"  open {figures}/index.html{study}\n"
+        f"  ddp-prof overlap {files} --steps\n  ddp-prof timeline {files} -o timeline.html"
     )
     if failed := len(captures) - len(names) + (not is_trained) + (not is_drawn) + (code != 0):
         say(f"{failed} of the steps above failed")

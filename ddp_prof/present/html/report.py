@@ -90,6 +90,12 @@ MOST_PICTURES = 20
 """A report of more runs has no pictures of timelines, because each takes a browser about a second."""
 CHARTS = ("comparison", "overlap-by-step", "step-times")
 """Names of the charts of all runs, in the order of the page."""
+STUDY = {
+    "buckets.html": "step time",
+    "model.html": "tail, as expected and as measured",
+    "results.md": "all results of training in turns",
+}
+"""What ``ddp-prof results`` may have written into the folder, and what a link to it is called."""
 INDEX = "index"
 TIMELINE, WHY, KERNELS = "", "-why", "-kernels"
 """Endings of the names of a run's pages: ``overlap.html``, ``overlap-why.html``, ``overlap-kernels.html``."""
@@ -116,6 +122,7 @@ def write_index(
         "is_whole": is_whole,
         "pictures": pictures,
         "most_pictures": MOST_PICTURES,
+        "study": {file: title for file, title in STUDY.items() if (folder / file).exists()},
         "comparison": rows,
         "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
         "how_to_read": how_to_read(run.summary for run in runs),

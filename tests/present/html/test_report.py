@@ -15,7 +15,7 @@ from ddp_prof.manifest import Caveat, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_skew, draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_step_times, draw_waterfall
 from ddp_prof.present.headlines import Headline, gain_headline
-from ddp_prof.present.html.report import ReportRun, write_report
+from ddp_prof.present.html.report import ReportRun, write_index, write_report
 from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
@@ -303,3 +303,11 @@ class TestPages:
         for page in tmp_path.glob("*.html"):
             assert "<img src=x" not in page.read_text(encoding="utf-8"), page.name
         assert (HOSTILE_TITLE, HOSTILE_TITLE) in read(tmp_path / "index.html").pairs
+
+
+def test_the_index_links_to_the_study_that_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "buckets.html").touch()
+    write_index([run_of(cpu_run())], tmp_path, {})
+    index = (tmp_path / "index.html").read_text()
+    assert '<a href="buckets.html">step time</a>' in index
+    assert "model.html" not in index
