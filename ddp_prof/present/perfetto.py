@@ -97,7 +97,7 @@ def _events(sources: Sequence[Source], zeros: Sequence[int]) -> Iterator[list[st
             yield _names("process", pid, 0, title if len(sources) == 1 else f"{source.title}: {title}")
             known = [
                 rank
-                for rank, overlap in zip(source.ranks, source.overlaps, strict=True)
+                for rank, overlap in zip(source.ranks, source.overlap.ranks, strict=True)
                 if rank.process == process and overlap.reason in _KNOWN
             ]
             yield from _counters(known, pid, zero_ns, is_alone=len(ranks) == 1)

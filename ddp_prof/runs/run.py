@@ -359,18 +359,21 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
 
 def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     """Each file as a panel of a timeline; of several with one title the rank is part of it."""
-    from ddp_prof.analyze.collectives.results import measure_collectives
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
+    from ddp_prof.analyze.root_cause import explain_run
 
-    found = []
+    found: list[Source] = []
     for at, run in enumerate(runs):
         parts = list(run.events())
         measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
         analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
-        typical = measure_collectives(analysis).typical_step
+        explained = explain_run(analysis)
+        typical, own = explained.collectives.typical_step, []
         for part in parts:
             title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
-            found.append(timeline_source(title, part, analysis)._replace(run=at, typical_step=typical))
+            own.append(timeline_source(title, part, analysis)._replace(run=at, typical_step=typical))
+        told = _tell_of_all_files(run.label, [one.overlap for one in own], explained) if len(own) > 1 else ""
+        found += [source._replace(told_of_run=told) for source in own]
     titles, names = Counter(source.title for source in found), distinct_names(source.trace.path for source in found)
     for at, source in enumerate(found):
         if titles[source.title] > 1:
@@ -378,6 +381,18 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
             more = f" ({names[source.trace.path]})" if rank is None else f", rank {rank}"
             found[at] = source._replace(title=source.title + more)
     return found
+
+
+def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: RunExplanation) -> str:
+    """Say what hiding the communication of all files of a run would gain, and the main cause of what is exposed."""
+    from ddp_prof.analyze.overlap import merge_ranks
+    from ddp_prof.analyze.variants.comparison import compare_variants
+    from ddp_prof.present.headlines import cause_headline, gain_headline
+
+    (summary,) = compare_variants([replace(merge_ranks(results), label=label)])
+    collectives = explained.collectives
+    cause = cause_headline(explained.root_cause, collectives.reason, collectives.blocking)
+    return f"{label}: {gain_headline(summary)}" + ("" if summary.reason else f" Cause: {cause}")
 
 
 def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
@@ -418,7 +433,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         title=title,
         trace=trace,
         ranks=ranks,
-        overlaps=result.ranks,
+        overlap=result,
         gain=gain_headline(compare_variants([result])[0], cost),
         explained=explained,
         caveats=tuple(caveat.value for caveat in result.caveats),

@@ -157,7 +157,7 @@ def _home(ranks: Sequence[_Rank], most_boxes: int | None = None) -> View:
 
 def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Panel:
     lanes = []
-    for (events, _), overlap, explained in zip(ranks, source.overlaps, source.explained, strict=True):
+    for (events, _), overlap, explained in zip(ranks, source.overlap.ranks, source.explained, strict=True):
         title = f"process {events.process}" if events.device is None else f"pid {events.process}, GPU {events.device}"
         title = title if events.rank is None else f"rank {events.rank}"
         own = lanes_of(events, view, explained, overlap)
@@ -167,6 +167,8 @@ def _panel(source: Source, ranks: Sequence[_Rank], home: View, view: View) -> Pa
         title=source.title,
         device=source.trace.device,
         gain=source.gain,
+        run=source.run,
+        told_of_run=source.told_of_run,
         facts=tuple(_facts(source, ranks, home, view)),
         ranks=tuple(lanes),
         steps=_step_marks(ranks, view),

@@ -238,6 +238,9 @@ def headline(model: Timeline) -> str:
 
 def page_headline(model: Timeline) -> str:
     """Return what hiding all communication would gain for one run, or how much each run hides for several."""
+    first, *others = model.panels
+    if first.told_of_run and all(panel.run == first.run for panel in others):
+        return first.told_of_run
     if len(model.panels) > 1 or not model.panels[0].gain:
         return headline(model)
     return f"{plain_name(model.panels[0].title)}: {model.panels[0].gain}"

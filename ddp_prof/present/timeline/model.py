@@ -28,7 +28,7 @@ from ddp_prof.analyze.collectives.exposed_time import Exposure
 from ddp_prof.analyze.collectives.run_analysis import ClockOffset
 from ddp_prof.analyze.collectives.timing import CollectiveTimings
 from ddp_prof.analyze.core.rank_events import RankEvents
-from ddp_prof.analyze.overlap import RankOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.present.text import milliseconds
 from ddp_prof.trace import UNKNOWN, Ints, Table, Trace
 
@@ -71,6 +71,8 @@ class Source(NamedTuple):
         gain: A sentence on what hiding all communication would gain at most.
         caveats: Why the run is not representative.
         run: Number of the run; the files of a run share it.
+        told_of_run: What hiding the communication of all its files would gain, and the main cause of what is exposed;
+            empty for a run of one file.
         clock: Converts times of this trace to those of the first file of the run; ``None`` if the clocks cannot be
             compared.
         typical_step: Key of the step that headlines are about.
@@ -79,11 +81,12 @@ class Source(NamedTuple):
     title: str
     trace: Trace
     ranks: Sequence[RankEvents]
-    overlaps: Sequence[RankOverlap]
+    overlap: TraceOverlap
     explained: Sequence[RankExposure]
     gain: str = ""
     caveats: tuple[str, ...] = ()
     run: int = 0
+    told_of_run: str = ""
     clock: ClockOffset | None = None
     typical_step: int | None = None
 
@@ -221,7 +224,7 @@ class Panel:
     """One trace. Times count from the start of the first step shown on any rank.
 
     Attributes:
-        gain, typical_step: As in :class:`Source`.
+        gain, run, told_of_run, typical_step: As in :class:`Source`.
         facts: Short texts about the run.
         step_names: Names of all measured steps, by ``Steps.keys``.
         start_ns, end_ns: Interval of the boxes.
@@ -231,6 +234,8 @@ class Panel:
     title: str
     device: str
     gain: str
+    run: int
+    told_of_run: str
     facts: tuple[str, ...]
     ranks: tuple[RankLanes, ...]
     steps: tuple[StepMark, ...]
