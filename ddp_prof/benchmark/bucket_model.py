@@ -165,11 +165,15 @@ def median_error(found: Sequence[Expectation], *, contended: bool = True) -> flo
     return float(np.median([one.error(None if contended else one.alone_ns) for one in found]))
 
 
+def error_text(found: Sequence[Expectation]) -> str:
+    most = percent(max(one.error() for one in found))
+    return f"{percent(median_error(found))} (median of {len(found)}, at most {most})"
+
+
 def mismatch_text(model: BucketModel, found: Sequence[Expectation]) -> str:
     """Say how far off the expected tails are, and why, as far as the captures tell."""
     longer = sum(one.measured_ns > one.expected_ns for one in found)
-    error = percent(median_error(found))
-    text = f"The expected tails are off by {error} (median of {len(found)}); {longer} of those measured are longer."
+    text = f"The expected tails are off by {error_text(found)}; {longer} of those measured are longer."
     if model.slowdown and model.slowdown > 1:
         text += (
             f" What is sent beside compute takes {model.slowdown:.1f} times as long as it would alone: without that, "

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expectations, median_error, mismatch_text
+from ddp_prof.benchmark.bucket_model import CURVE_MB, BucketModel, compare_expectations, error_text, mismatch_text
 from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, status_text, value_ms
 from ddp_prof.manifest import Caveat
@@ -146,8 +146,7 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
     found, verdict = compare_expectations(model, results.summaries), ""
     title = f"Of {model.best_mb:.2g} MiB, the model of bucketing expects the least communication after backward"
     if found:
-        error = percent(median_error(found))
-        title = f"Tail by bucket size: what was expected is off by {error}, the median of {len(found)}"
+        title = f"Tail by bucket size: what was expected is off by {error_text(found)}"
         verdict = mismatch_text(model, found).replace(". ", ".\n")
     return _figure(
         results, title, traces, verdict,

@@ -502,7 +502,8 @@ def describe_changes(summaries: Sequence[VariantSummary]) -> list[str]:
         if as_fast := [run.label for run in others if run is not fastest and run.is_as_fast_as(fastest)]:
             others_too = " and ".join(filter(None, (", ".join(as_fast[:-1]), as_fast[-1])))
             found.append(
-                f"{fastest.label} has the shortest {_step_name(fastest)}, {_step_change_text(fastest)}{share}, "
+                f"{fastest.label} has the shortest {_step_name(fastest).rstrip(',')}, "
+                f"{_step_change_text(fastest)}{share}, "
                 f"but is not clearly faster than {others_too}."
             )
         else:

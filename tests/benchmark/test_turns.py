@@ -208,6 +208,15 @@ class TestWhatIsSaid:
         assert "fast" not in said
         assert "shorter" not in said
 
+    def test_the_shortest_of_several_that_are_as_fast_is_not_called_fastest(self) -> None:
+        naive, torch, flat = drawn("naive", "########"), drawn("torch", "####"), drawn("flat", "#####")
+        of = {naive.trace: self.CLEAR[0], torch.trace: self.CLEAR[1], flat.trace: rounds(95, 114, 104.6)}
+        summaries = [replace(run, overlap_ratio=0.5) for run in compare_variants([naive, torch, flat], of)]
+        said = " ".join(describe_changes(summaries))
+        assert "has the shortest step, measured in turns, 5 % (" in said
+        assert "but is not clearly faster than" in said
+        assert "is fastest" not in said
+
     def test_a_run_that_was_not_trained_in_turns_has_no_speedup(self) -> None:
         _, torch = self.summaries((self.CLEAR[0], {}))
         assert (torch.speedup, torch.supported) == (None, None)
