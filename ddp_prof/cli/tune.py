@@ -11,7 +11,7 @@ import click
 
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.cli.terminal import Output, is_quiet, say
-from ddp_prof.errors import UsageError, WorkloadError
+from ddp_prof.errors import DdpProfError, UsageError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
 
 
@@ -144,12 +144,15 @@ def tune(
                 return
             result, views = session.run(), []
             if why and result.best and output.form in {"table", "json"}:
-                files = [
-                    file
-                    for tried in (TODAY, result.best.tried)
-                    for file in record(job, tried, store, Path.cwd(), environ)
-                ]
-                views = comparison_views(load_runs(files, measures=SUMMARY), output)
+                try:
+                    files = [
+                        file
+                        for tried in (TODAY, result.best.tried)
+                        for file in record(job, tried, store, Path.cwd(), environ)
+                    ]
+                    views = comparison_views(load_runs(files, measures=SUMMARY), output)
+                except DdpProfError as error:  # the answer is known, and took longer
+                    report(f"not compared: {error}")
     except Stopped as stop:
         report(f"stopped: {store} has the finished runs; the same command goes on")
         context.exit(128 + stop.number)

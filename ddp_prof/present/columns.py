@@ -253,6 +253,7 @@ _COLUMNS = (
     _share("gain_high_%", "upper end of its interval"),
     _count("pairs", "rounds in which it ran, and today's settings"),
     _name("losses", "whether they are those of today's settings"),
+    _name("write", "what to write to have these settings", WITH_MUCH_ROOM),
     # All-reduces by size.
     _name("size", "size of the message", ALWAYS),
     _count("calls", "timed calls", WITH_MUCH_ROOM),

@@ -92,11 +92,12 @@ def conclusion_of(tuning: Tuning) -> list[str]:
 
 def tuning_view(tuning: Tuning) -> TableView:
     today = tuning.today
-    notes = [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *conclusion_of(tuning)]
-    notes += [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}"]
+    said = [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *conclusion_of(tuning)]
     ranks = f"{today.world} rank{'s' * (today.world != 1)}"
     place = " · ".join(filter(None, (ranks, today.backend, today.device, f"torch {today.torch}")))
-    return TableView(printable(place), _rows(tuning), [printable(note) for note in notes], _document(tuning))
+    notes = [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}", place]
+    rows = [_today_row(tuning), *(_row(verdict) for verdict in tuning.verdicts)]
+    return TableView("\n".join(map(printable, said)), rows, list(map(printable, notes)), _document(tuning))
 
 
 def nothing_view(reasons: Sequence[str]) -> TableView:
@@ -105,16 +106,16 @@ def nothing_view(reasons: Sequence[str]) -> TableView:
     return TableView("", [], [printable(reason) for reason in reasons], document)
 
 
-def _rows(tuning: Tuning) -> list[Row]:
-    first: Row = {
+def _today_row(tuning: Tuning) -> Row:
+    return {
         "try": TODAY.label,
         "outcome": None,
         "step_ms": ms(tuning.today_ns),
         **dict.fromkeys(("gain_%", "gain_low_%", "gain_high_%")),
         "pairs": None,
         "losses": None,
+        "write": None,
     }
-    return [first, *(_row(verdict) for verdict in tuning.verdicts)]
 
 
 def _row(verdict: Verdict) -> Row:
@@ -128,6 +129,7 @@ def _row(verdict: Verdict) -> Row:
         "gain_high_%": in_percent(gain.high if gain else None),
         "pairs": gain.pairs if gain else 0,
         "losses": verdict.losses,
+        "write": verdict.tried.line,
     }
 
 

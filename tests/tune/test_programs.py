@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -179,6 +180,57 @@ def test_a_program_is_timed_and_ended_in_order(tmp_path: Path, programs: dict[st
     passes = 3 if text == ACCUMULATION else 1
     assert [len(rank.losses) for rank in found.ranks] == [passes * (WARMUP + STEPS)] * 2
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"], "nothing that follows training was done"
+
+
+# What trainers do of their own around a loop, in their own words.
+TRAINER = """
+import torch
+from transformers import Trainer, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x, labels=None):
+        return {"loss": self.layer(x).square().mean()}
+
+arguments = TrainingArguments(
+    output_dir="out", max_steps=100, use_cpu=True, report_to=[], save_strategy="no", gradient_accumulation_steps=2,
+    per_device_train_batch_size=4, disable_tqdm=True, ddp_backend="gloo",
+)
+Trainer(Model(), arguments, train_dataset=[{"x": torch.randn(8), "labels": 0} for _ in range(1024)]).train()
+"""
+LIGHTNING = """
+import lightning
+import torch
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def training_step(self, batch, index):
+        return self.layer(batch[0]).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(1024, 8)), batch_size=4)
+lightning.Trainer(
+    max_steps=100, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_progress_bar=False,
+    enable_checkpointing=False,
+).fit(Module(), data)
+"""
+
+
+@pytest.mark.parametrize(("library", "text", "passes"), [("transformers", TRAINER, 2), ("lightning", LIGHTNING, 1)])
+def test_trainers_are_ended_in_order(
+    tmp_path: Path, programs: dict[str, str], library: str, text: str, passes: int
+) -> None:
+    if find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+    found = measure(tmp_path, programs, text.replace('"out"', repr(str(tmp_path / "out"))) + AFTER)
+    assert [(rank.rank, rank.done) for rank in found.ranks] == [(0, WARMUP + STEPS), (1, WARMUP + STEPS)]
+    assert [len(rank.losses) for rank in found.ranks] == [passes * (WARMUP + STEPS)] * 2
+    assert not (tmp_path / "after").exists()
 
 
 def test_a_slow_rank_is_in_the_length_of_the_step(tmp_path: Path, programs: dict[str, str]) -> None:
