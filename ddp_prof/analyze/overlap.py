@@ -150,7 +150,7 @@ class RankOverlap(RankResult):
         process: Operating-system process id; 0 for a Kineto file, which contains a single process.
         clock: The clock that measures the length of steps, ``HOST`` or ``DEVICE``; ``None`` without steps.
         step_work_ns: Summed durations of the steps' work on the device, and ``held_work_ns`` of the device work in
-            their ranges on the host, whichever step launched it.
+            their ranges on the host, whichever step launched it; ``None`` if their clocks disagree.
         clocks_disagree: Whether times between launches and their work mean nothing; see :mod:`.core.recording`.
         reason: Why ``overlap_ratio`` is ``None``.
         blocking_ns: How long something stood still for communication.
@@ -180,7 +180,7 @@ class RankOverlap(RankResult):
     dependencies: DependencyCoverage | None = None
     clock: str | None = None
     step_work_ns: int = 0
-    held_work_ns: int = 0
+    held_work_ns: int | None = 0
     clocks_disagree: bool = False
 
     @property
@@ -193,7 +193,7 @@ class RankOverlap(RankResult):
     @property
     def lacks_work(self) -> bool:
         """Whether the ranges of its steps lack some of the device work that the steps launched."""
-        return lacks_work(self.step_work_ns, self.held_work_ns)
+        return self.held_work_ns is not None and lacks_work(self.step_work_ns, self.held_work_ns)
 
     @property
     def marked_steps(self) -> tuple[StepOverlap, ...]:
@@ -319,7 +319,7 @@ class TraceOverlap(FrameResult):
             "for their lengths: parts of a step are what ran within"
         )
         lacking = [rank for rank in self.ranks if rank.lacks_work and rank.clock == HOST]
-        share = 1 - sum(rank.held_work_ns for rank in lacking) / max(1, sum(rank.step_work_ns for rank in lacking))
+        share = 1 - sum(rank.held_work_ns or 0 for rank in lacking) / max(1, sum(rank.step_work_ns for rank in lacking))
         unmarked = "no steps are marked, so figures per step are those of other ranks (see --step-range)"
         found = []
         whole_ns = sum(rank.comm_ns or 0 for rank in self.ranks if rank.communicating_steps)
@@ -449,7 +449,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
         clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
         step_work_ns=lead.work_ns,
-        held_work_ns=lead.held_ns,
+        held_work_ns=None if rank.clocks_disagree else lead.held_ns,
         clocks_disagree=rank.clocks_disagree,
     )
     return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), (lost & span).length_ns)
@@ -459,6 +459,8 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
     """Merge the parts of one rank's capture, ordered by time, and leave out the figures that are not known."""
     ranks = [part.overlap for part in parts]
     total: dict[str, Any] = {name: sum(getattr(rank, name) for rank in ranks) for name in (*_COUNTS, *_TIMES)}
+    held_ns = [rank.held_work_ns for rank in ranks if rank.held_work_ns is not None]
+    total["held_work_ns"] = sum(held_ns) if len(held_ns) == len(ranks) else None
     backward_ns = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
     steps = [step for rank in ranks for step in rank.steps]
     # A part of a capture may have no events. If a whole capture has none, nothing was recorded.
@@ -495,7 +497,7 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
 
 
 _COUNTS, _TIMES = (
-    ("kernels", "collectives", "step_work_ns", "held_work_ns"),
+    ("kernels", "collectives", "step_work_ns"),
     ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns"),
 )
 _PARTS_IN_GRAPHS: dict[str, Any] = dict.fromkeys(

@@ -186,7 +186,8 @@ class RankEvents(Brief):
         """
         events, steps = self.events, self.steps
         latest = np.searchsorted(steps.start_ns, events.start_ns, side="right") - 1
-        step = np.where((events.step == UNKNOWN) & (events.launch_ns == NO_TIME), latest, events.step)
+        is_launched = take_or_unknown(self.trace.launching_calls, events.activity) != UNKNOWN
+        step = np.where((events.step == UNKNOWN) & ~is_launched, latest, events.step)
         rows = (step != UNKNOWN) & (events.activity != UNKNOWN)
         start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
         work_ns = sum_by_group(end - start, step, len(steps))
