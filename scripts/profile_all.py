@@ -120,6 +120,14 @@ def read_seconds(environ: Mapping[str, str]) -> float:
     raise UsageError(f"TURNS_S={text[:80]}: not a number of seconds up to {MOST_TURNS_S}")
 
 
+def busy_text(ranks: int) -> str:
+    """Say whether other programs competed with the ranks, whose own load is about one each."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load <= 2 * max(ranks, cores) + 2:
+        return ""
+    return f" (the machine is busy, with a load of {load:.0f} on {cores} cores: speed-ups are those of a busy machine)"
+
+
 def train_in_turns(
     names: Mapping[str, Sequence[str]], traces: Path, seconds: float, environ: Mapping[str, str]
 ) -> bool:
@@ -144,7 +152,8 @@ def train_in_turns(
             configs = [plan.config for plan in plans.values()]
             rounds = measure_turns(configs, path, seconds, force=environ.get("FORCE") == "1", progress=show)
             is_new = path.stat().st_mtime != before
-            print("" if is_new else f"training in turns: up to date, {rounds} rounds", flush=True)
+            up_to_date = f"training in turns: up to date, {rounds} rounds"
+            print(busy_text(configs[0].world_size or 1) if is_new else up_to_date, flush=True)
             add_captures(path, [(plan.config, traces_of(name, traces)) for name, plan in plans.items()])
     except DdpProfError as error:
         print(flush=True)
