@@ -345,7 +345,7 @@ def _first_shares(rank: RankEvents) -> list[float]:
     rows = rows[begins_run(operations.step[rows])]  # the first of each step
     first_ns = passes.first_ns[row[rows]]
     last_ns = (passes.last_ns if rank.device is not None else passes.end_ns)[row[rows]]  # of the host, a range
-    known = last_ns > first_ns
+    known = (last_ns > first_ns) & (not rank.clocks_disagree)
     share = np.full(len(rank.steps), np.nan)
     done = (operations.launch_ns[rows] - first_ns)[known] / (last_ns - first_ns)[known]
     share[operations.step[rows[known]]] = np.minimum(1, done)
