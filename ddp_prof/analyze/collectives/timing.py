@@ -25,7 +25,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, Events, find_operations
+from ddp_prof.analyze.core.attribution import (
+    BACKWARD_PHASE,
+    SYNCHRONIZE_PHASE,
+    CollectiveRanges,
+    Events,
+    find_operations,
+)
 from ddp_prof.analyze.core.operations import Pauses, find_pauses
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import DevicePhases, StepTimes, find_device_phases, sum_by_group
@@ -197,7 +203,7 @@ def find_timings(rank: RankEvents) -> RankCollectives:
     blocking = _find_blocking_reason(rank, events)
     follows = (blocking == BLOCKING.index("after_backward")) & (events.phase == UNKNOWN)
     ranges = rank.collective_ranges
-    row = ranges.launched_in(np.where(events.activity == UNKNOWN, events.start_ns, events.launch_ns))
+    row = np.where(events.activity == UNKNOWN, _ranges_of_host(ranges, events), ranges.launched_in(events.launch_ns))
     operation = _find_operations(trace, events, recorded, take_or_unknown(ranges.operation, row))
     of_gradients = np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) | follows
     of_gradients &= ~np.isin(operation, _WITHOUT_GRADIENTS)
@@ -247,6 +253,14 @@ def find_timings(rank: RankEvents) -> RankCollectives:
         host_waits=rank.blocking.coverage.host_waits,
         clocks_disagree=rank.clocks_disagree,
     )
+
+
+def _ranges_of_host(ranges: CollectiveRanges, events: Events) -> Ints:
+    """Row of the range that is each collective of the host; it may begin, with its copy, when the range ends."""
+    spans = zip(ranges.start_ns.tolist(), ranges.end_ns.tolist(), strict=True)
+    rows = {span: row for row, span in enumerate(spans)}
+    asked = zip(events.start_ns.tolist(), events.end_ns.tolist(), strict=True)
+    return np.array([rows.get(span, UNKNOWN) for span in asked], np.int64)
 
 
 def _find_groups(trace: Trace, recorded: Ints, named_by: Ints) -> tuple[tuple[str, ...], Ints]:
