@@ -122,13 +122,22 @@ def _check_regular_expression(_context: click.Context, _parameter: click.Paramet
     return value
 
 
+_CHUNK = 1 << 20
+
+
 def _read_stdin(context: click.Context, _parameter: click.Parameter, traces: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Replace ``-`` among the traces by a temporary file with the content of stdin."""
+    """Replace ``-`` among the traces by a temporary file with the content of stdin, which may never end."""
     if PIPE not in traces:
         return traces
     file = Path(context.with_resource(tempfile.TemporaryDirectory(prefix="ddp_prof."))) / "stdin"
+    left = most = shutil.disk_usage(file.parent).free // 2
     with file.open("wb") as target:
-        shutil.copyfileobj(sys.stdin.buffer, target)
+        while chunk := sys.stdin.buffer.read(min(left, _CHUNK) + 1):
+            if len(chunk) > left:
+                reason = f"it sends more than {most:,} bytes, which is half of the room for temporary files"
+                raise TraceError(PIPE, reason, "write it into a file, and give that, or set TMPDIR to a larger disk")
+            target.write(chunk)
+            left -= len(chunk)
     return tuple(file if trace == PIPE else trace for trace in traces)
 
 

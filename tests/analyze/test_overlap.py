@@ -414,6 +414,21 @@ def test_gloo_begins_when_the_data_leaves_the_gpu() -> None:
     )
 
 
+def test_a_copy_that_begins_when_its_range_ends_takes_no_bucket_away() -> None:
+    trace = draw_trace(
+        ranges={
+            "process|rank=0": "##############",
+            "step|index=0": "##############",
+            "backward": "##............",
+            "all_reduce|bucket=4|bytes=8|params=1": ".#####........",
+        },
+        launches={"main": "a12..........."},
+        streams={7: "aaaa..........", 8: "......1.2....."},
+    )
+    (collective,) = collectives_of(trace)
+    assert (collective.start_ns, collective.end_ns, collective.bucket, collective.bytes) == (6, 6, 4, 8)
+
+
 def test_gloo_without_its_copies_begins_at_the_launch_and_that_is_said() -> None:
     trace = draw_trace(
         ranges={

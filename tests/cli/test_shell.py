@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +89,30 @@ def test_a_trace_comes_from_stdin(trace: Path) -> None:
     named = run("overlap", trace, "--format", "csv").stdout.splitlines()
     assert [line.partition(",")[2] for line in piped] == [line.partition(",")[2] for line in named]
     assert len(piped) > 1
+
+
+def test_what_comes_from_stdin_has_a_bound(trace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that never ends would fill the disk."""
+    free = 2 * trace.stat().st_size
+    room = SimpleNamespace(free=free)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: room)
+    assert run("overlap", "-", stdin=trace.read_bytes()).exit_code == 0
+    room.free -= 2
+    refused = run("overlap", "-", stdin=trace.read_bytes())
+    assert (refused.exit_code, refused.stdout) == (1, "")
+    (line,) = refused.stderr.splitlines()
+    assert f"-: it sends more than {free // 2 - 1:,} bytes" in line
+
+
+def test_an_endless_stdin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=6_000_000))
+    with subprocess.Popen(["yes"], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout
+        source = SimpleNamespace(buffer=writer.stdout)
+        monkeypatch.setattr("ddp_prof.cli.options.sys", SimpleNamespace(stdin=source))
+        refused = run("overlap", "-")
+        writer.stdout.close()
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (1, 1)
 
 
 @pytest.mark.parametrize("command", ["export", "timeline"])
