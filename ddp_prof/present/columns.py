@@ -182,6 +182,7 @@ _COLUMNS = (
     _count("rank_changes", "how often it changes to another rank", WITH_ROOM),
     # The doctor.
     _name("finding", "what was found", ALWAYS),
+    Column("gain_ms", "what a typical step is expected to gain without it, simulated", ALWAYS),
     Column("costs_ms", "what it costs in a typical step, at most", ALWAYS),
     _name("of_ranks", "the ranks that show it", WITH_ROOM),
     _name("evidence", "what the traces show", ALWAYS),

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.collectives.straggler import RunSkew
     from ddp_prof.analyze.cost import RunCost
-    from ddp_prof.analyze.critical.critical_path import RunCritical
+    from ddp_prof.analyze.critical.critical_path import RankWork, RunCritical
     from ddp_prof.analyze.doctor import Diagnosis
     from ddp_prof.analyze.inventory import TraceInventory
     from ddp_prof.analyze.kernels.device_use import DeviceUse
@@ -169,14 +169,21 @@ class Run:
         """What the critical path of each step consists of, over all ranks."""
         from ddp_prof.analyze.critical.critical_path import measure_critical_paths
 
+        return measure_critical_paths(self.analysis(), self._work())
+
+    def _work(self) -> list[RankWork]:
+        from ddp_prof.analyze.critical.critical_path import in_order_of_ranks
+
         self.prepare("collectives", "critical")
         work = [(file, of_rank) for file in self.files for of_rank in self.measured[file]["critical"]]
-        return measure_critical_paths(self.analysis(), work)
+        return in_order_of_ranks(self.analysis(), work)
 
     def doctor(self) -> Diagnosis:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
+        from ddp_prof.analyze.critical.what_if import WhatIf
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
+        from ddp_prof.analyze.step_cost import find_slowed
 
         self.prepare(*DOCTOR)
         analysis, files = self.analysis(), len(self.files)
@@ -194,6 +201,7 @@ class Run:
                 skew=self.skew(),
                 facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
                 contention=self.contention,
+                what_if=WhatIf(analysis, self._work(), lambda: find_slowed(self.contention(), analysis.device)),
                 compared_files=(MOST_FILES_OF_KERNELS, files) if files > MOST_FILES_OF_KERNELS else None,
             )
         )

@@ -15,17 +15,27 @@ before. If the clocks cannot tell that rank, the path stays on its rank, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.core.attribution import last_by_step
+from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import first_work
-from ddp_prof.analyze.critical.replay import Ends, Replay, Work, find_replay, find_work, join_replays, measure_gains
+from ddp_prof.analyze.critical.replay import (
+    Ends,
+    Replay,
+    Without,
+    Work,
+    find_replay,
+    find_work,
+    join_replays,
+    measure_gains,
+)
 from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.table import (
@@ -40,7 +50,11 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category
+from ddp_prof.trace import Category, Kind
+
+COPIES, HOST_WAITS = "copies", "host waits"
+"""What a step may be replayed without."""
+WITH_GAPS = ", gaps stay"
 
 PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
 
@@ -85,6 +99,7 @@ class RankWork:
     Attributes:
         of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
         replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
+        without: The same without :data:`COPIES` on the stream of compute, and without :data:`HOST_WAITS` in backward.
         reason: Why paths cannot be followed; ``None`` if they can.
     """
 
@@ -95,6 +110,7 @@ class RankWork:
     steps: StepEnds
     replay: Replay | None
     reason: str | None = None
+    without: Mapping[str, Replay | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,13 +249,30 @@ def find_rank_work(rank: RankEvents) -> RankWork:
             host_ns=rank.steps.end_ns - rank.steps.start_ns,
         ),
         replay=find_replay(rank, work, ends),
+        without={name: find_replay(rank, work, ends, left_out) for name, left_out in _left_out(rank, work)},
     )
 
 
-def measure_critical_paths(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> RunCritical:
-    """The critical path of each step of a run; ``work`` are pairs of a file and the work of a rank in it."""
+def _left_out(rank: RankEvents, work: Work) -> Iterator[tuple[str, Without]]:
+    """What findings of the doctor are about, where the rank has it."""
+    activities = rank.trace.activities
+    is_copy = (activities.kind[work.activity] == Kind.COPY) & (activities.lane[work.activity] == rank.compute_stream)
+    if is_copy.any():
+        for name, leaves_gaps in ((COPIES, False), (f"{COPIES}{WITH_GAPS}", True)):
+            yield name, Without(np.flatnonzero(is_copy), np.empty(0, np.int64), leaves_gaps)
+    waits, _ = waits_in_backward(rank)
+    if len(waits):
+        yield HOST_WAITS, Without(np.empty(0, np.int64), waits)
+
+
+def in_order_of_ranks(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> list[RankWork]:
+    """The work of the ranks of a run, of pairs of a file and the work of a rank in it."""
     by_rank = {(file, one.process, one.device): one for file, one in work}
-    ranks = [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
+    return [by_rank[rank.clock, rank.process, rank.device] for rank in run.ranks]
+
+
+def measure_critical_paths(run: RunAnalysis, ranks: Sequence[RankWork]) -> RunCritical:
+    """The critical path of each step of a run; ``ranks`` is the work of its ranks."""
     reason = next((one.reason for one in ranks if one.reason), None if ranks else NO_RANKS)
     if reason:
         return RunCritical((), reason)

@@ -35,6 +35,7 @@ from ddp_prof.table import (
     Table,
     begins_run,
     concatenate,
+    distinct,
     distinct_rows,
     positions,
     select,
@@ -121,12 +122,16 @@ class Links(Table):
     Attributes:
         tail: ``UNKNOWN`` if ``head`` depends on no other time; the length then is a time of the clock.
         is_duration: 1 if the length is the duration of a collective, else 0.
+        compute_ns: How much of the length is compute, which communication may slow.
+        rank: Index of the rank of ``head`` among those that were joined.
     """
 
     tail: Ints
     head: Ints
     length_ns: Ints
     is_duration: Ints
+    compute_ns: Ints
+    rank: Ints
 
 
 @dataclass(frozen=True)
@@ -154,7 +159,25 @@ class Replay:
         return np.argsort(self.links.head, kind="stable")
 
 
-def find_replay(rank: RankEvents, work: Work, ends: Ends) -> Replay | None:
+@dataclass(frozen=True)
+class Without:
+    """What is left out of a replay: operations with their launches (rows of :class:`Work`), waits of the host.
+
+    Attributes:
+        rows: What waits for one of these operations still does; they themselves take no time.
+        syncs: Indices of the calls that no longer wait.
+        leaves_gaps: Whether the time stays that passed before they began; what follows may need it, too.
+    """
+
+    rows: Ints
+    syncs: Ints
+    leaves_gaps: bool = False
+
+
+NOTHING = Without(np.empty(0, np.int64), np.empty(0, np.int64))
+
+
+def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOTHING) -> Replay | None:
     """The times of a device and the links between them; ``None`` if a link contradicts the order of calls."""
     trace, dependencies, syncs, main_thread = rank.trace, rank.dependencies(), rank.host_calls, rank.main_thread
     rows = np.arange(len(work))
@@ -168,7 +191,12 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends) -> Replay | None:
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
     own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
+    own_ns[without.rows] = lag_ns[without.rows] if without.leaves_gaps else 0
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
+    computes_ns = np.cumsum(np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0))
+    own_compute_ns = np.diff(computes_ns, prepend=0)
+    spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
+    launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
     # Times in the order of calls: two of a collective, one of another operation that is kept or of a call that waits.
     is_kept = is_collective.copy()
@@ -198,16 +226,19 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends) -> Replay | None:
     next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
 
     # Only the latest of all launches that precede the same kept operation and follow the same call.
-    launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN))
+    is_there = np.ones(len(work), np.bool_)
+    is_there[without.rows] = False
+    launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
     thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
-    after = syncs.last_before(thread, main_thread, launch_ns[launched], place[launched])
+    after = syncs.last_before(thread, main_thread, work.launch_ns[launched], place[launched])
     first, pair = distinct_rows(next_kept[launched], after)
     latest_ns = np.full(len(first), _NEVER)
     np.maximum.at(latest_ns, pair, launch_ns[launched] - upto_ns[launched] + own_ns[launched])
     after, heads = after[first], next_kept[launched[first]]
 
     sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
-    since_ns = syncs.start_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
+    since_ns = syncs.start_ns - spared_syncs_ns - take_or_unknown(syncs.end_ns, sync_before, 0)
+    waits = ~np.isin(syncs.awaits, without.syncs)
     found: list[tuple[Ints, Ints, Ints]] = [  # tail, head, length
         (end_of[earlier], begin_of[later], upto_ns[later] - upto_ns[earlier]),
         (end_of[producer], begin_of[consumer], own_ns[consumer]),
@@ -217,12 +248,53 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends) -> Replay | None:
             latest_ns + upto_ns[heads] - take_or_unknown(syncs.end_ns, after, 0),
         ),
         (take_or_unknown(sync_of, sync_before), sync_of, since_ns + syncs.lag_ns),
-        (end_of[syncs.awaited], sync_of[syncs.awaits], syncs.lag_ns[syncs.awaits]),
+        (end_of[syncs.awaited[waits]], sync_of[syncs.awaits[waits]], syncs.lag_ns[syncs.awaits[waits]]),
         (begin_of[collectives], end_of[collectives], (work.end_ns - work.start_ns)[collectives]),
     ]
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
-    return Replay(times, Links(tail, head, length_ns, is_duration), ends) if np.all(tail < head) else None
+    compute_ns = np.zeros(len(tail), np.int64)
+    compute_ns[: len(earlier)] = computes_ns[later] - computes_ns[earlier]
+    compute_ns[len(earlier) : len(earlier) + len(producer)] = own_compute_ns[consumer]
+    links = Links(tail, head, length_ns, is_duration, compute_ns, np.zeros_like(tail))
+    return Replay(times, links, ends) if np.all(tail < head) else None
+
+
+def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[Ints, Ints]:
+    """How much earlier the host launches each operation, and begins each wait, without some launches.
+
+    A launch takes the time from the one before on its thread, or from the end of the last wait. What is spared counts
+    until the thread waits again: the wait then ends when what it waits for does.
+    """
+    syncs, trace = rank.host_calls, rank.trace
+    spared_ns, of_syncs_ns = np.zeros(len(work), np.int64), np.zeros(len(syncs.start_ns), np.int64)
+    if not len(without.rows):
+        return spared_ns, of_syncs_ns
+    launch_ns = work.launch_ns
+    thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity])
+    is_spared = np.zeros(len(work), np.bool_)
+    is_spared[without.rows] = True
+    for one in distinct(thread[is_spared & (launch_ns != NO_TIME)]):
+        rows = np.flatnonzero((thread == one) & (launch_ns != NO_TIME))
+        rows = rows[np.argsort(launch_ns[rows], kind="stable")]
+        at = launch_ns[rows]
+        own = np.flatnonzero(np.isin(syncs.thread, [one, rank.main_thread]))
+        own = own[np.argsort(syncs.end_ns[own], kind="stable")]
+        last = np.searchsorted(syncs.end_ns[own], at, side="right") - 1
+        since_ns = np.maximum(take_or_unknown(syncs.end_ns[own], last, NO_TIME), np.append(NO_TIME, at[:-1]))
+        took_ns = np.where(is_spared[rows] & (since_ns != NO_TIME), at - since_ns, 0)
+        took_ns = np.minimum(took_ns, _LONGEST_LAUNCH_NS)
+        upto_ns = np.append(0, np.cumsum(took_ns))
+        first = np.searchsorted(at, take_or_unknown(syncs.end_ns[own], last, NO_TIME), side="left")
+        spared_ns[rows] = upto_ns[1:] - upto_ns[first]
+        begins = np.searchsorted(at, syncs.start_ns[own], side="left")
+        previous = np.searchsorted(at, np.append(NO_TIME, syncs.end_ns[own][:-1]), side="left")
+        of_syncs_ns[own] = np.maximum(0, upto_ns[begins] - upto_ns[np.minimum(previous, begins)])
+    return spared_ns, of_syncs_ns
+
+
+_LONGEST_LAUNCH_NS = 50_000
+"""A longer time between two launches is the program's own, which it spends without this launch, too."""
 
 
 def join_replays(
@@ -249,10 +321,11 @@ def join_replays(
                 one.links,
                 head=place[one.links.head + offset],
                 tail=np.where(one.links.tail == UNKNOWN, UNKNOWN, place[one.links.tail + offset]),
+                rank=np.full(len(one.links), index),
                 length_ns=one.links.length_ns
                 + np.where(one.links.tail == UNKNOWN, (common - one.times.time_ns)[one.links.head], 0),
             )
-            for one, offset, common in zip(replays, first, common_ns, strict=False)
+            for index, (one, offset, common) in enumerate(zip(replays, first, common_ns, strict=False))
         )
     )
     times = select(times, order)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from ddp_prof.analyze.doctor import communication, hosts
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
+from ddp_prof.analyze.doctor.gains import with_expected_gain
 
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
@@ -46,5 +47,6 @@ class Diagnosis:
 
 def diagnose_run(run: RunEvidence) -> Diagnosis:
     results = [rule(run) for rule in RULES]
-    findings = sorted((one for one in results if isinstance(one, Finding)), key=lambda one: -(one.cost_ns or 0))
+    found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
+    findings = sorted(found, key=lambda one: -(one.cost_ns or 0))
     return Diagnosis(tuple(findings), tuple(one for one in results if isinstance(one, Abstained)))

@@ -147,12 +147,22 @@ def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
+def are_broadcasts_in_forward(timings: CollectiveTimings) -> Mask:
+    found: Mask = (timings.operation == _BROADCAST) & (timings.phase == PHASES.index(FORWARD))
+    return found
+
+
+def are_barriers(timings: CollectiveTimings) -> Mask:
+    found: Mask = timings.operation == _BARRIER
+    return found
+
+
 def buffer_broadcast(run: RunEvidence) -> Finding | None:
     """Forward broadcasts, as torch's DDP does with buffers."""
     return _find_in_most_steps(
         run,
         "broadcast in forward",
-        lambda timings: (timings.operation == _BROADCAST) & (timings.phase == PHASES.index(FORWARD)),
+        are_broadcasts_in_forward,
         "If these are the buffers of DistributedDataParallel, broadcast_buffers=False leaves them out: averages of "
         "batch norm then differ between ranks.",
     )
@@ -164,7 +174,7 @@ def barrier(run: RunEvidence) -> Finding | None:
     return _find_in_most_steps(
         run,
         "barrier in each step",
-        lambda timings: timings.operation == _BARRIER,
+        are_barriers,
         "Leave dist.barrier() out of steps: the reduction of gradients makes ranks wait for each other already."
         if couples
         else "Leave dist.barrier() out of steps, unless ranks that share no reduction must wait for each other there.",

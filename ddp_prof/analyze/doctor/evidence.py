@@ -13,11 +13,12 @@ from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
+from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.critical.critical_path import RunCritical
 from ddp_prof.analyze.critical.replay import find_work
+from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
@@ -57,6 +58,9 @@ class Finding:
     Attributes:
         steps: The numbers of the steps concerned; empty if it concerns the whole run, or if steps have no numbers.
         cost_ns: Upper limit of its cost in a typical step; ``None`` if not known.
+        expected_gain_ns: What a typical step would gain without it, simulated, with the 95 % interval from
+            ``gain_low_ns`` to ``gain_high_ns``; none is above ``cost_ns``. ``None`` if it could not be simulated, for
+            ``gain_reason``.
     """
 
     rule: str
@@ -65,6 +69,10 @@ class Finding:
     ranks: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
     cost_ns: int | None = None
+    expected_gain_ns: int | None = None
+    gain_low_ns: int | None = None
+    gain_high_ns: int | None = None
+    gain_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +214,7 @@ class RunEvidence:
     Attributes:
         facts: In the order of the ranks of ``analysis``.
         contention: Measures contention when it is called, since it reads kernels again.
+        what_if: Replays steps without what a finding is about.
         compared_files: In how many of the traces contention is measured, and how many there are; ``None`` for all.
     """
 
@@ -216,6 +225,7 @@ class RunEvidence:
     skew: RunSkew
     facts: tuple[RankFacts, ...]
     contention: Callable[[], Contention]
+    what_if: WhatIf
     compared_files: tuple[int, int] | None = None
 
     @property
@@ -355,24 +365,9 @@ def _first_shares(rank: RankEvents) -> list[float]:
 
 def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
     """See ``RankFacts.syncs`` and ``sync_ns``."""
-    count, length_ns = np.zeros(len(rank.steps), np.int64), np.zeros(len(rank.steps), np.int64)
-    if rank.device is None or not len(rank.events) or rank.clocks_disagree:
-        return count, length_ns
-    calls = rank.trace.synchronizations
-    rows = rank.host_calls.rows[rank.host_calls.waited]
-    rows = rows[np.isin(calls.thread[rows], [rank.main_thread, *rank.gradient_threads])]
-    operations, passes = rank.operations, rank.passes
-    is_of_pass = np.isin(operations.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE)) & (rank.pass_of_operation != UNKNOWN)
-    last = last_by_step(operations.launch_ns[is_of_pass], rank.pass_of_operation[is_of_pass], len(passes))
-    start_ns = calls.start_ns[rows]
-    step = rank.steps.index_at(start_ns)
-    row = passes.of_launches(step, np.full(len(rows), UNKNOWN), start_ns, np.zeros(len(rows), np.bool_))
-    counts = (start_ns > take_or_unknown(passes.first_ns, row, NO_TIME)) & (
-        start_ns < take_or_unknown(last, row, NO_TIME)
-    )
-    np.add.at(count, step[counts], 1)
-    np.add.at(length_ns, step[counts], (calls.end_ns - calls.start_ns)[rows[counts]])
-    return count, length_ns
+    waits, step = waits_in_backward(rank)
+    length_ns = (rank.host_calls.end_ns - rank.host_calls.start_ns)[waits]
+    return np.bincount(step, minlength=len(rank.steps)), sum_by_group(length_ns, step, len(rank.steps))
 
 
 def _between_steps_ns(rank: RankEvents) -> list[int]:

@@ -214,7 +214,8 @@ class Contention:
         contention = sum over kinds of kernels of beside * (1 - 1 / slowdown)
 
     A kind has its own slowdown if most of its time beside communication could be compared, else that of all kernels.
-    The interval also holds what comes out if each kind with enough kernels has its own.
+    The interval also holds what comes out if each kind with enough kernels has its own, and how much compared kernels
+    differ, as those that could not be compared may.
 
     Attributes:
         kernels: Number of different kernels (name and position) that were compared.
@@ -287,7 +288,8 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     doubt_of_alone = _error_of_medians(key, duration, beside == 0, compared) / done_ns[compared].sum()
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [bootstrap_interval(sums, _slowdown)])
     slowed_intervals = [bootstrap_interval(sums, partial(_slowed, kinds)) for kinds in own_slowdown]
-    slowed_interval = _widest(slowed, doubt_of_alone / slowdown, slowed_intervals)
+    doubt_of_rest = _doubt_of_rest(key, compared, beside * own, done_ns)
+    slowed_interval = _widest(slowed, math.hypot(doubt_of_alone / slowdown, doubt_of_rest), slowed_intervals)
     beside_of_step_ns = float(all_ns.sum()) / sum(runs.steps for runs in ranks)
     return Contention(
         kernels=len(kernels),
@@ -311,6 +313,30 @@ def _widest(figure: float, doubt: float, intervals: Iterable[tuple[float, float]
         return None
     low, high = min(low for low, _ in known), max(high for _, high in known)
     return figure - math.hypot(figure - low, doubt), figure + math.hypot(high - figure, doubt)
+
+
+def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) -> float:
+    """Half of the 95 % interval of the contended share because kernels that were not compared may be slowed otherwise.
+
+    Kernels that were compared are a sample of those that ran beside communication. The bootstrap draws them; the others
+    are as many draws more, so that what they add up to differs, too.
+    """
+    beside, compared_ns, done = (
+        np.bincount(key, weights=weights) for weights in (beside_ns, beside_ns * compared, done_ns * compared)
+    )
+    rows = np.flatnonzero((compared_ns > 0) & (done > 0))
+    rest = (beside > 0) & (compared_ns == 0)
+    left = float((beside - compared_ns).sum() / beside.sum())
+    interval = bootstrap_interval(
+        np.column_stack([compared_ns[rows], done[rows]]),
+        lambda drawn: 1 - drawn[..., 1].sum(axis=1) / np.maximum(1.0, drawn[..., 0].sum(axis=1)),
+    )
+    if interval is None:
+        return left
+    # Of few, the bootstrap's interval is too narrow: by the bias of its variance, and as Student's is wider.
+    count, others = len(rows), max(1, int(rest.sum()))
+    of_few = math.sqrt(count / (count - 1)) * (1 + 1.22 / (count - 1))
+    return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others) * of_few
 
 
 def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) -> float:

@@ -246,8 +246,12 @@ def _rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
     names = ", ".join(finding.ranks) if found <= _SHOWN_RANKS else f"{found} of {ranks} ranks"
     where = f" on {names}" if 0 < found < ranks else ""
     of = "per step" if has_steps else "in all"
-    cost = "" if finding.cost_ns is None else f" (at most {milliseconds(finding.cost_ns)} {of})"
-    return f"{finding.rule}{where}{cost}"
+    expected, low, high = finding.expected_gain_ns, finding.gain_low_ns, finding.gain_high_ns
+    parts = [] if expected is None else [f"expected gain {milliseconds(expected)}"]
+    if expected is not None and low is not None and high is not None and low < high:
+        parts[0] += f", {milliseconds(low)} to {milliseconds(high)}"
+    parts += [] if finding.cost_ns is None else [f"at most {milliseconds(finding.cost_ns)}"]
+    return f"{finding.rule}{where} ({'; '.join(parts)} {of})" if parts else f"{finding.rule}{where}"
 
 
 def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
@@ -265,6 +269,7 @@ def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
         {
             "run": run.label,
             "finding": one.rule,
+            "gain_ms": ms(one.expected_gain_ns),
             "costs_ms": ms(one.cost_ns),
             "of_ranks": ", ".join(one.ranks),
             **values_of(one, "evidence", "advice"),

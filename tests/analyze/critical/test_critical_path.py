@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.critical.critical_path import NO_HOST_PATH, StepPath, find_rank_work, measure_critical_paths
+from ddp_prof.analyze.critical.critical_path import (
+    NO_HOST_PATH,
+    StepPath,
+    find_rank_work,
+    in_order_of_ranks,
+    measure_critical_paths,
+)
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.trace import UNKNOWN, Spans, Trace, empty
 from tests.analyze.core.test_dependencies import one_bucket
@@ -29,7 +35,7 @@ def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
     ranks = [(trace, find_rank_events(trace)) for trace in traces]
     run = merge_analyses([analyze_trace(trace, of_trace) for trace, of_trace in ranks])
     work = [(trace.path, find_rank_work(rank)) for trace, of_trace in ranks for rank in of_trace]
-    found = measure_critical_paths(run, work).steps
+    found = measure_critical_paths(run, in_order_of_ranks(run, work)).steps
     assert all(sum(path.parts_ns.values()) == path.window_ns for path in found)
     return found
 
@@ -37,7 +43,7 @@ def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
 def test_a_frame_has_a_row_per_step_and_a_column_per_part() -> None:
     trace = one_bucket(kernel=4, collective=12, then=6).trace()
     (rank,) = find_rank_events(trace)
-    found = measure_critical_paths(analyze_trace(trace, [rank]), [(trace.path, find_rank_work(rank))])
+    found = measure_critical_paths(analyze_trace(trace, [rank]), [find_rank_work(rank)])
     (row,) = found.to_frame().to_dict("records")
     (path,) = found.steps
     assert (row["window_ns"], row["rank"], row["changes"]) == (path.window_ns, path.rank, 0)

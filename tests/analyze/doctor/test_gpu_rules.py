@@ -16,12 +16,14 @@ from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
+from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.doctor import Diagnosis, diagnose_run
 from ddp_prof.analyze.doctor.communication import _reduction_couples_all, bucket_copies
 from ddp_prof.analyze.doctor.evidence import NO_LAUNCHES, Finding, RunEvidence, measure_facts
 from ddp_prof.analyze.doctor.hosts import host_sync
 from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import measure_overlap
+from ddp_prof.analyze.step_cost import find_slowed
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.runs import load_runs
 from ddp_prof.runs import run as runs
@@ -43,14 +45,16 @@ def evidence_of(
 ) -> RunEvidence:
     ranks = find_rank_events(trace)
     run = analyze_trace(trace, ranks)
+    work = list(map(find_rank_work, ranks))
     return RunEvidence(
         analysis=run,
         collectives=measure_collectives(run),
         overlap=measure_overlap(trace, ranks),
-        critical=measure_critical_paths(run, [(trace.path, find_rank_work(rank)) for rank in ranks]),
+        critical=measure_critical_paths(run, work),
         skew=measure_skew(run),
         facts=tuple(measure_facts(rank) for rank in ranks),
         contention=lambda: contention,
+        what_if=WhatIf(run, work, lambda: find_slowed(contention, run.device)),
         compared_files=compared_files,
     )
 

@@ -1,0 +1,289 @@
+"""What steps would gain without copies, without waits of the host, or without some collectives: replayed.
+
+Each step is replayed on its own, from the recorded times before it; see :mod:`.replay`. A length of the recording that
+is compute is cut into what it does and what communication slows it by: where a replay moves compute, or communication,
+the compute beside communication still runs at ``1 / kappa``::
+
+    recorded   ggggssssGGGG......      s waits for the host, G beside a collective takes 1.5 times as long
+    replayed   ggggGGG                 without s nothing runs beside it
+
+A replay that leaves nothing out gives the recorded times.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.collectives.timing import CollectiveTimings
+from ddp_prof.analyze.critical.critical_path import (
+    CALLS_OUT_OF_ORDER,
+    CLOCKS_CONTRADICT,
+    NO_COMMON_CLOCK,
+    NO_WORK,
+    WITH_GAPS,
+    RankWork,
+)
+from ddp_prof.analyze.critical.replay import Links, Replay, join_replays
+from ddp_prof.analyze.intervals import Intervals, union
+from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.analyze.step_cost import Slowed
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, concatenate, distinct, positions, select, take_or_unknown
+
+Floats = NDArray[np.float64]
+
+MOST_STEPS = 24
+"""Steps that are replayed: so many, evenly spread, are enough for the interval."""
+_MOST_PASSES, _SETTLED_NS = 12, 100
+_MOST_LAST = 4
+"""Ranks of each collective that may be its last one in a replay: those that arrived last."""
+_UNKNOWN_SHARES = (0.0, 0.0, 0.5)
+"""Of contention, where the slowdown is not known: none, up to a slowdown of 2."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gain:
+    """What a typical step would gain, with its 95 % interval, in nanoseconds; ``None`` with a reason.
+
+    The interval holds how much steps differ, how well the slowdown beside communication is known, and whether gaps
+    before operations that are left out stay.
+    """
+
+    ns: int | None
+    low_ns: int | None
+    high_ns: int | None
+    reason: str | None = None
+
+
+def unknown_gain(reason: str) -> Gain:
+    return Gain(None, None, None, reason)
+
+
+def gain_of_steps(gains_ns: Sequence[int], *, is_mean: bool = False) -> Gain:
+    """The median over steps, or their mean; without an interval for few of them."""
+    if not len(gains_ns):
+        return unknown_gain(NO_WORK)
+    combine = np.mean if is_mean else np.median
+    values = np.array(gains_ns, np.float64)
+    interval = bootstrap_interval(values[:, None], lambda drawn: combine(drawn[..., 0], axis=1))
+    low, high = interval or (None, None)
+    return Gain(
+        round(float(combine(values))), None if low is None else round(low), None if high is None else round(high)
+    )
+
+
+class WhatIf:
+    """Replays the steps of a run; ``slowed`` is asked for what communication slows only if something is replayed."""
+
+    def __init__(self, run: RunAnalysis, ranks: Sequence[RankWork], slowed: Callable[[], Slowed]) -> None:
+        self._run, self._ranks, self._slowed = run, ranks, slowed
+        self.reason = next((one.reason for one in ranks if one.reason), None)
+        if not self.reason and not all(one.replay for one in ranks):
+            self.reason = CALLS_OUT_OF_ORDER
+        if not self.reason and run.alignment.residual_p95_ns is None:
+            self.reason = NO_COMMON_CLOCK
+
+    def without(self, what: str) -> Gain:
+        """The gain without :data:`.critical_path.COPIES` or :data:`.critical_path.HOST_WAITS`."""
+        gain = self._gain([one.without.get(what, one.replay) for one in self._ranks])
+        with_gaps = f"{what}{WITH_GAPS}"
+        if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.without for one in self._ranks):
+            return gain
+        other = self._gain([one.without.get(with_gaps, one.replay) for one in self._ranks])
+        ends = [end for end in (other.low_ns, other.high_ns) if end is not None]
+        return replace(gain, low_ns=min(gain.low_ns, *ends), high_ns=max(gain.high_ns, *ends))
+
+    def without_collectives(self, choose: Callable[[CollectiveTimings], Mask]) -> Gain:
+        """The gain if these collectives took no time, and no rank waited for another one there."""
+        return self._gain([one.replay for one in self._ranks], choose)
+
+    def without_lag(self, late: int) -> Gain:
+        """The gain of the other ranks if none of them waited for this one (its index)."""
+        return self._gain([one.replay for one in self._ranks], late=late)
+
+    def _gain(
+        self,
+        replays: Sequence[Replay | None],
+        choose: Callable[[CollectiveTimings], Mask] | None = None,
+        late: int | None = None,
+    ) -> Gain:
+        if self.reason:
+            return unknown_gain(self.reason)
+        changed = [one for one in replays if one is not None]
+        before = self._join([one.replay for one in self._ranks if one.replay])
+        after = self._join(changed, choose, late) if len(changed) == len(replays) else None
+        if before is None or after is None:
+            return unknown_gain(CLOCKS_CONTRADICT if len(changed) == len(replays) else CALLS_OUT_OF_ORDER)
+        slowed, steps = self._slowed(), self._steps(after)
+        if not steps:
+            return unknown_gain(NO_WORK)
+        shares = (slowed.share, slowed.low, slowed.high) if slowed.share is not None else _UNKNOWN_SHARES
+        gains = {
+            share: [simulate_gain(before, after, key, start_ns, share) for key, start_ns in steps]
+            for share in {max(0.0, one) for one in shares if one is not None}
+        }
+        found = gain_of_steps(gains[max(0.0, shares[0] or 0.0)])
+        others = [median(of_share) for of_share in gains.values()]
+        ends = [end for end in (found.low_ns, found.high_ns) if end is not None]
+        if not ends or found.ns is None:
+            return found
+        return replace(found, low_ns=round(min(*ends, *others)), high_ns=round(max(*ends, *others)))
+
+    def _join(
+        self,
+        replays: Sequence[Replay],
+        choose: Callable[[CollectiveTimings], Mask] | None = None,
+        late: int | None = None,
+    ) -> Replay | None:
+        """All ranks in one replay, in which a collective ends so long after the last arrival as it did."""
+        run, keyed, common_ns, arrivals = self._run, [], [], []
+        first = np.cumsum([0, *(len(one.times) for one in replays)]).tolist()
+        for index, (rank, own, one) in enumerate(zip(run.ranks, self._ranks, replays, strict=True)):
+            at = positions(one.times.collective, len(own.work))
+            arrival, links = take_or_unknown(at, own.of_timing), one.links
+            if choose is not None:
+                is_free = np.isin(links.tail, arrival[choose(rank.timings)]) & (links.is_duration == 1)
+                arrival = np.where(choose(rank.timings), UNKNOWN, arrival)
+                length_ns = np.where(is_free, 0, links.length_ns)
+                links = replace(links, length_ns=length_ns, is_duration=np.where(is_free, 0, links.is_duration))
+            arrivals.append(np.where(arrival == UNKNOWN, UNKNOWN, arrival + first[index]))
+            ends = select(one.ends, np.full(len(one.ends), index != late))
+            keyed.append(Replay(one.times, links, replace(ends, step=rank.step_keys[ends.step])))
+            common_ns.append(run.alignment.offset_for(rank.clock).common_ns(one.times.time_ns))
+        joined = join_replays(keyed, common_ns, [])
+        if joined is None or len(replays) == 1:
+            return joined and joined[0]
+        replay, place = joined
+        columns = [
+            take_or_unknown(take_or_unknown(place, arrival), run.matches.rows[:, index])
+            for index, arrival in enumerate(arrivals)
+        ]
+        return _let_ranks_meet(replay, np.stack(columns, axis=1), late)
+
+    def _steps(self, replay: Replay) -> list[tuple[int, int]]:
+        """Keys of some steps that communicate, and when each begins, on the common clock."""
+        starts: dict[int, int] = {}
+        communicating: set[int] = set()
+        for rank, own in zip(self._run.ranks, self._ranks, strict=True):
+            common = self._run.alignment.offset_for(rank.clock).common_ns(own.steps.start_ns)
+            communicating |= set(rank.keys.tolist()) - {UNKNOWN}
+            for key, start, length in zip(
+                rank.step_keys.tolist(), common.tolist(), (own.steps.end_ns - own.steps.start_ns).tolist(), strict=True
+            ):
+                if length > 0:
+                    starts[key] = min(start, starts.get(key, start))
+        found = sorted((key, start) for key, start in starts.items() if key in communicating and key != UNKNOWN)
+        ended = set(replay.ends.step.tolist())
+        found = [one for one in found if one[0] in ended]
+        chosen = np.unique(np.linspace(0, len(found) - 1, min(len(found), MOST_STEPS)).round().astype(int)).tolist()
+        return [found[at] for at in chosen]
+
+
+def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay | None:
+    """Each part in a collective ends so long after the last arrival as it did, also if another rank is the last.
+
+    Of many ranks, those that arrived last may. ``arrivals`` are rows of times, ``UNKNOWN`` where a rank takes no part;
+    shape (collectives, ranks). For the ``late`` rank only its own part waits.
+    """
+    time_ns, links = replay.times.time_ns, replay.links
+    durations = np.flatnonzero(links.is_duration == 1)
+    own = take_or_unknown(durations, take_or_unknown(positions(links.tail[durations], len(time_ns)), arrivals))
+    arrivals = np.where(own == UNKNOWN, UNKNOWN, arrivals)
+    ends = take_or_unknown(links.head, own)
+    arrived_ns = take_or_unknown(time_ns, arrivals, NO_TIME)
+    transfer_ns = take_or_unknown(time_ns, ends, 0) - arrived_ns.max(axis=1, initial=NO_TIME)[:, None]
+    length_ns, takes_part = links.length_ns.copy(), own != UNKNOWN
+    length_ns[own[takes_part]] = transfer_ns[takes_part]
+    last = np.argsort(-arrived_ns, axis=1, kind="stable")[:, :_MOST_LAST]
+    added = []
+    for nth in range(last.shape[1]):
+        by = last[:, nth]
+        tail = arrivals[np.arange(len(arrivals)), by]
+        for index in range(arrivals.shape[1]):
+            rows = np.flatnonzero((tail != UNKNOWN) & takes_part[:, index] & (by != index))
+            rows = rows if late is None or index == late else rows[by[rows] != late]
+            nothing = np.zeros(len(rows), np.int64)
+            added.append(
+                Links(tail[rows], ends[rows, index], transfer_ns[rows, index], nothing, nothing, nothing + index)
+            )
+    links = concatenate(replace(links, length_ns=length_ns), *added)
+    return replace(replay, links=links) if np.all(links.tail < links.head) else None
+
+
+def simulate_gain(before: Replay, after: Replay, key: int, start_ns: int, share: float) -> int:
+    """How much earlier a step ends in another replay of it.
+
+    Args:
+        before: The replay that gives the recorded times; ``after`` has the same times, and other links.
+        after: See ``before``.
+        key: The step.
+        start_ns: Times before this one stay.
+        share: Which share of the compute beside communication is contention.
+    """
+    ends = select(after.ends, after.ends.step == key)
+    low, high = int(np.searchsorted(before.times.time_ns, start_ns)), int(ends.row.max()) + 1
+    recorded = before.times.time_ns
+    chosen = (after.links.head >= low) & (after.links.head < high)
+    links = select(after.links, np.flatnonzero(chosen))
+    links = select(links, np.argsort(links.head, kind="stable"))
+    tail_ns = take_or_unknown(recorded, links.tail, NO_TIME)
+    part = np.minimum(1.0, links.compute_ns / np.maximum(1, links.length_ns))
+    rate = np.where((links.tail == UNKNOWN) | (links.length_ns <= 0), 0.0, part * share)
+    slowed_ns = np.zeros(len(links))
+    for rank, beside in _communication(before.links, recorded).items():
+        rows = np.flatnonzero((links.rank == rank) & (rate > 0))
+        slowed_ns[rows] = rate[rows] * beside.covered_ns(tail_ns[rows], tail_ns[rows] + links.length_ns[rows])
+    time_ns = recorded.copy()
+    for _ in range(_MOST_PASSES):
+        besides = _communication(links, time_ns) if share else {}
+        settled = _replay_once(time_ns, links, links.length_ns - slowed_ns, rate, besides)
+        is_settled = np.abs(settled - time_ns).max(initial=0) <= _SETTLED_NS
+        time_ns = settled
+        if is_settled or not share:
+            break
+    return int((recorded[ends.row] - ends.before_ns).max() - (time_ns[ends.row] - ends.before_ns).max())
+
+
+def _communication(links: Links, time_ns: Ints) -> dict[int, Intervals]:
+    """When collectives run on each rank."""
+    rows = np.flatnonzero(links.is_duration == 1)
+    found = {}
+    for rank in distinct(links.rank):
+        own = rows[links.rank[rows] == rank]
+        start_ns = time_ns[links.tail[own]]
+        found[rank] = union(start_ns, np.maximum(start_ns, time_ns[links.head[own]]))
+    return found
+
+
+def _replay_once(time_ns: Ints, links: Links, work_ns: Floats, rate: Floats, besides: Mapping[int, Intervals]) -> Ints:
+    """All times that links lead to, in their order, while communication runs as it is given."""
+    found = time_ns.tolist()
+    edges = {rank: (beside.start_ns.tolist(), beside.end_ns.tolist()) for rank, beside in besides.items()}
+    columns = (links.tail, links.head, work_ns, rate, links.rank)
+    last, latest = UNKNOWN, 0
+    for tail, head, work, slowed, rank in zip(*(column.tolist() for column in columns), strict=True):
+        since = found[tail] if tail != UNKNOWN else 0
+        until = since + round(work)
+        if slowed and rank in edges:
+            until = _advance(since, work, slowed, *edges[rank])
+        latest = until if head != last else max(latest, until)
+        last, found[head] = head, latest
+    return np.array(found, np.int64)
+
+
+def _advance(at_ns: int, work_ns: float, slowed: float, starts_ns: list[int], ends_ns: list[int]) -> int:
+    """When work that begins at a time is done, if beside communication this share of the time does nothing."""
+    at, left, row = float(at_ns), work_ns, bisect_right(ends_ns, at_ns)
+    while left > 0 and row < len(ends_ns):
+        alone = min(left, max(0.0, starts_ns[row] - at))
+        at, left = at + alone, left - alone
+        beside = min(left / (1 - slowed), max(0.0, ends_ns[row] - at)) if left > 0 else 0.0
+        at, left = at + beside, left - beside * (1 - slowed)
+        row += 1
+    return round(at + max(0.0, left))

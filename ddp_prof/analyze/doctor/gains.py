@@ -1,0 +1,76 @@
+"""What a typical step would gain without what a finding is about, simulated; beside the bound that the finding has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, carry_gradients
+from ddp_prof.analyze.critical.critical_path import COPIES, HOST_WAITS
+from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
+from ddp_prof.analyze.doctor.communication import are_barriers, are_broadcasts_in_forward
+from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
+from ddp_prof.table import UNKNOWN, Mask, begins_run
+
+NOT_SIMULATED = "how much else would change with it is not in the trace"
+
+
+def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
+    """Add the gain, which is never above the bound."""
+    simulate = SIMULATED.get(finding.rule)
+    gain = unknown_gain(NOT_SIMULATED) if simulate is None else simulate(run)
+    if gain.ns is None:
+        return replace(finding, gain_reason=gain.reason)
+    if simulate is _without_straggler and finding.cost_ns is not None:
+        # That is what others wait for. Collectives that wait slow the compute beside them, too, which a replay knows.
+        finding = replace(finding, cost_ns=max(finding.cost_ns, gain.ns, gain.high_ns or 0))
+
+    def bounded(ns: int | None) -> int | None:
+        return ns if ns is None or finding.cost_ns is None else min(ns, finding.cost_ns)
+
+    return replace(
+        finding,
+        expected_gain_ns=bounded(max(0, gain.ns)),
+        gain_low_ns=bounded(gain.low_ns),
+        gain_high_ns=bounded(gain.high_ns),
+    )
+
+
+def _without_straggler(run: RunEvidence) -> Gain:
+    """Replayed or, where it is not known what waits for what, as the collectives of each step were followed."""
+    if run.skew.straggler is not None:
+        gain = run.what_if.without_lag(run.skew.straggler)
+        if gain.ns is not None:
+            return gain
+    steps = [step for step in run.skew.steps if step.last is not None and step.last == run.skew.straggler]
+    costs = [step.cost_ns for step in steps if step.cost_ns is not None]
+    if not costs or len(costs) < len(steps):
+        return unknown_gain(run.skew.reason or "what others expose is not known")
+    return gain_of_steps(costs, is_mean=True)
+
+
+def _are_votes(timings: CollectiveTimings, reduces: Mask) -> Mask:
+    """The last reduction of each step."""
+    rows = np.flatnonzero(reduces & (timings.step != UNKNOWN))
+    found = np.zeros(len(timings), np.bool_)
+    if len(rows):
+        found[rows[np.append(begins_run(timings.step[rows])[1:], True)]] = True
+    return found
+
+
+def _without_votes(run: RunEvidence) -> Gain:
+    by_timings = {id(rank.timings): _are_votes(rank.timings, carry_gradients(rank)) for rank in run.analysis.ranks}
+    return run.what_if.without_collectives(lambda timings: by_timings[id(timings)])
+
+
+SIMULATED: Mapping[str, Callable[[RunEvidence], Gain]] = {
+    "copies out of buckets": lambda run: run.what_if.without(COPIES),
+    "host synchronization in backward": lambda run: run.what_if.without(HOST_WAITS),
+    "straggler": _without_straggler,
+    "vote on unused parameters": _without_votes,
+    "broadcast in forward": lambda run: run.what_if.without_collectives(are_broadcasts_in_forward),
+    "barrier in each step": lambda run: run.what_if.without_collectives(are_barriers),
+}
+"""The rules whose findings can be left out of a replay of the recorded steps; others need another schedule."""

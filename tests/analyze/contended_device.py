@@ -1,0 +1,334 @@
+"""Ranks that train on devices where communication slows compute by a known factor: what a profiler records of them.
+
+The host launches, waits and goes on; each stream runs its operations in order; an all-reduce ends so long after its
+last rank arrived. While one runs, also while it waits for a peer, compute of a class runs at ``1 / kappa``::
+
+    compute       ffffffbbbbbb=======bbcco      = beside an all-reduce, c copies out of buckets
+    all-reduce                AAAAAAA
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from random import Random
+
+from ddp_prof.trace import (
+    UNKNOWN,
+    Activities,
+    Calls,
+    Category,
+    Kind,
+    Overhead,
+    Spans,
+    Synchronizations,
+    SyncKind,
+    Trace,
+    empty,
+)
+from tests.analyze.critical.scheduler import ALL_REDUCE
+from tests.drawing import MAIN, table
+
+US = 1_000
+CLASSES = ("sm90_gemm", "vectorized_elementwise_kernel")
+KAPPAS = (1.0, 1.25, 1.5, 2.0)
+COMPUTE, COMM = 7, 20
+LAUNCH_NS = 2 * US
+
+
+@dataclass(frozen=True)
+class Program:
+    """A job of some layers and buckets; times in ns. ``transfers`` has a row per step, and ``pace`` a factor.
+
+    Attributes:
+        kappas: By class of kernel.
+        copies, late, wait: Length of each copy out of a bucket; how much longer the forward of rank 1 takes; the layer
+            after which the host waits in backward. None of it where it is 0, or -1.
+    """
+
+    kappas: tuple[float, float]
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    transfers: tuple[tuple[int, ...], ...]
+    pace: tuple[float, ...]
+    ranks: int = 1
+    copies: int = 0
+    late: int = 0
+    wait: int = -1
+
+    @property
+    def steps(self) -> int:
+        return len(self.transfers)
+
+
+@dataclass
+class Op:
+    stream: int
+    name: str
+    work: float
+    waits: tuple[int, ...]
+    call: int
+    launch: float = -1.0
+    start: float = -1.0
+    end: float = -1.0
+    kappa: float = 1.0
+    match: tuple[int, int] | None = None
+    slowed_ns: float = 0.0
+    beside_ns: float = 0.0
+
+
+@dataclass
+class Rank:
+    """The commands of a rank's host, and what came of them."""
+
+    commands: list[tuple[str, int]] = field(default_factory=list)  # launch an operation, wait, begin or end a range
+    ops: list[Op] = field(default_factory=list)
+    ranges: list[tuple[str, float, float]] = field(default_factory=list)
+    records: list[tuple[int, int]] = field(default_factory=list)  # call, stream
+    stream_waits: list[tuple[int, int, int]] = field(default_factory=list)  # call, stream, record
+    syncs: list[tuple[int, float, float]] = field(default_factory=list)
+    calls: int = 0
+
+
+def commands_of(program: Program, rank: int) -> Rank:
+    made, recorded = Rank(), dict[int, int]()
+
+    def call() -> int:
+        made.calls += 1
+        return made.calls
+
+    def launch(
+        stream: int, name: str, work: float, waits: tuple[int, ...] = (), match: tuple[int, int] | None = None
+    ) -> int:
+        for on in waits:
+            if on not in recorded:  # an event after the last operation on the stream
+                recorded[on] = len(made.records)
+                made.records.append((call(), made.ops[on].stream))
+            made.stream_waits.append((call(), stream, recorded[on]))
+        kappa = program.kappas[CLASSES.index(name)] if name in CLASSES else 1.0
+        made.ops.append(Op(stream, name, work, waits, call(), kappa=kappa, match=match))
+        made.commands.append(("launch", len(made.ops) - 1))
+        if match is not None:
+            recorded[len(made.ops) - 1] = len(made.records)
+            made.records.append((call(), stream))
+        return len(made.ops) - 1
+
+    for step in range(program.steps):
+        pace = program.pace[step]
+        made.commands.append(("begin", step))
+        for layer, work in enumerate(program.forward):
+            longer = program.late if rank == 1 and layer == 0 else 0
+            launch(COMPUTE, CLASSES[layer % 2], work * pace + longer)
+        made.commands.append(("backward", step))
+        buckets: list[int] = []
+        count = len(program.transfers[step])
+        for layer, work in enumerate(program.backward):
+            last = launch(COMPUTE, CLASSES[layer % 2], work * pace)
+            if layer == program.wait:
+                made.commands.append(("wait", call()))
+            if (layer + 1) * count // len(program.backward) > layer * count // len(program.backward):
+                at = len(buckets)
+                buckets.append(launch(COMM, ALL_REDUCE, program.transfers[step][at], (last,), (step, at)))
+        made.commands.append(("done", step))
+        if program.copies:
+            for bucket in buckets:
+                launch(COMPUTE, "memcpy", program.copies, (bucket,))
+            launch(COMPUTE, "adam", 20 * US)
+        else:
+            launch(COMPUTE, "adam", 20 * US, tuple(buckets))
+        made.commands.append(("wait", call()))
+        made.commands.append(("end", step))
+    return made
+
+
+def run(program: Program) -> list[Rank]:
+    """Run all ranks, event by event."""
+    ranks = [commands_of(program, rank) for rank in range(program.ranks)]
+    hosts = [_Host(rank) for rank in ranks]
+    now = 0.0
+    while True:
+        for host in hosts:
+            host.go_on(now)
+        started = True
+        while started:
+            started = sum(host.start(now) for host in hosts) > 0
+        _let_go(ranks, hosts, now)
+        if all(host.is_done for host in hosts):
+            return ranks
+        now = min(host.next_event(now) for host in hosts)
+        for host in hosts:
+            host.advance(now)
+
+
+def _let_go(ranks: list[Rank], hosts: list[_Host], now: float) -> None:
+    """An all-reduce whose last rank has arrived ends after its transfer."""
+    for host in hosts:
+        op = host.running.get(COMM)
+        if op is None or op.end >= 0:
+            continue
+        others = [next(one for one in rank.ops if one.match == op.match) for rank in ranks]
+        if all(one.start >= 0 for one in others):
+            op.end = max(one.start for one in others) + op.work
+
+
+class _Host:
+    def __init__(self, rank: Rank) -> None:
+        self.rank, self.at, self.free = rank, 0, 0.0
+        self.queues: dict[int, list[Op]] = {COMPUTE: [], COMM: []}
+        self.running: dict[int, Op] = {}
+        self.left: dict[int, float] = {}
+        self.since = 0.0
+        self.waits_since: float | None = None
+        self.open: dict[str, float] = {}
+
+    @property
+    def is_done(self) -> bool:
+        return self.at == len(self.rank.commands)
+
+    def go_on(self, now: float) -> None:
+        while self.at < len(self.rank.commands):
+            kind, number = self.rank.commands[self.at]
+            if kind == "launch":
+                self.free += LAUNCH_NS
+                op = self.rank.ops[number]
+                op.launch = self.free
+                self.queues[op.stream].append(op)
+            elif kind == "wait":
+                self.waits_since = self.free if self.waits_since is None else self.waits_since
+                if any(self.queues.values()) or self.running:
+                    return
+                self.free = max(self.free, now)
+                self.rank.syncs.append((number, self.waits_since, self.free))
+                self.waits_since = None
+            elif kind == "begin":
+                self.open["step"] = self.free = self.free + 1
+            elif kind == "backward":
+                self.open["backward"] = self.free = self.free + 1
+            elif kind == "done":
+                self.free += 1
+                self.rank.ranges.append(("backward", self.open["backward"], self.free))
+            else:
+                self.free += 1
+                self.rank.ranges.append((f"step {number}", self.open["step"], self.free))
+            self.at += 1
+
+    def start(self, now: float) -> bool:
+        found = False
+        for stream, queue in self.queues.items():
+            if queue and stream not in self.running and self._ready(queue[0]) <= now:
+                op = queue.pop(0)
+                op.start, self.running[stream], self.left[stream] = now, op, op.work
+                found = True
+        return found
+
+    def _ready(self, op: Op) -> float:
+        needed = [self.rank.ops[one] for one in op.waits]
+        if any(one.end < 0 or one in self.running.values() for one in needed):
+            return float("inf")
+        return max([op.launch, *(one.end for one in needed)])
+
+    @property
+    def rate(self) -> float:
+        op = self.running.get(COMPUTE)
+        return 1 / op.kappa if op and COMM in self.running else 1.0
+
+    def next_event(self, now: float) -> float:
+        times = [op.launch for queue in self.queues.values() for op in queue[:1] if op.launch > now]
+        if COMPUTE in self.running:
+            times.append(now + self.left[COMPUTE] / self.rate)
+        if COMM in self.running and self.running[COMM].end >= 0:
+            times.append(self.running[COMM].end)
+        return min(times, default=float("inf"))
+
+    def advance(self, now: float) -> None:
+        passed, self.since = now - self.since, now
+        if op := self.running.get(COMPUTE):
+            rate = self.rate
+            self.left[COMPUTE] -= passed * rate
+            if COMM in self.running:
+                op.beside_ns += passed
+                op.slowed_ns += passed * (1 - rate)
+            if self.left[COMPUTE] <= 1e-6:
+                op.end = now
+                del self.running[COMPUTE]
+        if (op := self.running.get(COMM)) and 0 <= op.end <= now:
+            del self.running[COMM]
+
+
+def trace_of(rank: Rank, number: int, ranks: int) -> Trace:
+    process = 100 + number
+    names = sorted({op.name for op in rank.ops} | {name for name, *_ in rank.ranges})
+    kinds = {ALL_REDUCE: Category.COMMUNICATION, "memcpy": Category.MEMORY}
+    activities = [
+        {
+            "start_ns": round(op.start), "end_ns": round(op.end), "process": process, "device": 0, "lane": op.stream,
+            "name_id": names.index(op.name), "correlation": op.call, "bytes": UNKNOWN,
+            "kind": Kind.COPY if op.name == "memcpy" else Kind.KERNEL,
+            "category": kinds.get(op.name, Category.COMPUTE),
+        }
+        for op in rank.ops
+    ]  # fmt: skip
+    launches = [
+        {"start_ns": round(op.launch), "process": process, "lane": MAIN, "correlation": op.call} for op in rank.ops
+    ]
+    call = {"start_ns": UNKNOWN, "end_ns": UNKNOWN, "process": process, "thread": MAIN, "device": 0}
+    synchronizations = [
+        *({**call, "kind": SyncKind.RECORD, "awaits": UNKNOWN, "correlation": one, "stream": stream}
+          for one, stream in rank.records),
+        *({**call, "kind": SyncKind.STREAM_WAIT, "correlation": one, "stream": stream, "awaits": of}
+          for one, stream, of in rank.stream_waits),
+        *({**call, "kind": SyncKind.HOST_WAIT_DEVICE, "correlation": one, "stream": UNKNOWN, "awaits": UNKNOWN,
+           "start_ns": round(start), "end_ns": round(end)} for one, start, end in rank.syncs),
+    ]  # fmt: skip
+    span = {"process": process, "lane": MAIN, "is_start_end": 0, "is_open": 0}
+    spans = [
+        {**span, "name_id": names.index(name), "start_ns": round(start), "end_ns": round(end)}
+        for name, start, end in rank.ranges
+    ]
+    return Trace(
+        path=Path(f"rank{number}.sqlite"), source="nsys-sqlite", producer=None, threads={}, ranks={process: number},
+        names=tuple(names), world_size=ranks if ranks > 1 else 2,
+        activities=table(Activities, activities), spans=table(Spans, spans), calls=table(Calls, launches),
+        overhead=empty(Overhead), synchronizations=table(Synchronizations, synchronizations),
+        sync_source="cuda_events",
+    )  # fmt: skip
+
+
+def lengths_of(ranks: list[Rank]) -> list[float]:
+    """How long each step is on the rank on which it is longest."""
+    of_ranks = [[end - start for name, start, end in rank.ranges if name.startswith("step")] for rank in ranks]
+    return [max(step) for step in zip(*of_ranks, strict=True)]
+
+
+def draw_program(seed: int) -> Program:
+    """A program of eight to twelve steps, whose transfers differ so that kernels run both beside them and alone."""
+    random = Random(seed)
+    layers, buckets, steps = random.randint(16, 30), random.randint(2, 4), random.randint(8, 12)
+    transfer = random.uniform(40, 250) * US
+    kinds = random.choice([(), ("copies",), ("wait",), ("late",), ("copies", "wait")])
+    kappa = random.choice(KAPPAS)
+    return Program(
+        kappas=(kappa, random.choice([kappa, *KAPPAS])),
+        forward=tuple(random.randint(10, 40) * US for _ in range(layers)),
+        backward=tuple(random.randint(10, 40) * US for _ in range(layers)),
+        transfers=tuple(
+            tuple(round(transfer * random.uniform(0.2, 1.8)) for _ in range(buckets)) for _ in range(steps)
+        ),
+        pace=tuple(random.uniform(0.98, 1.02) for _ in range(steps)),
+        ranks=2 if "late" in kinds else random.choice([1, 1, 2]),
+        copies=random.randint(5, 40) * US if "copies" in kinds else 0,
+        late=random.randint(50, 300) * US if "late" in kinds else 0,
+        wait=random.randint(1, layers - 2) if "wait" in kinds else -1,
+    )
+
+
+WITHOUT = {
+    "copies out of buckets": {"copies": 0},
+    "host synchronization in backward": {"wait": -1},
+    "straggler": {"late": 0},
+}
+"""How the program differs without what a finding is about."""
+
+
+def without(program: Program, rule: str) -> Program:
+    return replace(program, **WITHOUT[rule])

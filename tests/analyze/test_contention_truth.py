@@ -1,0 +1,109 @@
+"""Cost and gains against a device of which all is known: slowdown, standstill, and the step without what was found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from statistics import median
+
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import strategies as st
+
+from ddp_prof.analyze.collectives.results import measure_collectives
+from ddp_prof.analyze.collectives.run_analysis import analyze_trace, merge_analyses
+from ddp_prof.analyze.collectives.straggler import measure_skew
+from ddp_prof.analyze.core.rank_events import find_rank_events
+from ddp_prof.analyze.cost import measure_run_cost
+from ddp_prof.analyze.critical.critical_path import find_rank_work, measure_critical_paths
+from ddp_prof.analyze.critical.what_if import WhatIf
+from ddp_prof.analyze.doctor import diagnose_run
+from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence, measure_facts
+from ddp_prof.analyze.kernels.kernel_times import Contention, find_kernel_runs, measure_contention
+from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
+from ddp_prof.analyze.step_cost import PARTS, find_slowed
+from tests.analyze.contended_device import CLASSES, WITHOUT, Program, draw_program, lengths_of, run, trace_of, without
+from tests.examples import IS_NIGHTLY, examples
+
+TOLERANCE = 0.02
+"""Of a step: by how much a gain may be wrong."""
+
+
+class Outcome:
+    """What is known of a program, and what was found."""
+
+    def __init__(self, program: Program) -> None:
+        self.program, self.ranks = program, run(program)
+        traces = [trace_of(rank, at, len(self.ranks)) for at, rank in enumerate(self.ranks)]
+        events = [find_rank_events(trace) for trace in traces]
+        ranks = [rank for of_trace in events for rank in of_trace]
+        self.contention = measure_contention(list(map(find_kernel_runs, ranks)))
+        overlap = merge_ranks([measure_overlap(trace, of) for trace, of in zip(traces, events, strict=True)])
+        self.cost = measure_run_cost(overlap, lambda: self.contention)
+        analysis = merge_analyses([analyze_trace(trace, of) for trace, of in zip(traces, events, strict=True)])
+        work = list(map(find_rank_work, ranks))
+        self.diagnosis = diagnose_run(
+            RunEvidence(
+                analysis=analysis,
+                collectives=measure_collectives(analysis),
+                overlap=overlap,
+                critical=measure_critical_paths(analysis, work),
+                skew=measure_skew(analysis),
+                facts=tuple(map(measure_facts, ranks)),
+                contention=lambda: self.contention,
+                what_if=WhatIf(analysis, work, lambda: find_slowed(self.contention, "cuda")),
+            )
+        )
+
+    @property
+    def findings(self) -> list[Finding]:
+        return [one for one in self.diagnosis.findings if one.rule in WITHOUT]
+
+    @property
+    def true_share(self) -> float | None:
+        """The share of the time beside communication that is contention."""
+        ops = [op for rank in self.ranks for op in rank.ops if op.name in CLASSES]
+        beside = sum(op.beside_ns for op in ops)
+        return sum(op.slowed_ns for op in ops) / beside if beside else None
+
+    def error(self, finding: Finding) -> float:
+        """By how much the step without it differs from what the gain predicts, as a share of it."""
+        truth = median(lengths_of(run(without(self.program, finding.rule))))
+        return abs(median(lengths_of(self.ranks)) - (finding.expected_gain_ns or 0) - truth) / truth
+
+
+def is_known(contention: Contention) -> bool:
+    return contention.slowed_low is not None and contention.slowed_high is not None
+
+
+WITHIN: Counter[bool] = Counter()
+ERRORS: list[float] = []
+
+
+@pytest.mark.slow
+@examples(500, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_parts_sum_and_gains_are_those_of_the_device(seed: int) -> None:
+    outcome = Outcome(draw_program(seed))
+    for rank in outcome.cost.ranks:
+        for step in rank.steps:
+            assert step.step_ns is not None
+            assert not set(step.reasons) - {"contention"}, "what waits is known"
+            if not step.reasons:
+                assert sum(getattr(step, f"{part}_ns") for part in PARTS) == step.step_ns
+    share, found = outcome.true_share, outcome.contention
+    if share is not None and is_known(found):
+        WITHIN[max(0, found.slowed_low or 0) - 1e-6 <= share <= max(0, found.slowed_high or 0) + 1e-6] += 1
+    for finding in outcome.findings:
+        assert finding.expected_gain_ns is not None, finding.gain_reason
+        assert finding.expected_gain_ns <= (finding.cost_ns or 0)
+        ERRORS.append(outcome.error(finding))
+        assert ERRORS[-1] <= TOLERANCE, finding
+
+
+@pytest.mark.slow
+def test_the_slowdown_lies_within_its_interval_in_nine_of_ten_programs() -> None:
+    """After the test above, which counts."""
+    least = 200 if IS_NIGHTLY else 20
+    if sum(WITHIN.values()) < least:
+        pytest.skip("it counts what the test before it drew")
+    assert WITHIN[True] >= 0.9 * sum(WITHIN.values())
