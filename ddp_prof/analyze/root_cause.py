@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddp_prof.analyze.collectives.exposed_time import QUEUED, TAIL, TRANSFER
 from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew
-from ddp_prof.analyze.collectives.timing import carry_gradients
+from ddp_prof.analyze.collectives.timing import FEW_BYTES, carry_gradients
 from ddp_prof.manifest import Manifest
+from ddp_prof.range_names import ALL_REDUCE
 from ddp_prof.trace import UNKNOWN
+from ddp_prof.variants import BYTES_PER_MB
+
+WORTH = 0.01
+"""Least share of the step for which advice is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +52,10 @@ class RootCause:
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
         ranks: Number of ranks with collectives in the step.
-        late_rank, late_cost_ns: The rank that arrives last in the step, and what another one would gain without its
-            lag, queues behind its waits included; ``None`` if no rank is late, or that is not known.
+        exceeds_others: Whether it is more than twice as large as all between the first and the last of its operation. Then
+            most of it is one parameter, as a bucket closes when it has reached its size.
+        late_rank, late_cost_ns: The rank that arrives last in the step, if it does so in most steps, and what another
+            one would gain without its lag, queues behind its waits included; ``None`` if that is not known.
     """
 
     step: int | None
@@ -82,6 +91,31 @@ class RootCause:
     late_rank: str | None = None
     late_cost_ns: int | None = None
     ranks: int = 1
+    exceeds_others: bool = False
+
+    @property
+    def smaller_bucket_mb(self) -> int | None:
+        """Setting of torch's DDP that divides the last bucket, which closes when it has reached it.
+
+        ``None`` if a smaller last bucket would not shorten the exposed time, or that is not known: the cause is another
+        one, the bucket holds a single parameter, or its time does not depend on its size.
+        """
+        half = (self.bytes or 0) // (2 * BYTES_PER_MB)
+        is_tail = self.when == TAIL and self.operation == ALL_REDUCE
+        is_tail &= self.why in (TRANSFER, QUEUED) and self.carries_gradients and self.is_last
+        can_divide = self.operation == ALL_REDUCE and not (self.alike or self.parameters or self.exceeds_others)
+        can_divide &= self.times_per_step == 1
+        is_late = 2 * self.wait_ns > self.exposed_ns or self.late_rank is not None
+        is_worth = not self.step_ns or self.pair_ns >= WORTH * self.step_ns
+        several = self.same_operation_per_step > 1 and (self.bytes or 0) >= FEW_BYTES
+        return half if half and is_tail and can_divide and several and is_worth and not is_late else None
+
+    @property
+    def smaller_bucket_advice(self) -> str | None:
+        """The same in words."""
+        if (setting := self.smaller_bucket_mb) is None:
+            return None
+        return f"with DistributedDataParallel, bucket_cap_mb={setting} divides it unless one parameter is most of it"
 
 
 @dataclass(frozen=True)
@@ -134,6 +168,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     ]
     alike = find_alike_times(one for one in found.collectives if one.op == own[0].op)
     late = next((one for one in (skew.steps if skew else ()) if one.step == typical and one.last is not None), None)
+    if skew and late and late.last is not None and 2 * skew.ranks[late.last].last_steps <= len(skew.steps):
+        late = None  # now one rank is late, now another
     return RootCause(
         step=own[0].step,
         alike=alike,
@@ -168,8 +204,16 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         late_rank=skew.ranks[late.last].name if skew and late and late.last is not None else None,
         late_cost_ns=late.cost_ns if late else None,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
+        exceeds_others=_exceeds_others(own[0], mine),
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
+
+
+def _exceeds_others(one: Collective, of_step: Sequence[Collective]) -> bool:
+    """See :class:`RootCause`; torch's first bucket is smaller than the others on purpose."""
+    between = [other.bytes for other in of_step if other.op == one.op and other is not one][1:]
+    known = [size for size in between if size is not None]
+    return one.bytes is not None and bool(known) and one.bytes > 2 * max(known)
 
 
 def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:

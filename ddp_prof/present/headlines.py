@@ -24,8 +24,8 @@ from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import Outliers
 from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, size
-from ddp_prof.range_names import ALL_REDUCE, BACKWARD, FORWARD, OPTIMIZER
-from ddp_prof.variants import BASELINE, BYTES_PER_MB
+from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
+from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.results import Collective, RunBlocking
@@ -383,6 +383,11 @@ def _tail_advice(cause: RootCause) -> str:
         return alike_text(cause.alike)
     if len(cause.parameters) == 1:
         return f"It holds a single parameter: only fewer bytes or a faster link would hide more of it{if_transfer}."
+    if cause.exceeds_others and not cause.parameters:
+        return (
+            "It is more than twice as large as the others, so most of it is one parameter: only fewer bytes or a faster "
+            f"link would hide more of it{if_transfer}."
+        )
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
         latency = "latency" if cause.knows_wait else "latency or waiting"
         return f"Of so few bytes it is {latency}, which smaller buckets would not shorten."
@@ -401,11 +406,7 @@ def alike_text(alike: AlikeTimes) -> str:
 
 
 def _half_of_bucket(cause: RootCause) -> str:
-    """Say which setting of torch's DDP divides the bucket; it closes a bucket that has reached the setting."""
-    half = (cause.bytes or 0) // (2 * BYTES_PER_MB)
-    if cause.operation != ALL_REDUCE or cause.parameters or not half:
-        return ""
-    return f": with DistributedDataParallel, bucket_cap_mb={half} divides it unless one parameter is most of it"
+    return f": {cause.smaller_bucket_advice}" if cause.smaller_bucket_advice else ""
 
 
 def skew_headline(skew: RunSkew) -> Headline:

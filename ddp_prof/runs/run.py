@@ -201,6 +201,7 @@ class Run:
                 skew=self.skew(),
                 facts=tuple(facts[rank.clock, rank.process, rank.device] for rank in analysis.ranks),
                 contention=self.contention,
+                cause=self.root_cause(),
                 what_if=WhatIf(analysis, self._work(), lambda: find_slowed(self.contention(), analysis.device)),
                 compared_files=(MOST_FILES_OF_KERNELS, files) if files > MOST_FILES_OF_KERNELS else None,
             )

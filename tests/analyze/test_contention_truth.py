@@ -66,9 +66,10 @@ class Outcome:
         return sum(op.slowed_ns for op in ops) / beside if beside else None
 
     def error(self, finding: Finding) -> float:
-        """By how much the step without it differs from what the gain predicts, as a share of it."""
-        truth = median(lengths_of(run(without(self.program, finding.rule))))
-        return abs(median(lengths_of(self.ranks)) - (finding.expected_gain_ns or 0) - truth) / truth
+        """By how much the gain differs from that of a typical step, as a share of the step without it."""
+        left = lengths_of(run(without(self.program, finding.rule)))
+        truth = median(before - after for before, after in zip(lengths_of(self.ranks), left, strict=True))
+        return abs((finding.expected_gain_ns or 0) - truth) / median(left)
 
 
 def is_known(contention: Contention) -> bool:

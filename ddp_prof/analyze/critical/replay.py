@@ -122,7 +122,8 @@ class Links(Table):
     Attributes:
         tail: ``UNKNOWN`` if ``head`` depends on no other time; the length then is a time of the clock.
         is_duration: 1 if the length is the duration of a collective, else 0.
-        compute_ns: How much of the length is compute, which communication may slow.
+        compute_ns: How much of the length is compute, which communication may slow, and ``beside_ns`` the part of that
+            which communication ran beside.
         rank: Index of the rank of ``head`` among those that were joined.
     """
 
@@ -131,6 +132,7 @@ class Links(Table):
     length_ns: Ints
     is_duration: Ints
     compute_ns: Ints
+    beside_ns: Ints
     rank: Ints
 
 
@@ -193,8 +195,8 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
     own_ns[without.rows] = lag_ns[without.rows] if without.leaves_gaps else 0
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
-    computes_ns = np.cumsum(np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0))
-    own_compute_ns = np.diff(computes_ns, prepend=0)
+    own_compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
+    own_beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(work.start_ns, work.start_ns + own_compute_ns)
     spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
@@ -232,8 +234,11 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
     after = syncs.last_before(thread, main_thread, work.launch_ns[launched], place[launched])
     first, pair = distinct_rows(next_kept[launched], after)
-    latest_ns = np.full(len(first), _NEVER)
-    np.maximum.at(latest_ns, pair, launch_ns[launched] - upto_ns[launched] + own_ns[launched])
+    due_ns = launch_ns[launched] - upto_ns[launched] + own_ns[launched]
+    by_due = np.argsort(due_ns, kind="stable")
+    latest = np.zeros(len(first), np.int64)
+    latest[pair[by_due]] = by_due  # the last value written stays
+    latest_ns, latest = due_ns[latest], launched[latest]
     after, heads = after[first], next_kept[launched[first]]
 
     sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
@@ -253,10 +258,17 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     ]
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
-    compute_ns = np.zeros(len(tail), np.int64)
-    compute_ns[: len(earlier)] = computes_ns[later] - computes_ns[earlier]
-    compute_ns[len(earlier) : len(earlier) + len(producer)] = own_compute_ns[consumer]
-    links = Links(tail, head, length_ns, is_duration, compute_ns, np.zeros_like(tail))
+
+    def along_links(of_each_ns: Ints) -> Ints:
+        """The sum over the operations of each link; links of waits, and durations, have none."""
+        sums_ns, found_ns = np.cumsum(of_each_ns), np.zeros(len(tail), np.int64)
+        by_launch = sums_ns[heads] - sums_ns[latest] + of_each_ns[latest]
+        known = np.concatenate([sums_ns[later] - sums_ns[earlier], of_each_ns[consumer], by_launch])
+        found_ns[: len(known)] = known
+        return found_ns
+
+    computes = along_links(own_compute_ns), along_links(own_beside_ns)
+    links = Links(tail, head, length_ns, is_duration, *computes, np.zeros_like(tail))
     return Replay(times, links, ends) if np.all(tail < head) else None
 
 

@@ -210,7 +210,9 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
             rows = rows if late is None or index == late else rows[by[rows] != late]
             nothing = np.zeros(len(rows), np.int64)
             added.append(
-                Links(tail[rows], ends[rows, index], transfer_ns[rows, index], nothing, nothing, nothing + index)
+                Links(
+                    tail[rows], ends[rows, index], transfer_ns[rows, index], nothing, nothing, nothing, nothing + index
+                )
             )
     links = concatenate(replace(links, length_ns=length_ns), *added)
     return replace(replay, links=links) if np.all(links.tail < links.head) else None
@@ -226,28 +228,33 @@ def simulate_gain(before: Replay, after: Replay, key: int, start_ns: int, share:
         start_ns: Times before this one stay.
         share: Which share of the compute beside communication is contention.
     """
-    ends = select(after.ends, after.ends.step == key)
-    low, high = int(np.searchsorted(before.times.time_ns, start_ns)), int(ends.row.max()) + 1
-    recorded = before.times.time_ns
-    chosen = (after.links.head >= low) & (after.links.head < high)
-    links = select(after.links, np.flatnonzero(chosen))
+    last = select(after.ends, after.ends.step == key)
+    ends = [_replay(one, start_ns, last.row, share) for one in (before, after)]
+    was_ns, is_ns = (int((time_ns - last.before_ns).max()) for time_ns in ends)
+    return was_ns - is_ns
+
+
+def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
+    """The wanted times (rows), where all times from a start on are replayed."""
+    recorded, end = replay.times.time_ns, int(wanted.max()) + 1
+    low = int(np.searchsorted(recorded, start_ns))
+    links = select(replay.links, np.flatnonzero((replay.links.head >= low) & (replay.links.head < end)))
     links = select(links, np.argsort(links.head, kind="stable"))
-    tail_ns = take_or_unknown(recorded, links.tail, NO_TIME)
+    known = links.tail[links.tail != UNKNOWN]
+    first = min(low, int(known.min(initial=low)))
+    links = replace(links, head=links.head - first, tail=np.where(links.tail == UNKNOWN, UNKNOWN, links.tail - first))
     part = np.minimum(1.0, links.compute_ns / np.maximum(1, links.length_ns))
     rate = np.where((links.tail == UNKNOWN) | (links.length_ns <= 0), 0.0, part * share)
-    slowed_ns = np.zeros(len(links))
-    for rank, beside in _communication(before.links, recorded).items():
-        rows = np.flatnonzero((links.rank == rank) & (rate > 0))
-        slowed_ns[rows] = rate[rows] * beside.covered_ns(tail_ns[rows], tail_ns[rows] + links.length_ns[rows])
-    time_ns = recorded.copy()
-    for _ in range(_MOST_PASSES):
-        besides = _communication(links, time_ns) if share else {}
-        settled = _replay_once(time_ns, links, links.length_ns - slowed_ns, rate, besides)
+    work_ns: Floats = (links.length_ns - np.where(rate > 0, share * links.beside_ns, 0.0)).astype(np.float64)
+    time_ns = recorded[first:end].copy()
+    for _ in range(_MOST_PASSES if share else 1):
+        settled = _replay_once(time_ns, links, work_ns, rate, _communication(links, time_ns) if share else {})
         is_settled = np.abs(settled - time_ns).max(initial=0) <= _SETTLED_NS
         time_ns = settled
-        if is_settled or not share:
+        if is_settled:
             break
-    return int((recorded[ends.row] - ends.before_ns).max() - (time_ns[ends.row] - ends.before_ns).max())
+    found: Ints = time_ns[wanted - first]
+    return found
 
 
 def _communication(links: Links, time_ns: Ints) -> dict[int, Intervals]:

@@ -13,6 +13,7 @@ RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
     communication.after_backward,
     communication.bucket_count,
+    communication.last_bucket,
     communication.late_readiness,
     hosts.host_sync,
     hosts.launch_bound,

@@ -335,6 +335,29 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     return None
 
 
+def last_bucket(run: RunEvidence) -> Finding | None:
+    """The last bucket holds so many parameters that a smaller one would leave less of it after backward.
+
+    Found if its tail is the main cause of exposed time in the typical step, and something waits for it.
+    """
+    cause, blocking = run.cause, run.collectives.blocking
+    if cause is None or (advice := cause.smaller_bucket_advice) is None:
+        return None
+    if blocking and not blocking.typical_ns:
+        return None
+    tail_ns = cause.collective_ns // max(1, cause.ranks)
+    cost_ns = min(tail_ns, blocking.typical_ns) if blocking else tail_ns
+    return Finding(
+        "large last bucket",
+        f"{tail_ns / 1e6:.2f} ms of a typical step are the tail of the last bucket, of {(cause.bytes or 0) / 1e6:.2f} "
+        "MB, after backward.",
+        f"{advice[:1].upper()}{advice[1:]}.",
+        cost_ns=cost_ns,
+        argument="bucket_cap_mb",
+        value=cause.smaller_bucket_mb,
+    )
+
+
 def time_without_size(run: RunEvidence) -> Finding | None:
     """Large messages take as long as small ones, so it is not bandwidth that they wait for.
 

@@ -24,6 +24,7 @@ from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import why_no_steps
+from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
     NO_TIME,
@@ -61,6 +62,7 @@ class Finding:
         expected_gain_ns: What a typical step would gain without it, simulated, with the 95 % interval from
             ``gain_low_ns`` to ``gain_high_ns``; none is above ``cost_ns``. ``None`` if it could not be simulated, for
             ``gain_reason``.
+        argument, value: What to set, and to what; ``None`` where the advice is no single setting, or names no value.
     """
 
     rule: str
@@ -73,6 +75,8 @@ class Finding:
     gain_low_ns: int | None = None
     gain_high_ns: int | None = None
     gain_reason: str | None = None
+    argument: str | None = None
+    value: str | int | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +219,7 @@ class RunEvidence:
         facts: In the order of the ranks of ``analysis``.
         contention: Measures contention when it is called, since it reads kernels again.
         what_if: Replays steps without what a finding is about.
+        cause: Why most of the exposed time is exposed.
         compared_files: In how many of the traces contention is measured, and how many there are; ``None`` for all.
     """
 
@@ -226,6 +231,7 @@ class RunEvidence:
     facts: tuple[RankFacts, ...]
     contention: Callable[[], Contention]
     what_if: WhatIf
+    cause: RootCause | None = None
     compared_files: tuple[int, int] | None = None
 
     @property

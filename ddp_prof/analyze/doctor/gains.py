@@ -14,11 +14,24 @@ from ddp_prof.analyze.doctor.communication import are_barriers, are_broadcasts_i
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
 from ddp_prof.table import UNKNOWN, Mask, begins_run
 
+ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
+    "copies out of buckets": ("gradient_as_bucket_view", True),
+    "broadcast in forward": ("broadcast_buffers", False),
+    "vote on unused parameters": ("find_unused_parameters", False),
+    "single hardware queue": ("CUDA_DEVICE_MAX_CONNECTIONS", 8),
+    "one bucket for all gradients": ("bucket_cap_mb", None),
+    "one collective per parameter": ("bucket_cap_mb", None),
+    "overlap without gain": ("NCCL_MAX_CTAS", None),
+}
+"""The setting behind the advice of a rule: an argument of DistributedDataParallel, or a variable of the environment."""
+
 NOT_SIMULATED = "how much else would change with it is not in the trace"
 
 
 def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
     """Add the gain, which is never above the bound."""
+    argument, value = ARGUMENTS.get(finding.rule, (finding.argument, finding.value))
+    finding = replace(finding, argument=argument, value=value)
     simulate = SIMULATED.get(finding.rule)
     gain = unknown_gain(NOT_SIMULATED) if simulate is None else simulate(run)
     if gain.ns is None:
