@@ -52,8 +52,8 @@ class RootCause:
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
         ranks: Number of ranks with collectives in the step.
-        exceeds_others: Whether it is more than twice as large as all between the first and the last of its operation. Then
-            most of it is one parameter, as a bucket closes when it has reached its size.
+        exceeds_others: Whether it is more than twice as large as all between the first and the last of its operation.
+            Then most of it is one parameter, as a bucket closes when it has reached its size.
         late_rank, late_cost_ns: The rank that arrives last in the step, if it does so in most steps, and what another
             one would gain without its lag, queues behind its waits included; ``None`` if that is not known.
     """

@@ -385,8 +385,8 @@ def _tail_advice(cause: RootCause) -> str:
         return f"It holds a single parameter: only fewer bytes or a faster link would hide more of it{if_transfer}."
     if cause.exceeds_others and not cause.parameters:
         return (
-            "It is more than twice as large as the others, so most of it is one parameter: only fewer bytes or a faster "
-            f"link would hide more of it{if_transfer}."
+            "It is more than twice as large as the others, so most of it is one parameter: only fewer bytes or a "
+            f"faster link would hide more of it{if_transfer}."
         )
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
         latency = "latency" if cause.knows_wait else "latency or waiting"
