@@ -116,7 +116,9 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
 def net_gain(run: RunEvidence) -> Finding | Abstained | None:
     """Communication slows down compute so much that hiding communication gains nothing.
 
-    Found if compute beside communication takes longer by at least the time of communication that it hides.
+    Found if compute beside communication takes longer by at least the time of communication that it hides. Contention
+    is summed over streams: on a single one it is less than what is hidden, whatever the slowdown, since the compute of
+    that time would take some of it alone.
     """
     if run.is_cpu:
         return None
