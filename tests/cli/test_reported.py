@@ -429,6 +429,20 @@ def test_two_ranks_in_one_file_do_not_cut_each_others_steps(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("how", ["nsys", "kineto"])
+def test_where_no_nccl_kernel_was_recorded_the_host_is_not_blamed(how: str, tmp_path: Path) -> None:
+    """The device seems to be idle for 92 % of each step: in it, NCCL ran."""
+    steps = [
+        step(index, (("fwd_gemm", 20, 60, 7, 10, MAIN), ("adam", 940, 980, 7, 930, MAIN)), ()) for index in range(5)
+    ]
+    for one in steps:
+        one.ranges.append(replace(one.ranges[0], name="nccl:all_reduce", start=one.ranges[0].start + 100 * US))
+    trace = written("", job(*steps), how, tmp_path)
+    assert json.loads(run("doctor", "--format", "json", trace).stdout)["findings"] == []
+    assert "late" not in run("summary", trace).stdout
+    assert "no NCCL kernel was recorded" in json.loads(run("critical", "--format", "json", trace).stdout)["reason"]
+
+
+@pytest.mark.parametrize("how", ["nsys", "kineto"])
 def test_steps_beside_an_overlong_kernel_are_as_they_were(how: str, tmp_path: Path) -> None:
     (rank,) = json.loads(run("overlap", "--format", "json", written("", overlong(), how, tmp_path)).stdout)["ranks"]
     assert {one["step"]: one["overlapped_ns"] for one in rank["steps"]} == dict.fromkeys((0, 2, 3, 4), 200 * US)

@@ -36,7 +36,7 @@ from ddp_prof.analyze.critical.replay import (
     join_replays,
     measure_gains,
 )
-from ddp_prof.analyze.quality import hides_work, why_no_steps, why_unknown, why_unknown_work
+from ddp_prof.analyze.quality import NO_NCCL_KERNEL, hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.table import (
     NO_TIME,
@@ -189,6 +189,8 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     coverage = rank.blocking.coverage
     on_host = rank.device is None or coverage.source == "host"
     reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
+    if why_unknown(rank) == NO_NCCL_KERNEL:  # what the step waited for is not in the trace
+        reason = NO_NCCL_KERNEL
     if on_host:
         reason = reason or why_unknown(rank) or NO_HOST_PATH
     if reason:

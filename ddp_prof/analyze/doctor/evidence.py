@@ -23,7 +23,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import why_no_steps
+from ddp_prof.analyze.quality import NO_NCCL_KERNEL, why_no_steps, why_unknown
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
@@ -378,7 +378,7 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
 
 def _between_steps_ns(rank: RankEvents) -> list[int]:
     """See ``RankFacts.between_ns``."""
-    if not rank.has_steps or rank.runs_ahead:
+    if not rank.has_steps or rank.runs_ahead or why_unknown(rank) == NO_NCCL_KERNEL:
         return []
     start_ns, end_ns = rank.steps.end_ns[:-1], rank.steps.start_ns[1:]
     busy = union(rank.events.start_ns, rank.events.end_ns)
