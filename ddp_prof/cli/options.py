@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress, protect_inputs, say
+from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress, protect_inputs, say, say_lines
 from ddp_prof.errors import InterruptedReadingError, TraceError
 from ddp_prof.present.table import TableOptions
 from ddp_prof.runs.report import LoadOptions
@@ -175,7 +175,7 @@ _TABLE_OPTIONS = (
 def _show_all_help(context: click.Context, _parameter: click.Parameter, value: bool) -> None:
     if value:
         context.meta[_SHOWS_ALL] = True
-        click.echo(context.get_help(), color=context.color)
+        say_lines(context.get_help())
         context.exit()
 
 

@@ -71,8 +71,8 @@ def test_it_is_the_first_that_is_said(name: str, tmp_path: Path) -> None:
     make, told = CAPTURES[name]
     paths = make(tmp_path)
     lines = run("summary", *paths).stdout.splitlines()
-    assert lines[1].split(maxsplit=1)[0] == "missing"
-    assert " ".join(lines[1].split()[1:]).startswith(told)
+    assert lines[0].split(maxsplit=1)[0] == "missing"
+    assert " ".join(lines[0].split()[1:]).startswith(told)
     text = " ".join(lines)
     assert "works alone" not in text, "that nobody communicates is not known"
     assert "is not known: " in next(line for line in lines if line.startswith("gain"))
