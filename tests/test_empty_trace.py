@@ -85,6 +85,7 @@ def answer(*arguments: str | Path) -> str:
 def test_every_command_is_tried() -> None:
     assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {
         "capture",
+        "tune",
         "results",
         "mcp",
         "completion",

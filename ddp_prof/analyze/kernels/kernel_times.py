@@ -327,8 +327,9 @@ def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) 
     rows = np.flatnonzero((compared_ns > 0) & (done > 0))
     rest = (beside > 0) & (compared_ns == 0)
     left = float((beside - compared_ns).sum() / beside.sum())
+    sums = np.column_stack([compared_ns[rows], done[rows]])
     interval = bootstrap_interval(
-        np.column_stack([compared_ns[rows], done[rows]]),
+        sums[np.lexsort(sums.T)],  # keys are numbered as the file is written, and what is drawn must not depend on it
         lambda drawn: 1 - drawn[..., 1].sum(axis=1) / np.maximum(1.0, drawn[..., 0].sum(axis=1)),
     )
     if interval is None:
@@ -425,6 +426,7 @@ def _slowdown_interval(unit: Ints, taken_ns: Ints, expected_ns: Floats) -> tuple
     """The interval of the ratio of the sums; the bootstrap draws units (steps or kernels)."""
     _, unit = np.unique(unit, return_inverse=True)
     sums = np.column_stack([np.bincount(unit, weights=taken_ns), np.bincount(unit, weights=expected_ns)])
+    sums = sums[np.lexsort(sums.T)]  # what is drawn must not depend on the order in the file
 
     def ratio(drawn: Numbers) -> Numbers:
         total = drawn.sum(axis=1)
