@@ -55,7 +55,10 @@ KEPT_VARIABLES = re.compile(
 MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
 FIRST_PORT = 29500
 """Ranks that SLURM starts meet at this port plus the job's number modulo 1000, unless MASTER_PORT is set."""
-LOST_RACE = re.compile(rb"= sem_open|The proxy is not started|Local Endpoint is not available|^End of file$", re.M)
+LOST_RACE = re.compile(
+    rb"= sem_open|The proxy is not started|Local Endpoint is not available|^(End of file|Connection reset by peer)$",
+    re.M,
+)
 """Output of an nsys whose agent looked for the program's semaphore, its proxy or its endpoint, before that existed.
 
 It happens rarely, on busy machines, with nsys 2022.4; a second start succeeds.
