@@ -11,7 +11,7 @@
 #   VARIANTS          which ones, in this order               (default: all of ddp_prof/variants.py)
 #   BUCKET_SIZES_MB   bucketed is captured with each of these (default: 1 10 100 1000); with one of those that give the
 #                     same buckets
-#   TURNS_S           seconds of training in turns, at least three rounds of all variants (default: 40); 0: none, and
+#   TURNS_S           seconds of training in turns, at least three rounds of all variants (default: 60); 0: none, and
 #                     speed-ups are those of the captures
 #   TRACES_DIR        where the captures and turns.db go      (default: traces/local in the checkout, which git ignores)
 #   FIGURES_DIR       where timelines and figures go          (default: figures/local in the checkout, likewise)

@@ -113,7 +113,7 @@ def draw(traces: Sequence[Path], figures: Path, *, is_forced: bool) -> bool:
 
 
 def read_seconds(environ: Mapping[str, str]) -> float:
-    text = environ.get("TURNS_S") or "40"
+    text = environ.get("TURNS_S") or "60"
     with suppress(ValueError):
         if 0 <= float(text) <= MOST_TURNS_S:
             return float(text)

@@ -103,7 +103,7 @@ def test_what_was_captured_is_trained_in_turns_and_both_are_drawn(machine: Machi
     (told,) = (line for line in said if line.startswith("training in turns, without a profiler: round 1"))
     assert told.partition(" (the machine is busy")[0].endswith("round 1")
     calls = [call.partition(" -o ")[0] for call in machine.calls if call.startswith(("turns", "ddp-prof"))]
-    assert calls[0] == "turns naive bucketed_1_MB bucketed_10_MB bucketed_100_MB 40.0 False"
+    assert calls[0] == "turns naive bucketed_1_MB bucketed_10_MB bucketed_100_MB 60.0 False"
     assert [call.split()[:2] for call in calls[1:]] == [["ddp-prof", name] for name in ("results", "report", "compare")]
     assert calls[1].endswith("traces/turns.db")
 
