@@ -39,7 +39,7 @@ class ReducingVariant(DataParallel):
     """
 
     _not_copied: ClassVar[frozenset[str]] = DataParallel._not_copied | {
-        *("_reducer", "_remover", "_structure", "_layouts")
+        *("_reducer", "_remover", "_structure", "_layouts", "_postponed", "_is_stepping")
     }
     _reducer_type: ClassVar[type[Reducer]] = Reducer
     _cap_bytes: float | Sequence[float] | None = None
@@ -70,6 +70,8 @@ class ReducingVariant(DataParallel):
         self._stepped = frozenset(map(id, self.optimizer_parameters()))
         self._structure: Structure | None = None
         self._layouts = Layouts(self.module)
+        self._postponed: list[tuple[int, int] | None] | None = None  # the gradients at a ``finish`` within ``no_sync``
+        self._is_stepping = False  # whether an optimizer runs, of which a closure may be part
 
     def _make_reducer(self) -> Reducer:
         return self._reducer_type(self._trained, self.assignment, self.process_group, self._find_unused)
@@ -95,21 +97,51 @@ class ReducingVariant(DataParallel):
             self._reducer.ready(index)
 
     def before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
-        """Raise an error if gradients are not synchronized. Called by a hook before a step of any optimizer."""
-        if self.is_unfinished and self._is_own(optimizer):
+        """Finish what was postponed; raise an error if gradients are not synchronized. Called before any optimizer."""
+        if not self._is_own(optimizer):
+            return
+        if self.is_unfinished:
             raise CommunicationError(
                 "optimizer.step() on gradients that are not synchronized: "
                 "call finish_gradient_synchronization() after backward, before the step"
             )
-        if self._was_left_out and self._is_own(optimizer):
-            raise CommunicationError(
-                "optimizer.step() on gradients that are not synchronized: finish_gradient_synchronization() was called "
-                "within no_sync(), where it does nothing: run the last micro-batch outside of no_sync(); to step on "
-                "this rank's own gradients on purpose, leave that call out"
-            )
+        self._catch_up()
+        self._is_stepping = True
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         """Called by a hook after a step of any optimizer."""
+        if self._is_own(optimizer):
+            self._is_stepping = False
+
+    def _postpone(self) -> None:
+        """Only a step shows whether this was the last micro-batch; within its closure, nothing else would."""
+        if self._is_stepping:
+            self._finish()
+        else:
+            self._postponed = self._gradients_seen()
+
+    def _catch_up(self) -> None:
+        if self._postponed is None:
+            return
+        if self._postponed != self._gradients_seen():
+            raise CommunicationError(
+                "finish_gradient_synchronization() was called within no_sync(), and this rank's own gradients were "
+                "changed since, for example scaled or clipped: run the last micro-batch outside of no_sync(); to step "
+                "on this rank's own gradients on purpose, leave that call out"
+            )
+        self._finish()
+
+    def _finish(self) -> None:
+        self._postponed = None
+        super()._finish()
+
+    def discard(self) -> None:
+        super().discard()
+        self._postponed = None
+
+    def _gradients_seen(self) -> list[tuple[int, int] | None]:
+        gradients = (parameter.grad for parameter in self._trained)
+        return [None if each is None else (id(each), each._version) for each in gradients]
 
     def _is_own(self, optimizer: torch.optim.Optimizer) -> bool:
         return any(id(parameter) in self._stepped for group in optimizer.param_groups for parameter in group["params"])

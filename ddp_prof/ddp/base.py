@@ -46,7 +46,7 @@ class DataParallel(torch.nn.Module, ABC):
     """
 
     is_blocking: ClassVar[bool] = False
-    _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished", "_was_left_out"})
+    _not_copied: ClassVar[frozenset[str]] = frozenset({"_clock", "is_unfinished"})
     """Attributes that are not copied: :meth:`_set_up` creates them."""
 
     def __init__(
@@ -71,7 +71,7 @@ class DataParallel(torch.nn.Module, ABC):
     def _set_up(self) -> None:
         """Create what is not copied: the clock; in subclasses also hooks and buffers. Communicates nothing."""
         self._clock = CommunicationClock()
-        self.is_unfinished = self._was_left_out = False
+        self.is_unfinished = False
 
     @property
     def communication_seconds(self) -> float:
@@ -85,16 +85,25 @@ class DataParallel(torch.nn.Module, ABC):
         return self.module(*args, **kwargs)
 
     def finish_gradient_synchronization(self) -> None:
-        """Finish averaging the gradients over the ranks. Does nothing within :meth:`no_sync`.
+        """Finish averaging the gradients over the ranks.
 
-        If the optimizer steps after a call that did nothing, without one that did, our variants raise an error.
+        Within :meth:`no_sync` it communicates nothing: after the last micro-batch our variants then do it before the
+        optimizer steps, or in :meth:`clip_grad_norm_`, and raise an error if the gradients were changed meanwhile.
         Raises CommunicationError if a collective fails, usually because another rank ended. NCCL does not report this
         here: torch ends this process after the time limit of the group.
         """
-        if not self._is_synchronizing:
-            self._was_left_out = True
-            return
-        self._was_left_out = False
+        if self._is_synchronizing:
+            self._finish()
+        else:
+            self._postpone()
+
+    def _postpone(self) -> None:
+        """Called instead of :meth:`_finish` within ``no_sync``; torch's variants then do nothing."""
+
+    def _catch_up(self) -> None:
+        """Finish what was postponed."""
+
+    def _finish(self) -> None:
         device = self.device
         self._clock.start(device)
         self.is_unfinished = False
@@ -113,6 +122,7 @@ class DataParallel(torch.nn.Module, ABC):
                 "clip_grad_norm_() on gradients that are not synchronized: "
                 "call finish_gradient_synchronization() after backward, before it"
             )
+        self._catch_up()
         return self._clip(max_norm, norm_type)
 
     def _clip(self, max_norm: float, norm_type: float) -> torch.Tensor:
@@ -126,7 +136,7 @@ class DataParallel(torch.nn.Module, ABC):
         for parameter in (*self.trained_parameters(), *self.optimizer_parameters()):
             parameter.grad = None
         self._forget_dropped()
-        self.is_unfinished = self._was_left_out = False
+        self.is_unfinished = False
 
     def _forget_dropped(self) -> None:
         """Forget gradients that ``zero_grad`` dropped before they were synchronized."""

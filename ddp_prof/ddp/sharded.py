@@ -396,6 +396,7 @@ class ShardedDDP(ReducingVariant):
             bucket.idle.before_step(optimizer)
 
     def on_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        super().on_step(optimizer)
         if self._is_own(optimizer):
             for bucket in self._reducer.buckets:
                 bucket.idle.after_step()

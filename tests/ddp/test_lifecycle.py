@@ -106,15 +106,47 @@ def forgotten(rank: int) -> dict[str, list[str]]:
         with variant.no_sync():
             backward(variant, rank)
         optimizer.step()  # accumulated by this rank alone, on purpose
-        variant.zero_grad()
+    return messages
+
+
+def finished_too_early(rank: int) -> dict[str, list[Any]]:
+    """Weights after a step whose ``finish`` was within ``no_sync``; and what is said if gradients changed since."""
+    results: dict[str, list[Any]] = {}
+    for key in (*OURS, "sharded"):
+        moved = []
+        for how in ("one", "each", "clipped", "closure"):
+            variant = make(key, nn.Linear(2, 1, bias=False))
+            weight = variant.module.weight
+            with torch.no_grad():
+                weight.zero_()
+            optimizer: Any = torch.optim.SGD(variant.optimizer_parameters(), lr=1)
+
+            def loss(variant: Any = variant, how: str = how) -> Any:
+                with variant.no_sync():
+                    for _ in range(2 if how == "each" else 1):
+                        backward(variant, rank)
+                        variant.finish_gradient_synchronization()
+                if how == "clipped":
+                    variant.clip_grad_norm_(0.15)
+                return torch.zeros(())
+
+            if how == "closure":
+                optimizer.step(loss)
+            else:
+                loss()
+                optimizer.step()
+            moved.append(variant.module.weight.flatten().tolist())
+        variant = make(key, nn.Linear(2, 1, bias=False))
+        optimizer = torch.optim.SGD(variant.optimizer_parameters(), lr=1)
         with variant.no_sync():
             backward(variant, rank)
             variant.finish_gradient_synchronization()
-        try:
+        torch.nn.utils.clip_grad_norm_(variant.trained_parameters(), 0.5)
+        before = variant.module.weight.clone()
+        with pytest.raises(CommunicationError) as caught:
             optimizer.step()
-        except CommunicationError as error:
-            messages[key].append(str(error))
-    return messages
+        results[key] = [moved, str(caught.value), torch.equal(before, variant.module.weight)]
+    return results
 
 
 def frozen_later(rank: int) -> dict[str, list[Any]]:
@@ -177,7 +209,7 @@ def criticized(rank: int) -> dict[str, list[float]]:
 
 
 def everything(rank: int) -> dict[str, Any]:
-    checks = copies, groups, dropped, forgotten, frozen_later, normalized, criticized
+    checks = copies, groups, dropped, forgotten, finished_too_early, frozen_later, normalized, criticized
     return {check.__name__: check(rank) for check in checks}
 
 
@@ -202,9 +234,22 @@ def test_a_module_whose_variant_is_gone_trains_alone(results: list[dict[str, Any
 
 @pytest.mark.parametrize("key", OURS)
 def test_an_optimizer_is_refused_gradients_that_are_not_synchronized(results: list[dict[str, Any]], key: str) -> None:
-    forgotten, within_no_sync = results[0]["forgotten"][key]
+    (forgotten,) = results[0]["forgotten"][key]
     assert "call finish_gradient_synchronization()" in forgotten
-    assert "run the last micro-batch outside of no_sync()" in within_no_sync
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("key", [*OURS, "sharded"])
+def test_what_was_finished_within_no_sync_is_reduced_by_the_step(
+    results: list[dict[str, Any]], key: str, rank: int
+) -> None:
+    """The mean gradient of a micro-batch is 1.5."""
+    moved, message, is_unmoved = results[rank]["finished_too_early"][key]
+    clipped = -0.15 / 2**0.5
+    expected = [-1.5] * 2, [-3.0] * 2, [clipped] * 2, [-1.5] * 2
+    assert moved == [pytest.approx(each, rel=1e-5) for each in expected]
+    assert "run the last micro-batch outside of no_sync()" in message
+    assert is_unmoved
 
 
 @pytest.mark.parametrize("key", OURS)
