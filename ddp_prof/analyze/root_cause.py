@@ -41,7 +41,9 @@ class RootCause:
         collectives_per_step, alike_per_step, same_operation_per_step: Number of collectives of one rank in the step;
             with the same ``blocking``; with the same operation.
         last_bucket: The largest bucket number with its operation.
-        is_last: Whether it is the step's last collective of its operation.
+        same_operation_per_pass: Number of those with its operation in its pass of backward; in the step if no pass of
+            backward is known.
+        is_last: Whether it is the last collective of its operation in its pass of backward.
         follows_own_bucket: Whether an earlier collective of the step has its bucket and operation.
         alike: Sizes of collectives of its operation that take equally long; ``None`` if there are none.
         times_per_step: How often one rank communicates its bucket with its operation and size in the step.
@@ -52,8 +54,8 @@ class RootCause:
         passes: Number of passes of backward, of one rank in the step, that communicate.
         has_launch: Whether its launch is in the trace; its phase is known by the launch.
         ranks: Number of ranks with collectives in the step.
-        exceeds_others: Whether it is more than twice as large as all between the first and the last of its operation.
-            Then most of it is one parameter, as a bucket closes when it has reached its size.
+        exceeds_others: Whether it is more than twice as large as all between the first and the last of its
+            operation in its pass. Then most of it is one parameter, as a bucket closes when it has reached its size.
         late_rank, late_cost_ns: The rank that arrives last in the step, if it does so in most steps, and what another
             one would gain without its lag, queues behind its waits included; ``None`` if that is not known.
     """
@@ -88,10 +90,16 @@ class RootCause:
     times_per_step: int = 1
     alike: AlikeTimes | None = None
     passes: int = 1
+    same_operation_per_pass: int | None = None
     late_rank: str | None = None
     late_cost_ns: int | None = None
     ranks: int = 1
     exceeds_others: bool = False
+
+    @property
+    def has_others(self) -> bool:
+        """Whether its pass of backward has other collectives of its operation."""
+        return (self.same_operation_per_pass or self.same_operation_per_step) > 1
 
     @property
     def smaller_bucket_mb(self) -> int | None:
@@ -107,7 +115,7 @@ class RootCause:
         can_divide &= self.times_per_step == 1
         is_late = 2 * self.wait_ns > self.exposed_ns or self.late_rank is not None
         is_worth = not self.step_ns or self.pair_ns >= WORTH * self.step_ns
-        several = self.same_operation_per_step > 1 and (self.bytes or 0) >= FEW_BYTES
+        several = self.has_others and (self.bytes or 0) >= FEW_BYTES
         return half if half and is_tail and can_divide and several and is_worth and not is_late else None
 
     @property
@@ -158,7 +166,8 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     # Ranks may have different numbers of collectives, so these are counted on one rank.
     mine = [collective for collective in step if collective.step_identity == own[0].step_identity]
     same = [collective for collective in step if collective.op == own[0].op]
-    last = {collective.step_identity: collective.index for collective in sorted(same, key=lambda one: one.index)}
+    last = {_pass_key(collective): collective.index for collective in sorted(same, key=lambda one: one.index)}
+    of_pass = [collective for collective in mine if _pass_key(collective) == _pass_key(own[0])]
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     lengths = [
         length_ns
@@ -186,13 +195,14 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         blocking=own[0].blocking,
         alike_per_step=sum(collective.blocking == own[0].blocking for collective in mine),
         same_operation_per_step=sum(collective.op == own[0].op for collective in mine),
+        same_operation_per_pass=sum(collective.op == own[0].op for collective in of_pass),
         bucket=culprit[0],
         last_bucket=max((collective.bucket for collective in same if collective.bucket is not None), default=None),
         index=own[0].index,
         follows_own_bucket=culprit[0] is not None
         and any(_match_key(other)[:2] == culprit[:2] and other.index < own[0].index for other in mine),
         times_per_step=sum(_match_key(collective) == culprit for collective in mine),
-        is_last=all(collective.index == last[collective.step_identity] for collective in own),
+        is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
         collective_ns=culprit_ns,
         bytes=own[0].bytes,
         parameters=_parameter_names(run.manifest, culprit[0]),
@@ -204,16 +214,21 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         late_rank=skew.ranks[late.last].name if skew and late and late.last is not None else None,
         late_cost_ns=late.cost_ns if late else None,
         ranks=sum(len(of_rank) > 0 for of_rank in rows),
-        exceeds_others=_exceeds_others(own[0], mine),
+        exceeds_others=_exceeds_others(own[0], of_pass),
         step_ns=sum(lengths) if lengths and UNKNOWN not in lengths else None,
     )
 
 
-def _exceeds_others(one: Collective, of_step: Sequence[Collective]) -> bool:
+def _exceeds_others(one: Collective, of_pass: Sequence[Collective]) -> bool:
     """See :class:`RootCause`; torch's first bucket is smaller than the others on purpose."""
-    between = [other.bytes for other in of_step if other.op == one.op and other is not one][1:]
+    between = [other.bytes for other in of_pass if other.op == one.op and other is not one][1:]
     known = [size for size in between if size is not None]
     return one.bytes is not None and bool(known) and one.bytes > 2 * max(known)
+
+
+def _pass_key(collective: Collective) -> tuple[object, int | None]:
+    """Identifies the pass of backward on one rank; the step, if it has none."""
+    return collective.step_identity, collective.backward_end_ns
 
 
 def _match_key(collective: Collective) -> tuple[int | None, str | None, int]:

@@ -349,7 +349,7 @@ def _name_collective(cause: RootCause) -> str:
     if cause.same_operation_per_step == 1:
         which = f"the only {kind}"
     elif cause.is_last:
-        which = f"the last {kind}"
+        which = f"the last {kind}{' of its pass' if cause.passes > 1 else ''}"
     else:
         which = collective_name(cause.index, cause.bucket)
     return f"the {operation} of {which}" if operation and cause.bucket is not None else which
@@ -391,7 +391,7 @@ def _tail_advice(cause: RootCause) -> str:
     if cause.bytes is not None and cause.bytes < FEW_BYTES:
         latency = "latency" if cause.knows_wait else "latency or waiting"
         return f"Of so few bytes it is {latency}, which smaller buckets would not shorten."
-    if cause.is_last and cause.same_operation_per_step > 1:
+    if cause.is_last and cause.has_others:
         return f"A smaller last bucket would shorten it{if_transfer}{_half_of_bucket(cause)}."
     return f"Smaller buckets would start earlier and hide more of it{if_transfer}."
 

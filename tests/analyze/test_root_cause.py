@@ -238,6 +238,36 @@ def test_the_gather_of_a_bucket_is_not_taken_for_its_reduction() -> None:
     assert (cause.collectives_per_step, cause.same_operation_per_step, cause.is_last) == (2, 1, True)
 
 
+def test_the_last_bucket_of_a_pass_is_the_last_though_another_network_follows() -> None:
+    """As of a critic of three buckets, and of a generator of two, each with a backward of its own."""
+    mib = 1 << 20
+    reduces = [
+        (f"all_reduce|bucket={bucket}|bytes={size * mib}|params=2", picture)
+        for bucket, size, picture in [
+            (0, 8, "....##.................................."),
+            (1, 8, "......##................................"),
+            (2, 9, "........########........................"),
+            (0, 4, "........................##.............."),
+            (1, 5, "..........................###..........."),
+        ]
+    ]
+    phases = [
+        ("forward", "##................###..................."),
+        ("backward", "..#######............######.........."),
+    ]
+    waits = ("synchronize", ".........#######...........###..........")
+    trace = draw_trace(
+        ranges=[("process|rank=0|world=2", "#" * 40), ("step|index=0", "#" * 40), *phases, waits, *reduces],
+        ranks={PID: 0},
+    )
+    cause = cause_of(trace)
+    assert (cause.when, cause.bucket, cause.passes, cause.is_last) == ("tail", 2, 2, True)
+    assert cause.smaller_bucket_mb == 4
+    assert "the last bucket of its pass (9 MiB)" in root_cause_headline(cause).text
+    only = replace(cause, same_operation_per_pass=1)
+    assert only.smaller_bucket_mb is None, "a network of one bucket has no smaller last one"
+
+
 @pytest.mark.slow
 @examples(60, suppress_health_check=list(HealthCheck))
 @given(runs())

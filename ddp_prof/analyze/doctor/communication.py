@@ -214,7 +214,7 @@ def repeated_reduction(run: RunEvidence) -> Finding | None:
     chosen = times > 1
     if 2 * np.count_nonzero(chosen) <= len(times):
         return None
-    repeated = gradients.of_steps(chosen)
+    repeated = gradients.of_units(chosen)
     usual = median_or_zero(times[chosen])
     spared_ns = repeated.cost_ns * (times[chosen] - 1) // times[chosen]
     ranks, steps = run.where(repeated)
@@ -280,12 +280,12 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
     """
     if run.why_no_steps:
         return Abstained("gradients reduced after backward", run.why_no_steps)
-    late = run.gradients.of_steps(run.gradients.by_step(np.logical_and, run.gradients.blocking == _AFTER_BACKWARD))
+    late = run.gradients.of_units(run.gradients.by_unit(np.logical_and, run.gradients.blocking == _AFTER_BACKWARD))
     if 2 * len(late.counts) <= len(run.gradients.counts) or late.are_small:
         return None
     if run.collectives.reason:
         return Abstained("gradients reduced after backward", run.collectives.reason)
-    exposed_ns, duration_ns = (median_or_zero(late.by_step(np.add, ns)) for ns in (late.exposed_ns, late.duration_ns))
+    exposed_ns, duration_ns = (median_or_zero(late.by_unit(np.add, ns)) for ns in (late.exposed_ns, late.duration_ns))
     if exposed_ns <= _MOSTLY_EXPOSED * duration_ns:
         return None
     return Finding(
@@ -302,12 +302,12 @@ def after_backward(run: RunEvidence) -> Finding | Abstained | None:
 def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     """There is one collective per parameter, each with its latency, or a single one, which cannot begin early.
 
-    Found if the median step has very many small reductions, or a single one that is launched in backward, mostly
+    Found if the median pass has very many small reductions, or a single one that is launched in backward, mostly
     exposed and not small.
     """
     if run.why_no_steps:
         return Abstained("one collective per parameter", run.why_no_steps)
-    every = run.gradients
+    every = run.gradients.by_pass
     if not len(every):
         return None
     count = np.sort(every.counts)[len(every.counts) // 2]
@@ -316,7 +316,7 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
         typical = f", half of them of {median_or_zero(sizes) / 1e6:.2f} MB or less" if len(sizes) else ""
         return Finding(
             "one collective per parameter",
-            f"A typical step reduces its gradients by {count} collectives{typical}.",
+            f"A typical {every.unit_name} reduces its gradients by {count} collectives{typical}.",
             "Put gradients into buckets of some MB: each collective costs its latency.",
             *run.where(every),
         )
@@ -328,11 +328,11 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     if not every.are_small and exposed > _MOSTLY_EXPOSED * median_or_zero(every.duration_ns):
         return Finding(
             "one bucket for all gradients",
-            f"One collective reduces all gradients of a step, and {exposed / 1e6:.2f} ms of it are exposed: it cannot "
-            "begin before the last gradient is ready.",
+            f"One collective reduces all gradients of a {every.unit_name}, and {exposed / 1e6:.2f} ms of it are "
+            "exposed: it cannot begin before the last gradient is ready.",
             "Take several buckets (bucket_cap_mb), so that the first begin while backward computes.",
             *run.where(every),
-            median_or_zero(every.cost_ns),
+            median_or_zero(every.sum_of_steps(every.cost_ns)),
         )
     return None
 
@@ -385,18 +385,20 @@ def time_without_size(run: RunEvidence) -> Finding | None:
 def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
     """Gradients become ready in another order than the buckets', so no bucket is complete before the end.
 
-    Found if the first of several buckets is launched when backward is almost over. A bucket with half of the gradients
-    is late in any order and does not count. A collective without a size is not a bucket if the others have sizes.
+    Found if, in most passes, the first of several buckets is launched when backward is almost over. A bucket with half
+    of the gradients is late in any order and does not count. A collective without a size is not a bucket if the others
+    have sizes.
     """
     if run.why_no_steps:
         return Abstained("gradients ready in another order than buckets", run.why_no_steps)
-    every, has_size = run.gradients, run.gradients.bytes != UNKNOWN
-    buckets = select(every, has_size | ~np.repeat(every.by_step(np.logical_or, has_size), every.counts))
+    every = run.gradients.by_pass
+    has_size = every.bytes != UNKNOWN
+    buckets = select(every, has_size | ~np.repeat(every.by_unit(np.logical_or, has_size), every.counts))
     is_outside, first_bytes = buckets.phase != BACKWARD_PHASE, buckets.bytes[buckets.first]
     is_outside[buckets.last] = False
-    are_hooks = (buckets.counts >= _LEAST_BUCKETS) & ~buckets.by_step(np.logical_or, is_outside)
-    are_hooks &= (first_bytes == UNKNOWN) | (2 * first_bytes < buckets.by_step(np.add, buckets.bytes))
-    hooks = buckets.of_steps(are_hooks)
+    are_hooks = (buckets.counts >= _LEAST_BUCKETS) & ~buckets.by_unit(np.logical_or, is_outside)
+    are_hooks &= (first_bytes == UNKNOWN) | (2 * first_bytes < buckets.by_unit(np.add, buckets.bytes))
+    hooks = buckets.of_units(are_hooks)
     if 2 * len(hooks.counts) <= len(every.counts):
         return None  # nothing is launched in backward, or it is a single bucket: other rules say so
     late = {}
@@ -408,7 +410,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         return Abstained("gradients ready in another order than buckets", "the trace does not tell when backward began")
     if not late:
         return None
-    exposed = run.typical_exposed_ns(hooks.by_step(np.add, hooks.exposed_ns))
+    exposed = run.typical_exposed_ns(hooks.sum_of_steps(hooks.by_unit(np.add, hooks.exposed_ns)))
     told = "" if exposed is None else f": {exposed / 1e6:.2f} ms of a typical step's communication are exposed"
     return Finding(
         "gradients ready in another order than buckets",
@@ -418,7 +420,7 @@ def late_readiness(run: RunEvidence) -> Finding | Abstained | None:
         "the first step unless find_unused_parameters is set.",
         tuple(late),
         (),
-        run.typical_exposed_ns(hooks.cost_ns),
+        run.typical_exposed_ns(hooks.sum_of_steps(hooks.cost_ns)),
     )
 
 
@@ -460,17 +462,17 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
 def need_order(run: RunEvidence) -> Finding | Abstained | None:
     """The bucket that is needed first is launched last, so its consumer waits for all buckets.
 
-    Found if in most steps the first consumer needs the collective that was launched last, and stands still for it.
+    Found if in most passes the first consumer needs the collective that was launched last, and stands still for it.
     """
     if run.is_cpu:
         return None
     if run.why_no_steps:
         return Abstained("the last bucket is needed first", run.why_no_steps)
-    several = run.gradients.of_several
+    several = run.gradients.by_pass.of_several
     if not len(several):
         return None
     is_unknown = (several.consumer == UNKNOWN) | (several.blocking_ns == UNKNOWN)
-    known = several.of_steps(~several.by_step(np.logical_or, is_unknown))
+    known = several.of_units(~several.by_unit(np.logical_or, is_unknown))
     if 2 * len(known.counts) <= len(several.counts):
         return Abstained("the last bucket is needed first", run.unknown_needs)
     last = select(known, known.last)
@@ -478,10 +480,10 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
     found = select(last, is_first & (last.blocking_ns > 0))
     if 2 * len(found) <= len(last):
         return None
-    cost = median_or_zero(found.blocking_ns)
+    cost = median_or_zero(found.sum_of_steps(found.blocking_ns))
     return Finding(
         "the last bucket is needed first",
-        f"In {len(found)} of {len(last)} steps the first operation that needs a collective needs the one launched "
+        f"In {found.steps} of {last.steps} steps the first operation that needs a collective needs the one launched "
         f"last, and stands still for it for {cost / 1e6:.2f} ms.",
         "Launch first what is needed first, or let the first consumer wait for its own bucket only.",
         *run.where(found),
@@ -490,13 +492,13 @@ def need_order(run: RunEvidence) -> Finding | Abstained | None:
 
 
 def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
-    """A small collective follows the buckets of each step: the ranks agree on which parameters were used.
+    """A small collective follows the buckets of each pass: the ranks agree on which parameters were used.
 
-    Found if in most steps the last reduction is far smaller than all others, in backward or synchronize.
+    Found if in most passes the last reduction is far smaller than all others, in backward or synchronize.
     """
     if run.why_no_steps:
         return Abstained("vote on unused parameters", run.why_no_steps)
-    several = run.gradients.of_several
+    several = run.gradients.by_pass.of_several
     if not len(several):
         return None
     if np.any(several.bytes == UNKNOWN):
@@ -508,14 +510,14 @@ def unused_vote(run: RunEvidence) -> Finding | Abstained | None:
     votes = select(last, is_far_smaller & (last.bytes <= _VOTE_BYTES) & is_in_phase)
     if 2 * len(votes) <= len(last):
         return None
-    exposed = run.typical_exposed_ns(votes.exposed_ns)
+    exposed = run.typical_exposed_ns(votes.sum_of_steps(votes.exposed_ns))
     told = "" if exposed is None else f", {exposed / 1e6:.2f} ms of it exposed"
     return Finding(
         "vote on unused parameters",
-        f"In {len(votes)} of {len(last)} steps a collective of "
+        f"In {votes.steps} of {last.steps} steps a collective of "
         f"{median_or_zero(votes.bytes):,} bytes follows the buckets{told}.",
         "Without find_unused_parameters there is no such collective; only a model with unused parameters needs the "
         "option.",
         *run.where(votes),
-        run.typical_exposed_ns(votes.cost_ns),
+        run.typical_exposed_ns(votes.sum_of_steps(votes.cost_ns)),
     )

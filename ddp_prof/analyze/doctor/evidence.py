@@ -100,8 +100,8 @@ class RankFacts:
         copies_ns: How long copies ran on its stream of compute, in steps with a known length or else in windows.
         copy_launches_ns: How long the host was at most busy with the launches of these copies: from its launch before.
         knows_syncs: Whether the trace contains the waits of the host.
-        first_share: How much of backward, from 0 to 1, was launched before the first collective after backward's first
-            launch. If there are several passes, of the pass that launched it. NaN if not known.
+        first_share: How much of each pass of backward that communicates, from 0 to 1, was launched before its first
+            collective after the first launch of the pass. NaN if not known.
         serialized: Number of collectives that could have begun earlier, but began when an operation of another stream
             ended.
         could_begin: Number of collectives for which it is known when they could have begun.
@@ -136,10 +136,14 @@ class RankFacts:
 class Gradients(Table):
     """The collectives that reduce gradients in steps, ordered by rank, step and launch.
 
+    A unit is a step or, in :attr:`by_pass`, a pass of backward. What buckets are to each other, such as the
+    first, the last, or how many, is asked of a pass; what they cost, of a step: :meth:`sum_of_steps`.
+
     Attributes that are not listed here are those of ``CollectiveTimings``.
 
     Attributes:
         rank: Index into ``RunAnalysis.ranks``.
+        unit: Index of the step or pass, counted over all ranks.
         step: Index of the step, counted over all ranks.
         number: The step's own number, or ``UNKNOWN``.
         is_copied: Whether its consumer is a memory copy.
@@ -147,6 +151,7 @@ class Gradients(Table):
     """
 
     rank: Ints
+    unit: Ints
     step: Ints
     number: Ints
     is_copied: Mask
@@ -158,13 +163,30 @@ class Gradients(Table):
     start_ns: Ints
     end_ns: Ints
     blocking: Ints
+    backward_end_ns: Ints
     blocking_ns: Ints
     consumer: Ints
     consumer_start_ns: Ints
 
     @cached_property
+    def by_pass(self) -> Gradients:
+        """The same by pass of backward: the collectives of a pass have one end of its compute."""
+        return replace(self, unit=np.cumsum(begins_run(self.step, self.backward_end_ns)) - 1)
+
+    @property
+    def unit_name(self) -> str:
+        """What a unit is: a step, if each has one pass."""
+        return "step" if len(self.counts) == self.steps else "pass of backward"
+
+    @cached_property
+    def steps(self) -> int:
+        """The number of steps."""
+        return len(distinct(self.step))
+
+    @cached_property
     def counts(self) -> Ints:
-        return np.unique(self.step, return_counts=True)[1]
+        """The number of collectives of each unit."""
+        return np.unique(self.unit, return_counts=True)[1]
 
     @property
     def last(self) -> Ints:
@@ -180,35 +202,40 @@ class Gradients(Table):
 
     @property
     def cost_ns(self) -> Ints:
-        """What those of each step cost at most: a stream may stand still for what the compute of another one hides."""
-        sums = (self.by_step(np.add, values) for values in (self.exposed_ns, self.blocking_ns, self.duration_ns))
+        """What those of each unit cost at most: a stream may stand still for what the compute of another one hides."""
+        sums = (self.by_unit(np.add, values) for values in (self.exposed_ns, self.blocking_ns, self.duration_ns))
         exposed_ns, blocking_ns, duration_ns = sums
         cost_ns: Ints = np.minimum(np.maximum(exposed_ns, blocking_ns), duration_ns)
         return cost_ns
 
     @property
     def are_small(self) -> bool:
-        """Whether those of a typical step, as far as their sizes are known, cost little but latency."""
+        """Whether those of a typical unit, as far as their sizes are known, cost little but latency."""
         is_known = self.bytes != UNKNOWN
-        return bool(is_known.any()) and median_or_zero(self.by_step(np.add, self.bytes * is_known)) < FEW_BYTES
+        return bool(is_known.any()) and median_or_zero(self.by_unit(np.add, self.bytes * is_known)) < FEW_BYTES
 
-    def by_step(self, combine: np.ufunc, values: Ints | Mask) -> Any:
+    def by_unit(self, combine: np.ufunc, values: Ints | Mask) -> Any:
         return combine.reduceat(values, self.first)
 
+    def sum_of_steps(self, values: Ints) -> Ints:
+        """Sums over the units of each step, of one value per unit."""
+        first = np.flatnonzero(begins_run(self.step[self.first]))
+        return np.add.reduceat(values, first) if len(values) else values
+
     def least_but_last(self, values: Ints) -> Ints:
-        """The smallest of each step's values, without that of its last collective."""
+        """The smallest of each unit's values, without that of its last collective."""
         values = values.copy()
         values[self.last] = np.iinfo(np.int64).max
-        least: Ints = self.by_step(np.minimum, values)
+        least: Ints = self.by_unit(np.minimum, values)
         return least
 
-    def of_steps(self, chosen: Mask) -> Gradients:
+    def of_units(self, chosen: Mask) -> Gradients:
         return select(self, np.repeat(chosen, self.counts))
 
     @property
     def of_several(self) -> Gradients:
-        """The collectives of steps with more than one."""
-        return self.of_steps(self.counts > 1)
+        """The collectives of units with more than one."""
+        return self.of_units(self.counts > 1)
 
 
 @dataclass(frozen=True)
@@ -249,6 +276,7 @@ class RunEvidence:
             copies = np.array([*(name.lower().startswith("memcpy") for name in rank.consumers), False])
             of_rank = Gradients(
                 rank=np.full(len(rows), index),
+                unit=own["step"],
                 number=take_or_unknown(rank.step_numbers, own["step"]),
                 is_copied=copies[own["consumer"]],
                 exposed_ns=exposure.exposed_ns[rows],
@@ -256,7 +284,8 @@ class RunEvidence:
             )
             found.append(of_rank)
         every = concatenate(*found) if found else empty(Gradients)
-        return replace(every, step=np.cumsum(begins_run(every.rank, every.step)) - 1)
+        step = np.cumsum(begins_run(every.rank, every.step)) - 1
+        return replace(every, step=step, unit=step)
 
     def where(self, found: Gradients) -> tuple[tuple[str, ...], tuple[int, ...]]:
         """The names of the ranks, and the numbers of the steps, of some collectives."""
@@ -357,14 +386,13 @@ def _first_shares(rank: RankEvents) -> list[float]:
     row = rank.pass_of_operation
     rows = np.flatnonzero((row != UNKNOWN) & (operations.launch_ns != NO_TIME))
     rows = rows[operations.launch_ns[rows] >= passes.first_ns[row[rows]]]
-    rows = rows[np.lexsort((operations.launch_ns[rows], operations.step[rows]))]
-    rows = rows[begins_run(operations.step[rows])]  # the first of each step
+    rows = rows[np.lexsort((operations.launch_ns[rows], row[rows]))]
+    rows = rows[begins_run(row[rows])]  # the first of each pass
     first_ns = passes.first_ns[row[rows]]
     last_ns = (passes.last_ns if rank.device is not None else passes.end_ns)[row[rows]]  # of the host, a range
     known = (last_ns > first_ns) & (not rank.clocks_disagree)
-    share = np.full(len(rank.steps), np.nan)
-    done = (operations.launch_ns[rows] - first_ns)[known] / (last_ns - first_ns)[known]
-    share[operations.step[rows[known]]] = np.minimum(1, done)
+    share = np.full(len(rows), np.nan)
+    share[known] = np.minimum(1, (operations.launch_ns[rows] - first_ns)[known] / (last_ns - first_ns)[known])
     found: list[float] = share.tolist()
     return found
 

@@ -65,11 +65,11 @@ def _without_straggler(run: RunEvidence) -> Gain:
 
 
 def _are_votes(timings: CollectiveTimings, reduces: Mask) -> Mask:
-    """The last reduction of each step."""
+    """The last reduction of each pass of backward."""
     rows = np.flatnonzero(reduces & (timings.step != UNKNOWN))
     found = np.zeros(len(timings), np.bool_)
     if len(rows):
-        found[rows[np.append(begins_run(timings.step[rows])[1:], True)]] = True
+        found[rows[np.append(begins_run(timings.step[rows], timings.backward_end_ns[rows])[1:], True)]] = True
     return found
 
 

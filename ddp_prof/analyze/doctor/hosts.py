@@ -62,15 +62,15 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
 def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     """On a CPU, the host waits for each collective of backward before it goes on.
 
-    Found if in most steps each collective ends before the next one is launched, and a longer one delays the next launch
-    by as much. Short collectives may also end before, without a wait; but then their length delays nothing.
+    Found if in most passes each collective ends before the next one is launched, and a longer one delays the next
+    launch by as much. Short collectives may also end before, without a wait; but then their length delays nothing.
     """
-    every = run.gradients
+    every = run.gradients.by_pass
     is_known = (every.phase == BACKWARD_PHASE) & (every.launch_ns != NO_TIME)
-    launched = every.of_steps((every.counts >= _LEAST_HOOKS) & every.by_step(np.logical_and, is_known))
+    launched = every.of_units((every.counts >= _LEAST_HOOKS) & every.by_unit(np.logical_and, is_known))
     is_running = launched.end_ns > np.roll(launched.launch_ns, -1)  # when the next one is launched
     is_running[launched.last] = False
-    blocked = launched.of_steps(~launched.by_step(np.logical_or, is_running))
+    blocked = launched.of_units(~launched.by_unit(np.logical_or, is_running))
     if 2 * len(blocked.counts) <= len(every.counts):
         return None
     low, high = _delay_by_length(launched) or (-math.inf, math.inf)
@@ -79,10 +79,10 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     if low < 1 - _DELAY_TOLERANCE or high > 1 + _DELAY_TOLERANCE:
         reason = "too few steps show whether the host waits for collectives, or whether they end before it needs them"
         return Abstained("host synchronization in backward", reason)
-    wait = median_or_zero(blocked.by_step(np.add, blocked.duration_ns))
+    wait = median_or_zero(blocked.sum_of_steps(blocked.by_unit(np.add, blocked.duration_ns)))
     return Finding(
         "host synchronization in backward",
-        f"In {len(blocked.counts)} of {len(every.counts)} steps each reduction of gradients in backward had ended "
+        f"In {blocked.steps} of {every.steps} steps each reduction of gradients in backward had ended "
         f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
         "In hooks of your own, launch collectives with async_op=True, and wait for them after backward; on a CPU, "
@@ -103,13 +103,13 @@ def _delay_by_length(launched: Gradients) -> tuple[float, float] | None:
     rows = np.delete(np.arange(len(launched)), launched.last)
     intervals_ns = np.roll(launched.launch_ns, -1) - launched.launch_ns
     values = np.stack([launched.duration_ns, intervals_ns], axis=1)[rows]
-    _, position = distinct_rows(launched.rank[rows], count_before(launched.step)[rows])
+    _, position = distinct_rows(launched.rank[rows], count_before(launched.unit)[rows])
     typical = np.ones(values.shape)
     order = np.argsort(position, kind="stable")
     for of_one in np.split(order, np.flatnonzero(np.diff(position[order])) + 1):
         typical[of_one] = np.maximum(1, np.median(values[of_one], axis=0))
     factors = values / typical
-    _, step = np.unique(launched.step[rows], return_inverse=True)
+    _, step = np.unique(launched.unit[rows], return_inverse=True)
     of_step = np.stack([np.bincount(step, factor) / np.bincount(step) for factor in factors.T], axis=1)
     length, interval = ((factors - of_step[step]) * typical).T
     products = np.stack([np.bincount(step, length * interval), np.bincount(step, length**2)], axis=1)
