@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 
 @click.command("summary", cls=TraceCommand, example="traces/overlap.sqlite")
-def summary(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+@click.option("--notes", "whole", is_flag=True, help="Print the notes, and in full what the answer shortens.")
+def summary(traces: tuple[Path, ...], load: Loader, whole: bool, output: TableOptions) -> None:
     """The answer in short: what of communication is exposed, what hiding it would gain, why, and what to change.
 
-    'ddp-prof TRACE...' does the same.
+    'ddp-prof TRACE...' does the same. A terminal wraps it, a pipe gets one line for each name.
     """
     from ddp_prof.runs import find_files
 
     measures = summary_measures(find_files(traces), load.options.part_rows)
-    show(output, summary_views(load.runs(traces, *measures)))
+    show(output, summary_views(load.runs(traces, *measures), whole=whole))
 
 
 def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
@@ -40,7 +41,7 @@ def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequenc
     return ("overlap", "collectives", "kernels") if is_in_parts else SUMMARY
 
 
-def summary_views(runs: list[Run]) -> list[TableView]:
+def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
@@ -56,7 +57,7 @@ def summary_views(runs: list[Run]) -> list[TableView]:
         )
         for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
     ]
-    return [summary_view(summarized)]
+    return [summary_view(summarized, whole=whole)]
 
 
 @click.command("info", cls=TraceCommand, example="traces/overlap.sqlite")

@@ -69,6 +69,27 @@ def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
     return f"{_gain_text(summary)} But it slows the compute that hides it: by {share}."
 
 
+def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | None) -> str:
+    """Return :func:`gain_headline` where other lines tell of blocking, with what a faster network could gain."""
+    step_ns, exposed_ns, gain = summary.communicating_step_ns, summary.exposed_ns, summary.gain_at_most
+    text = _gain_text(summary)
+    if summary.reason or not step_ns or exposed_ns is None or gain is None or summary.host_waits:
+        return text
+    network_ns = (bounds.network_ns if bounds.network_ns is not None else bounds.high_ns) if bounds else None
+    network = _fine_percent(network_ns / step_ns) if network_ns is not None else None
+    faster = f", a faster network {network}" if network not in (None, _fine_percent(gain)) else ""
+    if not gain:
+        slows = " (communication slows compute)" if faster and cost and cost.contention_ns else ""
+        text = text.rstrip(".").replace("hiding all of it would gain", "hiding it gains")
+        return f"{text}{faster.replace('network', 'network at most')}{slows}."
+    exposed, _, _ = text.partition(" is exposed")
+    some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
+    limit_ns = summary.blocking_at_most_ns
+    is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns
+    delays = f", and delays other work by at most {milliseconds(limit_ns or 0)}" if is_limited else ""
+    return f"{exposed} is exposed{some}{delays}: hiding it gains at most {_fine_percent(gain)}{faster}."
+
+
 def cost_text(cost: Cost, bounds: Bounds) -> str | None:
     """Say what communication slows, and the bounds of what can be gained; ``None`` if neither is known."""
     if cost.contention_ns is None and cost.contention_high_ns is None:
@@ -208,6 +229,23 @@ def cause_headline(cause: RootCause | None, reason: str | None, blocking: RunBlo
     return _exposed_headline(cause).text
 
 
+def cause_in_short(cause: RootCause | None, reason: str | None, blocking: RunBlocking | None) -> tuple[str, str]:
+    """Return :func:`cause_headline` without brackets and advice, and what it advises; empty where it advises nothing.
+
+    A late rank is advice: to look for what delays it.
+    """
+    if not reason and blocking and not blocking.total_ns and blocking.least_slack_ns is not None:
+        which = "the collective" if blocking.needed == 1 else f"each of {blocking.needed} collectives"
+        return f"none: {which} ended {milliseconds(blocking.least_slack_ns)} or more before its use.", ""
+    if reason or (blocking and not blocking.total_ns) or cause is None or not cause.exposed_ns:
+        return cause_headline(cause, reason, blocking), ""
+    share = percent(cause.pair_ns / cause.exposed_ns)
+    text = f"{share} of exposed time is {_exposure_kind(cause)}: {_culprit_name(cause, shown=1)}."
+    if _is_late(cause):
+        return text, f"{_late_text(cause)} (ddp-prof skew)."
+    return text, _advice(cause).strip()
+
+
 def _nothing_blocked_text(blocking: RunBlocking, cause: RootCause | None) -> str:
     exposed = cause.total_exposed_ns if cause else 0
     gain = f"so hiding the {milliseconds(exposed)} that are exposed in all would gain nothing" if exposed else ""
@@ -229,12 +267,16 @@ def _exposed_headline(cause: RootCause | None) -> Headline:
     is_worth_a_word = waited >= _WORTH_A_WORD and cause.why != PEER_WAIT
     more = f" (a peer was missing in {percent(waited)} of the exposed time)" if is_worth_a_word else ""
     if _is_late(cause):
-        gain = milliseconds(cause.late_cost_ns or 0)
-        more = f" ({cause.late_rank} is late: without that, and what queued behind it, the step is {gain} shorter)"
+        more = f" ({_late_text(cause)})"
     return Headline(
         f"{share} of {whole} is {_exposure_kind(cause)}{more}",
         f"{_culprit_name(cause)}.{_advice(cause)}",
     )
+
+
+def _late_text(cause: RootCause) -> str:
+    gain = milliseconds(cause.late_cost_ns or 0)
+    return f"{cause.late_rank} is late: without that, and what queued behind it, the step is {gain} shorter"
 
 
 WHEN = {
@@ -276,7 +318,8 @@ def exposed_words(collective: Collective) -> str:
     return ", ".join(filter(None, (WHEN[most.when], why)))
 
 
-def _culprit_name(cause: RootCause) -> str:
+def _culprit_name(cause: RootCause, shown: int = _SHOWN_PARAMETERS) -> str:
+    """``shown``: how many of its parameters are named."""
     if cause.why == BLOCKING_CALL and cause.blocking == "after_backward":
         count, alike = cause.collectives_per_step, cause.alike_per_step
         if alike == count:
@@ -285,11 +328,11 @@ def _culprit_name(cause: RootCause) -> str:
             )
         return f"{'this is' if alike == 1 else 'these are'} {alike} of {count} collectives of a step"
     if cause.when == TAIL:
-        return f"{_name_collective(cause)}{_describe_collective(cause)} {_lead_text(cause)}"
+        return f"{_name_collective(cause)}{_describe_collective(cause, shown)} {_lead_text(cause)}"
     share = cause.collective_ns / cause.pair_ns
     if share < _LARGE_PART:
         return f"spread over {cause.collectives_per_step} collectives, with at most {percent(share)} in one"
-    which = f"{_name_collective(cause)}{_describe_collective(cause)}"
+    which = f"{_name_collective(cause)}{_describe_collective(cause, shown)}"
     if share < 1:
         return f"{percent(share)} of that in {which}"
     return f"it is that of {which}" if cause.collectives_per_step == 1 else f"all of that in {which}"
@@ -355,14 +398,14 @@ def _name_collective(cause: RootCause) -> str:
     return f"the {operation} of {which}" if operation and cause.bucket is not None else which
 
 
-def _describe_collective(cause: RootCause) -> str:
+def _describe_collective(cause: RootCause, most: int) -> str:
     is_numbered = not cause.is_last and cause.same_operation_per_step > 1
     highest = cause.collectives_per_step - 1 if cause.bucket is None else cause.last_bucket
     parts = [f"of 0 to {highest}"] if is_numbered and highest else []
     parts += [] if cause.bytes is None else [size(cause.bytes)]
     if cause.parameters:
-        shown = ", ".join(cause.parameters[:_SHOWN_PARAMETERS])
-        more = len(cause.parameters) - _SHOWN_PARAMETERS
+        shown = ", ".join(cause.parameters[:most])
+        more = len(cause.parameters) - most
         parts.append(f"{shown} and {more} more" if more > 0 else shown)
     return f" ({', '.join(parts)})" if parts else ""
 

@@ -42,6 +42,8 @@ WORDS = 22
 _BEFORE_UNIT = re.compile(r"(?<=\d) (?=(?:%|[mµn]?s|min|[KMG]i?B)(?!\w))")
 NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 """Columns of names that users chose, so they may be long."""
+NEXT = "next"
+"""Label of a line that is a command."""
 ENDLESS = 10_000
 """Width of output that does not go to a terminal, so that no column is cut."""
 
@@ -319,7 +321,8 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     columns, left_out = (columns_of(rows), []) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
         text = "\n".join(_wrap_line(line, console.width) for line in printable_lines(view.title).splitlines())
-        console.print(Text(text, style="" if view.is_text else "bold"))
+        # Wrapped already; what is longer, such as a path, has no space: a break would be copied along.
+        console.print(Text(text, style="" if view.is_text else "bold"), soft_wrap=True)
     if rows and width is None:
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, columns))
     elif rows:
@@ -334,7 +337,12 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
 
 
 def _wrap_line(line: str, width: int) -> str:
-    """Wrap a line, below its text if it begins with a label; a number and its unit stay on one line."""
+    """Wrap a line, below its text if it begins with a label; a number and its unit stay on one line.
+
+    A command to go on with is not wrapped: it is copied.
+    """
+    if line.startswith(f"{NEXT} "):
+        return line
     label = re.match(r".{0,20}?  +", line)
     indent = " " * len(label.group()) if label else ""
     kept = _BEFORE_UNIT.sub("\0", line)  # printable text holds no NUL

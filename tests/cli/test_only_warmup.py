@@ -61,7 +61,7 @@ def test_collectives_without_length_are_none_of_warmup_and_not_absent(tmp_path: 
     """As where their ends are missing. It was said that no collective is in the trace."""
     path = write_capture(tmp_path / "x.sqlite", bucket_steps(0, 0))
     assert [rank.reason for rank in measure_overlap(load_trace(path)).ranks] == [NO_DURATIONS]
-    assert "communication alone" not in run("summary", path).stdout
+    assert "communication alone" not in run("summary", "--notes", path).stdout
     assert [row["exposed_ms"] for row in csv_rows("compare", path)] == [""]
 
 

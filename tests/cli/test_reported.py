@@ -403,7 +403,7 @@ def test_what_is_said_of_a_reported_situation_is_so(name: str, how: str, tmp_pat
     assert found == tuple(None if us is None else us * US for us in case.times_us)
     steps = [one for one in rank["steps"] if one["host_ns"] is not None]
     assert len(steps) == (case.steps or 0)
-    text = re.sub(r"\s+", " ", run("summary", trace).stdout)
+    text = re.sub(r"\s+", " ", run("summary", "--notes", trace).stdout)
     for told in case.says:
         assert re.search(told, text), text
     for told in case.says_not:
@@ -438,7 +438,7 @@ def test_where_no_nccl_kernel_was_recorded_the_host_is_not_blamed(how: str, tmp_
         one.ranges.append(replace(one.ranges[0], name="nccl:all_reduce", start=one.ranges[0].start + 100 * US))
     trace = written("", job(*steps), how, tmp_path)
     assert json.loads(run("doctor", "--format", "json", trace).stdout)["findings"] == []
-    assert "late" not in run("summary", trace).stdout
+    assert "late" not in run("summary", "--notes", trace).stdout
     assert "no NCCL kernel was recorded" in json.loads(run("critical", "--format", "json", trace).stdout)["reason"]
 
 

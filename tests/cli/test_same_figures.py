@@ -131,7 +131,9 @@ def test_all_commands_say_the_same_of_blocking(tmp_path: Path) -> None:
         checked = read_json("check", "--max-blocking-ms", "1", "--percentile", str(percentile))
         assert checked["runs"][0]["verdicts"][0]["measured"] == expected
 
-    said = {in_text(run(command, trace).stdout) for command in ("summary", "overlap", "collectives")}
+    said = {
+        in_text(run(*command, trace).stdout) for command in (("summary", "--notes"), ("overlap",), ("collectives",))
+    }
     assert said == {"12.0 µs"}
 
     (loaded,) = load_runs(trace)

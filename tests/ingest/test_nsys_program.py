@@ -98,7 +98,7 @@ def test_recorded_and_exported_are_told_apart(recorded: str | None, said: str, t
     trace = write_capture(tmp_path / "x.sqlite", known_truth(2))
     if recorded:
         (tmp_path / "x.qdrep").write_bytes(f"NVIDIA Tegra Profiler Report {recorded}-210334234v0.\n".encode())
-    (read,) = [line for line in run("summary", trace).stdout.splitlines() if line.startswith("read ")]
+    (read,) = [line for line in run("summary", "--notes", trace).stdout.splitlines() if line.startswith("read ")]
     assert read.endswith(f" · {said}")
     document = json.loads(run("overlap", trace, "--format", "json").stdout)
     version = recorded.replace("@", ".") if recorded else None

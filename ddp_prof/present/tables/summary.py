@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from string import digits
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
@@ -17,10 +18,19 @@ from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.errors import shell_quote
 from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
-from ddp_prof.present.headlines import cause_headline, communicating_steps_text, cost_text, gain_headline
-from ddp_prof.present.table import SCHEMA, Document, TableView, run_document
+from ddp_prof.present.headlines import (
+    cause_headline,
+    cause_in_short,
+    communicating_steps_text,
+    cost_text,
+    gain_headline,
+    gain_in_short,
+    outliers_text,
+)
+from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView, run_document
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
+from ddp_prof.trace import SOURCE_NAMES
 
 _PARTS = {
     "compute_only": "compute alone",
@@ -30,9 +40,15 @@ _PARTS = {
     "idle": "idle",
 }
 
+_SHORT_PARTS = _PARTS | {"overlapped": "overlapped", "exposed": "exposed", "exposed_memory": "copies"}
+_LEAST_SHARE = 0.005
+"""Parts of a step with a smaller share are left out of the short answer."""
+_SHORT = 130
+"""Characters of advice that the short answer shows; two lines beside a name."""
 _SHOWN_RANKS = 3
 _LEAST_IDLE = 0.05
 """The share of a step from which idle time is told first, if it is longer than communication is exposed."""
+_SEE_DOCTOR = " (ddp-prof doctor)"
 _REASONS_OF_IDLE = {
     "launch-bound host": "the host launches work too late",
     "overhead of the profiler": "the profiler itself takes time",
@@ -71,7 +87,7 @@ class SummarizedRun:
             return None
         rules = [finding.rule for finding in self.diagnosis.findings] if self.diagnosis else []
         reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
-        found = f"{reason} (ddp-prof doctor)" if reason else "ddp-prof kernels shows what it waits for"
+        found = f"{reason}{_SEE_DOCTOR}" if reason else "ddp-prof kernels shows what it waits for"
         other = f", longer than communication is exposed ({percent(exposed_ns / step_ns)})" if exposed_ns else ""
         return f"The device is idle for {percent(idle_ns / step_ns)} of a typical step{other}: {found}."
 
@@ -103,13 +119,21 @@ class SummarizedRun:
         return [f"ddp-prof {'doctor' if self.advice else 'collectives'} {traces}", f"ddp-prof report {traces}"]
 
 
-def summary_view(runs: Sequence[SummarizedRun]) -> TableView:
-    """Return about ten lines about one run, the answer first; one row per run for several, with what is not known."""
+def summary_view(runs: Sequence[SummarizedRun], *, whole: bool = False) -> TableView:
+    """Return the answer about one run, about ten lines; one row per run for several, with what is not known.
+
+    ``whole``: with the notes, and with the sentences that the short answer leaves out.
+    """
     document: Document = {"schema": SCHEMA, "runs": [_document(run) for run in runs]}
     rows = [_row(run) for run in runs]
     if len(runs) == 1:
-        return TableView(join_lines(_lines(runs[0])), rows, [], document, is_text=True)
+        named = _whole_lines(runs[0]) if whole else _short_lines(runs[0])
+        width = max(len(name) for name, text in named if text) + 2
+        lines = [f"{name:<{width}}{text}" for name, text in named if text]
+        return TableView(join_lines(lines), rows, [], document, is_text=True)
     unknown = [f"{run.summary.label}: {run.headline}" for run in runs if run.summary.gain_at_most is None]
+    if whole:
+        unknown += [f"{run.summary.label}: {note}" for run in runs for note in run.notes(run.headline)]
     notes = [*unknown, "times are medians over steps", f"more about one of them: ddp-prof {runs[0].all_files}"]
     return TableView("", rows, notes, document)
 
@@ -153,38 +177,76 @@ def _row(run: SummarizedRun) -> Row:
     }
 
 
-def _lines(run: SummarizedRun) -> list[str]:
+def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
+    """The answer first, what to change, then the figures: twelve lines of a terminal, for most runs.
+
+    Where the device is idle for longer than communication is exposed, the cause of the latter is left to the notes.
+    """
+    summary, result, collectives = run.summary, run.result, run.explanation.collectives
+    cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.reason, collectives.blocking)
+    findings = run.diagnosis.findings if run.diagnosis else ()
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
-    named = [
+    costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
+    doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
+    read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
+    why = ("cause", None if summary.reason or run.idle else cause)
+    is_of_cause = of_cause and not findings and run.diagnosis and not summary.reason
+    change = ("change", of_cause if is_of_cause else _short_advice(run))
+    return [
+        ("missing", result.missing),
+        ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
+        ("gain", gain_in_short(summary, *costs)),
+        *((why, change) if is_of_cause and not run.idle else (change, why)),  # what a cause advises speaks of it
+        ("step", _shares(summary)),
+        ("comm", _communication(summary, in_short=True)),
+        ("notes", "; ".join(doubts)),
+        ("read", " · ".join([*read, *([f"{count_noun(len(notes), 'note')}: --notes"] if notes else [])])),
+        (NEXT, run.next_commands[0]),
+    ]
+
+
+def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
+    notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
+    source = source_name(run.result.trace, run.result.files)
+    read = (source, *_source_facts(run.result, run.summary), profiler_name(run.result))
+    return [
         ("missing", run.result.missing),
         ("idle", run.idle),
         ("gain", run.headline),
         ("cost", run.cost_text),
-        ("doctor", main_advice(run)),
+        ("change", main_advice(run)),
         ("cause", None if run.summary.reason else run.cause),
         ("step", _parts(run.summary)),
-        ("communication", _communication(run.summary)),
+        ("comm", _communication(run.summary)),
         *(("" if number else "notes", note) for number, note in enumerate(notes)),
-        ("read", _source_text(run.result, run.summary)),
-        ("next", run.next_commands[0]),
+        ("read", " · ".join(read)),
+        (NEXT, run.next_commands[0]),
     ]
-    width = max(len(name) for name, _ in named) + 2
-    return [f"{name:<{width}}{text}" for name, text in named if text]
 
 
-def _source_text(result: TraceOverlap, summary: VariantSummary) -> str:
+def _short_advice(run: SummarizedRun) -> str:
+    """The first finding's advice as far as it fits, by whole clauses."""
+    if not run.diagnosis or not run.diagnosis.findings:
+        return main_advice(run)
+    first, *others = run.diagnosis.findings
+    clauses = re.split(r"(?<=[;:.]) ", re.sub(r" \([^()]*(?:\(\)[^()]*)*\)", "", first.advice))
+    kept = clauses[:1]
+    for clause in clauses[1:]:
+        if len(" ".join([*kept, clause])) > _SHORT:
+            break
+        kept.append(clause)
+    text = first.advice if len(first.advice) <= _SHORT else f"{' '.join(kept).rstrip(';:.')}."
+    more = f" {count_noun(len(others), 'more finding')}." if others else ""
+    if first.expected_gain_ns is not None:  # the limit is left to the notes
+        first = replace(first, cost_ns=None)
+    return f"{_rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {text}{more}"
+
+
+def _source_facts(result: TraceOverlap, summary: VariantSummary) -> list[str]:
     of = f" of {result.world_size}" if result.world_size and result.world_size != summary.ranks else ""
     ranks = f"{summary.ranks}{of} ranks" if of else count_noun(summary.ranks, "rank")
     no_steps = summary.reason if summary.reason in NOTHING_LEFT else "no steps are marked (see --step-range)"
-    return " · ".join(
-        (
-            source_name(result.trace, result.files),
-            f"device: {result.device}",
-            ranks,
-            count_noun(summary.steps, "step") if summary.steps else no_steps,
-            profiler_name(result),
-        )
-    )
+    return [f"device: {result.device}", ranks, count_noun(summary.steps, "step") if summary.steps else no_steps]
 
 
 def _parts(summary: VariantSummary) -> str | None:
@@ -210,7 +272,20 @@ def _parts(summary: VariantSummary) -> str | None:
     return f"{whole}: {parts}{'; parts of the step nearest to all medians' if several else ''}"
 
 
-def _communication(summary: VariantSummary) -> str | None:
+def _shares(summary: VariantSummary) -> str | None:
+    """Return the median length of a step, and the shares of it in the step nearest to all medians."""
+    step_ns = summary.communicating_step_ns or summary.step_ns
+    if not summary.step_ns or not step_ns:
+        return None
+    which = f" in {some}" if (some := communicating_steps_text(summary)) else ""
+    if not summary.nearest_step_ns or summary.exposed_ns is None:
+        return f"{milliseconds(summary.step_ns)}, the median of all steps"
+    shares = [(name, (summary.parts_ns[key] or 0) / summary.nearest_step_ns) for key, name in _SHORT_PARTS.items()]
+    shown = ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= _LEAST_SHARE)
+    return f"{milliseconds(step_ns)}{which}: {shown}"
+
+
+def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | None:
     if not summary.comm_ns or summary.overlapped_ns is None or summary.exposed_ns is None:
         return None
     blocking = "blocking is not known"
@@ -218,9 +293,9 @@ def _communication(summary: VariantSummary) -> str | None:
         blocking = f"{milliseconds(summary.blocking_ns)} blocking"
     elif (limit_ns := summary.blocking_at_most_ns) is not None and limit_ns < summary.exposed_ns:
         blocking = f"at most {milliseconds(limit_ns)} blocking"
-    some = " that communicates" if communicating_steps_text(summary) else ""
+    some = " per step that communicates" if communicating_steps_text(summary) else " per step"
     return (
-        f"{milliseconds(summary.comm_ns)} per step{some}: {milliseconds(summary.overlapped_ns)} overlapped, "
+        f"{milliseconds(summary.comm_ns)}{'' if in_short else some}: {milliseconds(summary.overlapped_ns)} overlapped, "
         f"{milliseconds(summary.exposed_ns)} exposed, {blocking}"
     )
 
