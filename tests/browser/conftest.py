@@ -21,6 +21,7 @@ from ddp_prof.present.timeline.model import Timeline
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.nsys_factory import write_capture
+from tests.waiting import wait_until
 
 ARGUMENTS = [
     "--no-sandbox",
@@ -73,7 +74,9 @@ class Visit:
         """Open a page whose script holds its columns back, until it has drawn what it can without them."""
         self.is_held = True
         self.go(address)
-        self._page.wait_for_function("performance.getEntriesByName('first view').length && window.Plotly")
+        # Playwright's wait_for_function asks again from within the page, whose policy forbids to evaluate texts.
+        is_drawn = "() => performance.getEntriesByName('first view').length > 0 && 'Plotly' in window"
+        wait_until(lambda: self._page.evaluate(is_drawn))
 
     def open_anew(self, address: str) -> None:
         """Open a page as if nothing had been seen before, also where only the fragment of the address is another."""
