@@ -23,6 +23,7 @@ for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
 gc.set_threshold(20_000, 50, 100)  # what is imported is searched for cycles of references less often, too
 
 os.environ.pop("COLUMNS", None)  # pytest-xdist sets it
+os.environ["DDP_PROF_CACHE"] = "off"  # the user's own cache is not for tests; those of the cache have theirs
 
 load_profile()
 

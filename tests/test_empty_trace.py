@@ -87,6 +87,7 @@ def test_every_command_is_tried() -> None:
         "capture",
         "tune",
         "results",
+        "cache",
         "mcp",
         "completion",
     }

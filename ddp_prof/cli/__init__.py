@@ -35,6 +35,7 @@ COMMANDS = {
     "export": "ddp_prof.cli.pages",
     "info": "ddp_prof.cli.tables",
     "results": "ddp_prof.cli.tables",
+    "cache": "ddp_prof.cli.cache",
     "mcp": "ddp_prof.cli.mcp",
     "completion": "ddp_prof.cli",
 }

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the convention of shells."""
 
 _GENERAL = frozenset({"--quiet", "--verbose", "--help", "--help-all"})
-_RARE = frozenset({"--separate", "--one-run", "--jobs", "--part-rows", "--scheduler", "--strict"})
+_RARE = frozenset({"--separate", "--one-run", "--jobs", "--part-rows", "--scheduler", "--strict", "--no-cache"})
 """Options that --help leaves to --help-all."""
 _SHOWS_ALL = "ddp_prof.help_all"
 
@@ -94,7 +94,7 @@ class Loader:
 
     def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
         """Read and measure the runs; ``reading`` are fields of ``LoadOptions`` that the command sets."""
-        from ddp_prof.ingest.load import files_of
+        from ddp_prof.ingest.trace_files import files_of
         from ddp_prof.runs import find_files, load_runs
         from ddp_prof.runs.workers import Workers
 
@@ -220,6 +220,13 @@ _READING_OPTIONS = (
         ["--scheduler"],
         metavar="ADDRESS|FILE",
         help="Let the workers of a Dask scheduler read the traces; they must find them at the same paths.",
+    ),
+    click.Option(
+        ["--no-cache", "use_cache"],
+        is_flag=True,
+        flag_value=False,
+        default=True,
+        help="Read all traces again, and keep nothing of large ones in the cache; see 'ddp-prof cache'.",
     ),
     click.Option(["--strict"], is_flag=True, help="Fail if a trace cannot be read, instead of going on without it."),
 )

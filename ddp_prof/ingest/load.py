@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from pkgutil import resolve_name
 from time import perf_counter
@@ -35,6 +35,7 @@ class Reader(NamedTuple):
         source: Value of :attr:`~ddp_prof.trace.Trace.source`.
         load: The function that reads this format, as ``module:function``; imported on first use.
         is_common_suffix: Other kinds of files have this suffix, too: in a folder the content decides.
+        is_kept: Its traces are kept in the cache; a reader that reads other files itself keeps those.
     """
 
     source: str
@@ -42,6 +43,7 @@ class Reader(NamedTuple):
     recognises: Callable[[bytes], bool]
     load: str
     is_common_suffix: bool = False
+    is_kept: bool = True
 
 
 def _is_kineto(head: bytes) -> bool:
@@ -110,6 +112,7 @@ READERS = (
         _REPORTS,
         recognises=lambda head: b"Profiler Report" in head[:4096],
         load="ddp_prof.ingest.nsys_conversion:load_nsys_report",
+        is_kept=False,
     ),
     Reader(
         "kineto",
@@ -137,6 +140,8 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
     Raises:
         TraceError: The file cannot be read as a trace.
     """
+    from ddp_prof.ingest.cached import load_cached
+
     head = _head(path)
     if not head:
         raise TraceError(path, "an empty file", "capture or export it again")
@@ -144,7 +149,7 @@ def load_trace(path: Path, options: ReadOptions = ALL_BUT_LAUNCHES) -> Trace:
         if reader.recognises(head):
             load: Callable[[Path, ReadOptions], Trace] = resolve_name(reader.load)
             started = perf_counter()
-            trace = load(path, options)
+            trace = load_cached(load, path, options) if reader.is_kept else load(path, options)
             counts = f"{len(trace.activities):,} activities, {len(trace.calls):,} calls, {len(trace.spans):,} ranges"
             _LOG.info(
                 "%s: %s, %s, read in %.2f s", printable(str(path)), reader.source, counts, perf_counter() - started
@@ -204,16 +209,6 @@ def refuse_to_export(path: Path) -> None:
     if raw.recognises(_head(path)) and not is_exported(path):
         reason = "a raw report without its export, which would have to be written beside it"
         raise TraceError(path, reason, f"export it first: ddp-prof info {shell_quote(path)}")
-
-
-def files_of(trace: Path) -> Iterator[Path]:
-    """Yield all files that belong to a trace, including files that would be read with it if they existed."""
-    yield from (trace, manifest_path(trace))
-    if trace.is_dir():
-        yield from trace.iterdir()
-        return
-    for export in (trace, trace.with_suffix(".sqlite")):
-        yield from (export, *(export.with_name(export.name + side) for side in ("-journal", "-wal", "-shm")))
 
 
 def _is_table_folder(path: Path) -> bool:

@@ -27,6 +27,7 @@ from ddp_prof.atomic_file import partial_path
 from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest.cached import load_cached
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
 from ddp_prof.ingest.nsys_program import find_nsys, recording_version
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space, sqlite_uri
@@ -40,20 +41,24 @@ def load_nsys_report(path: Path, options: ReadOptions) -> Trace:
     """Read a raw report without changing it; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
     beside = path.with_suffix(".sqlite")
 
-    def load(export: Path) -> Trace:
-        trace = load_nsys_sqlite(export, options, path)
+    def of_report(trace: Trace) -> Trace:
         return replace(trace, path=path, source="nsys-report", recorder=recording_version(path) or trace.recorder)
 
     if is_exported(path):
-        return load(beside)
+        return of_report(load_cached(load_nsys_sqlite, beside, options))
     if os.access(path.parent, os.W_OK):
         _export(path, beside)
-        trace = load(beside)
+        trace = of_report(load_cached(load_nsys_sqlite, beside, options))
         note = f"exported to {beside.name}, which lies beside the report and is read from now on"
         return replace(trace, warnings=(*trace.warnings, note))
+    return load_cached(lambda _path, _options: of_report(_load_from_temporary_export(path, options)), path, options)
+
+
+def _load_from_temporary_export(path: Path, options: ReadOptions) -> Trace:
     with tempfile.TemporaryDirectory(prefix="ddp_prof.") as folder:
-        _export(path, Path(folder) / beside.name)
-        return load(Path(folder) / beside.name)
+        export = Path(folder) / path.with_suffix(".sqlite").name
+        _export(path, export)
+        return load_nsys_sqlite(export, options, path)
 
 
 def is_exported(report: Path) -> bool:

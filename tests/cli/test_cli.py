@@ -21,7 +21,7 @@ from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
-READING = set(COMMANDS) - {"capture", "tune", "mcp", "completion"}
+READING = set(COMMANDS) - {"capture", "tune", "cache", "mcp", "completion"}
 CONTRACT = {
     "": "schema trace source producer device attribution ranks warnings",
     "attribution": "activities device_time method",
@@ -42,7 +42,7 @@ def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
     programs = {"capture": "PROGRAM", "tune": "PROGRAM"}
-    others = {"results": "DATABASE", "completion": "bash|zsh|fish", "mcp": "Usage"}
+    others = {"results": "DATABASE", "completion": "bash|zsh|fish", "cache": "DDP_PROF_CACHE", "mcp": "Usage"}
     assert {**programs, **others}.get(name, "TRACE") in result.output
 
 
@@ -69,7 +69,15 @@ def test_the_help_tells_own_options_from_those_of_reading() -> None:
 def test_the_short_help_leaves_rare_options_to_the_whole_one(name: str) -> None:
     ways = ("--help", "--help-all")
     short, whole = (set(re.findall(r"^ +(--[a-z-]+)", run(name, way).output, re.MULTILINE)) for way in ways)
-    assert whole - short == {"--separate", "--one-run", "--jobs", "--part-rows", "--scheduler", "--strict"}
+    assert whole - short == {
+        "--separate",
+        "--one-run",
+        "--jobs",
+        "--part-rows",
+        "--scheduler",
+        "--strict",
+        "--no-cache",
+    }
     assert {"--step-range", "--help-all"} <= short < whole
 
 

@@ -1,0 +1,140 @@
+"""A folder of files that can be made again: bounded in size, in the place where the system keeps such files.
+
+Nothing depends on it: where it cannot be written or read, its user does without.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddp_prof.atomic_file import atomic_write
+from ddp_prof.errors import TraceError, printable
+
+_LOG = logging.getLogger(__name__)
+VARIABLE = "DDP_PROF_CACHE"
+"""Environment variable with the folder, or with one of ``OFF``."""
+OFF = ("0", "off")
+MOST_BYTES, MOST_SHARE_OF_FREE = 5 * 10**9, 10
+"""The files take at most so many bytes, and at most one part in so many of what would be free without them."""
+SUFFIX = ".arrow"
+_NAME = re.compile(rf"[0-9a-f]{{16}}-[0-9a-f]{{32}}{re.escape(SUFFIX)}")
+_UNFINISHED = re.compile(rf"\.{_NAME.pattern}\..*\.partial")
+_ABANDONED_S = 3600
+"""An unfinished file that was not written to for so long belongs to a process that has ended."""
+
+
+def find_cache_folder() -> Path | None:
+    """Return the folder of the cache, which may not exist; ``None`` if it is switched off, or the user has no home."""
+    if given := os.environ.get(VARIABLE, ""):
+        return None if given.lower() in OFF else Path(given).absolute()
+    try:
+        if sys.platform == "darwin":
+            return Path.home() / "Library" / "Caches" / "ddp_prof"
+        if sys.platform == "win32":
+            local = os.environ.get("LOCALAPPDATA")
+            return Path(local or Path.home() / "AppData" / "Local") / "ddp_prof" / "Cache"
+        given = os.environ.get("XDG_CACHE_HOME", "")  # by the specification a relative path is to be ignored
+        return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "ddp_prof"  # noqa: PTH117
+    except RuntimeError:
+        return None
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A file of the cache: its size, and when it was last used, in nanoseconds since 1970."""
+
+    path: Path
+    bytes: int
+    used_ns: int
+
+
+@dataclass(frozen=True)
+class CacheFolder:
+    """The files of one folder that are named as this module names them; it never touches others."""
+
+    folder: Path
+
+    def path(self, of: str, state: str) -> Path:
+        """Return where the file for something in some state is kept; both are hexadecimal digests."""
+        return self.folder / f"{of[:16]}-{state[:32]}{SUFFIX}"
+
+    def files(self) -> list[Kept]:
+        """Return the complete files, the one that was used last at the end."""
+        return self._find(_NAME)
+
+    def _find(self, name: re.Pattern[str]) -> list[Kept]:
+        found = []
+        with suppress(OSError), os.scandir(self.folder) as entries:
+            for entry in entries:
+                if name.fullmatch(entry.name):
+                    with suppress(OSError):  # another process may have deleted it
+                        status = entry.stat(follow_symlinks=False)
+                        found.append(Kept(Path(entry.path), status.st_size, status.st_mtime_ns))
+        return sorted(found, key=lambda file: file.used_ns)
+
+    def most_bytes(self) -> int:
+        """Return how many bytes the files may take together."""
+        place = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        free = shutil.disk_usage(place).free + sum(file.bytes for file in self.files())
+        return min(MOST_BYTES, free // MOST_SHARE_OF_FREE)
+
+    def keep(self, path: Path, size: int, write: Callable[[Path], None]) -> bool:
+        """Let ``write`` make a file of about ``size`` bytes that replaces those of other states; whether it is there.
+
+        The files that were not used for longest make room for it. A process that is killed leaves an unfinished file,
+        which is no file of the cache and is deleted later.
+        """
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if not self._make_room(path, size):
+                return False
+            with atomic_write(path) as partial:
+                write(partial)
+        except (OSError, TraceError) as error:  # it is full, or cannot be written, or holds the trace itself
+            _LOG.info("not kept in the cache: %s", printable(str(error)))
+            return False
+        return True
+
+    def _make_room(self, path: Path, size: int) -> bool:
+        now = time.time()
+        for file in self._find(_UNFINISHED):
+            if now - file.used_ns / 1e9 > _ABANDONED_S:
+                _delete(file.path)
+        others = [file for file in self.files() if file.path != path]
+        for file in [file for file in others if file.path.name[:17] == path.name[:17]]:
+            _delete(file.path)
+            others.remove(file)
+        most, held = self.most_bytes(), sum(file.bytes for file in others)
+        if size > most:
+            return False
+        for file in others:
+            if held + size <= most:
+                break
+            _delete(file.path)
+            held -= file.bytes
+        return True
+
+    def clear(self) -> list[Kept]:
+        """Delete all files, and return those that could not be deleted."""
+        for file in [*self.files(), *self._find(_UNFINISHED)]:
+            _delete(file.path)
+        return self.files()
+
+
+def mark_used(path: Path) -> None:
+    with suppress(OSError):
+        os.utime(path)
+
+
+def _delete(path: Path) -> None:
+    with suppress(OSError):  # gone already; or, on Windows, mapped by another process
+        path.unlink()

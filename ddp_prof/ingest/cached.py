@@ -1,0 +1,125 @@
+"""Reads a trace from the cache if it is there and its files have not changed since; else from its files.
+
+What is kept is the trace as a reader returns it, with its warnings; so everything that is computed from it, is computed
+from the same columns. A trace is kept for a state of its files: their sizes, times and inodes, a hash of the first and
+the last bytes of each, and the readers' own code.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from ddp_prof.atomic_file import is_file
+from ddp_prof.errors import printable
+from ddp_prof.ingest import ReadOptions
+from ddp_prof.ingest.cache_folder import CacheFolder, find_cache_folder, mark_used
+from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
+from ddp_prof.ingest.trace_files import file_state
+from ddp_prof.manifest import load_manifest, manifest_path
+from ddp_prof.trace import Trace
+
+_LOG = logging.getLogger(__name__)
+
+LEAST_BYTES, LEAST_BYTES_PACKED = 1 << 24, 1 << 20
+"""Smallest files that are kept: others are read nearly as fast as they are found. Packed ones are 10 to 25 times
+smaller."""
+
+_PACKAGE = Path(__file__).parents[1]
+
+Load = Callable[[Path, ReadOptions], Trace]
+
+
+def load_cached(load: Load, path: Path, options: ReadOptions) -> Trace:
+    """Return what ``load`` returns, from the cache where that holds it; else keep it there.
+
+    What ``load`` raises is raised each time. The columns of a trace that is kept are mapped, and read-only.
+    """
+    folder = find_cache_folder() if options.use_cache and _is_worth_it(path) else None
+    if folder is None:
+        return load(path, options)
+    kept = CacheFolder(folder)
+    state = file_state(path)
+    # With launches more is read, nothing else.
+    for one in dict.fromkeys((options, replace(options, with_launches=True))):
+        if found := _find(kept, path, state, one):
+            return found if options.with_launches else without_launches(found)
+    trace = load(path, options)
+    return _keep(kept, trace, path, state, options) or trace
+
+
+def without_launches(trace: Trace) -> Trace:
+    """Leave out what is read with launches only; ``names`` keeps theirs, which nothing refers to."""
+    return replace(trace, shape_id=None, registers=None, call_details=None)
+
+
+def _find(kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOptions) -> Trace | None:
+    from ddp_prof.ingest.store import read_trace
+
+    key = _key(path, state, options)
+    place = _place(kept, key)
+    if not is_file(place):
+        return None
+    started = time.perf_counter()
+    trace = read_trace(place, key, path, load_manifest(manifest_path(path)))
+    if trace:
+        mark_used(place)
+        seconds = time.perf_counter() - started
+        _LOG.info("%s: %s in the cache, found in %.2f s", printable(str(path)), place.name, seconds)
+    return trace
+
+
+def _keep(kept: CacheFolder, trace: Trace, path: Path, state: dict[str, Any], options: ReadOptions) -> Trace | None:
+    """Keep a trace whose files are as they were before they were read; return it as it will be found."""
+    from ddp_prof.ingest.store import stored_bytes, write_trace
+
+    if file_state(path) != state:
+        return None
+    key = _key(path, state, options)
+    place = _place(kept, key)
+    if not kept.keep(place, stored_bytes(trace), lambda target: write_trace(trace, target, key)):
+        return None
+    return _find(kept, path, state, options)
+
+
+def _place(kept: CacheFolder, key: dict[str, Any]) -> Path:
+    of = [key["path"], key["options"]["comm_patterns"]]  # so with launches it replaces the one without
+    return kept.path(*(blake2b(json.dumps(part, sort_keys=True).encode()).hexdigest() for part in (of, key)))
+
+
+def _key(path: Path, state: dict[str, Any], options: ReadOptions) -> dict[str, Any]:
+    """Return what a trace depends on; as JSON returns it, so that it can be compared with what was written."""
+    read = {"comm_patterns": list(options.comm_patterns), "with_launches": options.with_launches}
+    return {"path": os.path.abspath(path), "options": read, "files": state, "readers": readers_version()}  # noqa: PTH100
+
+
+@cache
+def readers_version() -> str:
+    """Return a digest of the code that reads traces: of ``ddp_prof.ingest`` and of the modules on the ground floor.
+
+    So whoever changes a reader need not remember to say so.
+    """
+    digest = blake2b(sys.byteorder.encode(), digest_size=16)
+    for file in sorted([*_PACKAGE.glob("*.py*"), *_PACKAGE.glob("ingest/*.py*")]):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+def _is_worth_it(path: Path) -> bool:
+    """Whether a trace is large, and no copy in a temporary folder of ours, which is not there the next time."""
+    if path.absolute().parent.name.startswith("ddp_prof.") and path.absolute().is_relative_to(tempfile.gettempdir()):
+        return False
+    if path.is_dir():
+        return sum(file.stat().st_size for file in path.iterdir()) >= LEAST_BYTES_PACKED
+    least = LEAST_BYTES_PACKED if path.suffix in {".gz", *REPORT_SUFFIXES} else LEAST_BYTES
+    return is_file(path) and path.stat().st_size >= least

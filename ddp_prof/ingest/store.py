@@ -1,0 +1,182 @@
+"""Traces as Arrow files, whose columns are mapped into memory instead of read.
+
+A file has one row. Each of its columns is a list with the values of a column of a table of the trace, such as
+``activities.start_ns``, or of an array of the trace; a column with one value for all rows holds that value once. The
+metadata of the schema hold everything else as JSON, and a checksum of each column: a damaged file is never read.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddp_prof.manifest import Manifest
+from ddp_prof.table import Table
+from ddp_prof.trace import Trace
+
+_FACTS, _CHECK = b"ddp_prof", b"ddp_prof.crc32"
+_NOT_KEPT = ("path", "manifest")
+"""Fields that are not of the trace's own file."""
+_TYPES = {"int64": np.dtype(np.int64), "bool": np.dtype(np.bool_)}
+
+
+def stored_bytes(trace: Trace) -> int:
+    """Return about how many bytes a trace takes as a file."""
+    columns = sum(len(values) * values.dtype.itemsize for values in map(_without_repeats, _arrays(trace).values()))
+    return columns + sum(map(len, trace.names)) + (1 << 16)
+
+
+def write_trace(trace: Trace, target: Path, key: Mapping[str, Any]) -> None:
+    """Write a trace; ``key`` is what :func:`read_trace` must be asked for.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    import pyarrow
+
+    columns, told = {}, {}
+    for name, values in _arrays(trace).items():
+        kept = _without_repeats(values)
+        told[name] = {"type": values.dtype.name, "rows": len(values), "values": len(kept), "crc32": _check(kept)}
+        columns[name] = _list_of(kept)
+    facts = {name: _plain(getattr(trace, name)) for name in _plain_fields()}
+    text = json.dumps({"key": key, "columns": told, "facts": facts}, default=_python_number).encode()
+    schema = pyarrow.schema(
+        [pyarrow.field(name, column.type) for name, column in columns.items()],
+        {_FACTS: text, _CHECK: str(zlib.crc32(text)).encode()},
+    )
+    batch = pyarrow.RecordBatch.from_arrays(list(columns.values()), schema=schema)
+    with target.open("wb") as file, pyarrow.ipc.new_file(file, schema) as writer:
+        writer.write_batch(batch)
+
+
+def read_trace(file: Path, key: Mapping[str, Any], path: Path, manifest: Manifest | None) -> Trace | None:
+    """Return the trace that was written with this key, its columns mapped; ``None`` if the file is another, or damaged.
+
+    ``path`` and ``manifest`` become those of the trace. The columns are read-only.
+    """
+    opened = _open(file)
+    if opened is None or opened[0]["key"] != key:
+        return None
+    told, batch = opened
+    values: dict[str, Any] = {}
+    for name, column in told["columns"].items():
+        found = _column(batch, name, column)
+        if found is None:
+            return None
+        table, _, own = name.rpartition(".")
+        if table:
+            values.setdefault(table, {})[own] = found
+        else:
+            values[own] = found
+    values |= {name: kind(**values[name]) for name, kind in _tables().items() if name in values}
+    values |= {name: _parsed(value) for name, value in told["facts"].items()}
+    return Trace(path=path, manifest=manifest, **values)
+
+
+def read_key(file: Path) -> dict[str, Any] | None:
+    """Return the key with which a file was written; ``None`` if it is damaged."""
+    opened = _open(file)
+    return opened[0]["key"] if opened else None
+
+
+def _open(file: Path) -> tuple[dict[str, Any], Any] | None:
+    import pyarrow
+
+    damaged = (pyarrow.ArrowException, OSError, ValueError, KeyError)
+    with suppress(*damaged), pyarrow.memory_map(str(file)) as source, pyarrow.ipc.open_file(source) as reader:
+        metadata = reader.schema.metadata or {}
+        text = metadata[_FACTS]
+        if zlib.crc32(text) == int(metadata[_CHECK]) and reader.num_record_batches == 1:
+            return json.loads(text), reader.get_batch(0)
+    return None
+
+
+def _column(batch: Any, name: str, told: Mapping[str, Any]) -> NDArray[Any] | None:
+    """Return a column whose values are those that were written; else ``None``."""
+    position = batch.schema.get_field_index(name)
+    buffer = batch.column(position).values.buffers()[1] if position >= 0 else None
+    size = told["values"] * _TYPES[told["type"]].itemsize
+    if size and (buffer is None or buffer.size < size):
+        return None
+    values: NDArray[Any] = np.frombuffer(buffer if buffer and size else b"", _TYPES[told["type"]], told["values"])
+    if _check(values) != told["crc32"]:
+        return None
+    return values if told["rows"] == told["values"] else np.broadcast_to(values[0], told["rows"])
+
+
+def _check(values: NDArray[Any]) -> int:
+    return zlib.crc32(values.data)
+
+
+def _list_of(values: NDArray[Any]) -> Any:
+    """Return an Arrow array whose only element is the list of these values, which are not copied."""
+    import pyarrow
+
+    kind = pyarrow.int64() if values.dtype == np.int64 else pyarrow.uint8()
+    items = pyarrow.Array.from_buffers(kind, len(values), [None, pyarrow.py_buffer(values)])
+    offsets = pyarrow.py_buffer(np.array([0, len(values)], np.int64))
+    return pyarrow.Array.from_buffers(pyarrow.large_list(kind), 1, [None, offsets], children=[items])
+
+
+def _without_repeats(values: NDArray[Any]) -> NDArray[Any]:
+    """Return the values as one stretch of memory; only one of a column that repeats it without taking memory."""
+    is_constant = len(values) > 1 and not values.strides[0]
+    return np.ascontiguousarray(values[:1] if is_constant else values)
+
+
+@cache
+def _tables() -> dict[str, type[Table]]:
+    """Return the type of each field of a trace that is a table."""
+    found = {}
+    for name, hint in get_type_hints(Trace).items():
+        for kind in (hint, *get_args(hint)):
+            if isinstance(kind, type) and issubclass(kind, Table):
+                found[name] = kind
+    return found
+
+
+_ARRAYS = ("inferred", "launching_calls", "has_ambiguous_launch", "is_launch", "overlong", "shape_id", "registers")
+"""Fields of a trace that are arrays, or ``None``."""
+
+
+def _plain_fields() -> Iterator[str]:
+    """Yield the fields of a trace that JSON can hold."""
+    for item in fields(Trace):
+        if item.name not in {*_NOT_KEPT, *_ARRAYS, *_tables()}:
+            yield item.name
+
+
+def _arrays(trace: Trace) -> dict[str, NDArray[Any]]:
+    found = {name: getattr(trace, name) for name in _ARRAYS}
+    for name in _tables():
+        if (table := getattr(trace, name)) is not None:
+            found |= {f"{name}.{item.name}": getattr(table, item.name) for item in fields(table)}
+    return {name: values for name, values in found.items() if values is not None}
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON can hold: of a mapping, whose keys may be tuples, a list of pairs in an object."""
+    return {"items": [[key, value[key]] for key in value]} if isinstance(value, Mapping) else value
+
+
+def _parsed(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {tuple(key) if isinstance(key, list) else key: item for key, item in value["items"]}
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _python_number(value: Any) -> Any:
+    """Return a number of NumPy as one of Python; raise TypeError for anything else."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be kept")
