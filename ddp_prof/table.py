@@ -79,6 +79,17 @@ def take_or_unknown(column: Ints, rows: Ints, missing: int = UNKNOWN) -> Ints:
     return np.where(rows == UNKNOWN, missing, column[rows]) if len(column) else np.full_like(rows, missing)
 
 
+def is_among(values: Ints, others: Ints) -> Mask:
+    """Return which of the values occur among the others. Unlike ``np.isin`` it sorts the values, not the others."""
+    ordered, which = np.unique(values, return_inverse=True)
+    if not len(ordered):
+        return np.zeros(0, np.bool_)
+    at = np.minimum(np.searchsorted(ordered, others), len(ordered) - 1)
+    found = np.zeros(len(ordered), np.bool_)
+    found[at[ordered[at] == others]] = True
+    return found[which]
+
+
 def positions(rows: Ints, length: int) -> Ints:
     """Return the position in ``rows`` of each number below ``length``, ``UNKNOWN`` for numbers that it lacks.
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_prof.table import UNKNOWN, begins_run, distinct_rows, positions
+from ddp_prof.table import UNKNOWN, begins_run, distinct_rows, is_among, positions
 
 VALUES = st.integers(-3, 3) | st.sampled_from((-(2**62), 2**21, 2**62))
 ROWS = st.integers(1, 3).flatmap(lambda width: st.lists(st.tuples(*[VALUES] * width), min_size=1, max_size=20))
@@ -30,6 +30,12 @@ def test_a_run_begins_where_any_column_differs(rows: list[tuple[int, ...]]) -> N
     begins = begins_run(*(np.array(column, np.int64) for column in zip(*rows, strict=True)))
     assert begins.tolist() == [at == 0 or row != rows[at - 1] for at, row in enumerate(rows)]
     assert len(begins_run(np.empty(0, np.int64))) == 0
+
+
+@given(st.lists(st.integers(-2, 9)), st.lists(st.integers(-2, 9)))
+def test_values_are_among_others_as_numpy_finds_them(values: list[int], others: list[int]) -> None:
+    one, other = np.array(values, np.int64), np.array(others, np.int64)
+    assert is_among(one, other).tolist() == np.isin(one, other).tolist()
 
 
 def test_positions_are_those_of_what_is_known() -> None:

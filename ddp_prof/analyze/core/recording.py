@@ -25,7 +25,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddp_prof.analyze.core.steps import Steps
-from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, take_or_unknown
+from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, distinct, is_among, take_or_unknown
 from ddp_prof.trace import HOST_WAITS, Kind, SyncKind, Trace
 
 HANDFUL = 3
@@ -173,7 +173,7 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
     lost = np.flatnonzero(is_launch & ~has_activity & (calls.correlation != UNKNOWN))
     mine = activities.process == process
     if len(lost):
-        lost = lost[~np.isin(calls.correlation[lost], activities.correlation[mine])]
+        lost = lost[~is_among(calls.correlation[lost], activities.correlation[mine])]
         is_part = _are_parts(trace, process, lost)
         is_launch[lost[is_part]] = False
         lost = lost[~is_part]
@@ -184,14 +184,13 @@ def find_lost_launches(trace: Trace, process: int) -> tuple[Ints, Mask]:
 
 def _are_parts(trace: Trace, process: int, rows: Ints) -> Mask:
     """Whether each call directly follows, on its thread, one with its number."""
-    calls, found = trace.calls, np.zeros(len(rows), np.bool_)
+    calls, is_part = trace.calls, np.zeros(len(trace.calls), np.bool_)
     for lane in distinct(calls.lane[rows]):
         own = np.flatnonzero((calls.process == process) & (calls.lane == lane))
         own = own[np.argsort(calls.start_ns[own], kind="stable")]
         number = calls.correlation[own]
-        follows = own[1:][(number[1:] == number[:-1]) & (number[1:] != UNKNOWN)]
-        found |= np.isin(rows, follows)
-    return found
+        is_part[own[1:][(number[1:] == number[:-1]) & (number[1:] != UNKNOWN)]] = True
+    return is_part[rows]
 
 
 def _count_early_starts(trace: Trace, process: int) -> tuple[int, int]:
