@@ -14,18 +14,17 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from functools import wraps
 from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._profiler import _ExperimentalConfig
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import profile
 
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.hooks import Instrumented
+from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, call_before_profilers, make_profile, wrap_with_call
 from ddp_prof.annotate.steps import CountedSteps
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
@@ -35,8 +34,6 @@ STEPS_VARIABLE = "DDP_PROF_STEPS"
 SHARED_VARIABLE = "DDP_PROF_SHARED"
 """Set if one nsys records all ranks of a machine."""
 MEETING = timedelta(seconds=30)
-RECORDS_ALL_THREADS = "profile_all_threads" in str(_ExperimentalConfig.__init__.__doc__)
-"""Older releases of torch record only the thread that starts the profiler, and crash if another thread stops it."""
 RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
@@ -44,34 +41,14 @@ def start() -> None:
     """Mark all training from now on; call it once per process."""
     Instrumented(None, ())
     recording = _Recording(os.environ.get(TRACE_VARIABLE), os.environ.get(STEPS_VARIABLE))
-    _wrap_with_call(torch.autograd, "backward", recording.begin)
-    _wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", recording.stop_for_own_profiler)
-    _wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
+    wrap_with_call(torch.autograd, "backward", recording.begin)
+    call_before_profilers(recording.stop_for_own_profiler)
+    wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
     with suppress(ImportError):  # torch without FSDP2
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-        _wrap_with_call(FSDPParamGroup, "__init__", recording.begin)
+        wrap_with_call(FSDPParamGroup, "__init__", recording.begin)
     ranges.at_own_step = recording.begin_own_step
-
-
-def make_profile(*, on_gpu: bool) -> profile:
-    """Return a torch.profiler of all threads that also records stream waits, from which analysis knows what blocks."""
-    all_threads: dict[str, Any] = {"profile_all_threads": True} if RECORDS_ALL_THREADS else {}
-    return profile(
-        activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
-        experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True, **all_threads),
-    )
-
-
-def _wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
-    original = getattr(owner, name)
-
-    @wraps(original)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        first()
-        return original(*args, **kwargs)
-
-    setattr(owner, name, called)
 
 
 class _Kept:

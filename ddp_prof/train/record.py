@@ -21,7 +21,7 @@ import torch.distributed as dist
 
 import ddp_prof
 from ddp_prof import annotate, range_names
-from ddp_prof.annotate.unattended import make_profile
+from ddp_prof.annotate.recording import make_profile
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant

@@ -29,7 +29,7 @@ import torch
 import torch.distributed as dist
 
 from ddp_prof import annotate
-from ddp_prof.annotate.unattended import make_profile
+from ddp_prof.annotate.recording import make_profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable
