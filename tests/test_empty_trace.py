@@ -86,6 +86,7 @@ def test_every_command_is_tried() -> None:
     assert {command[0] for command in (*READING, *WRITING)} == set(COMMANDS) - {
         "capture",
         "tune",
+        "monitor",
         "results",
         "cache",
         "mcp",

@@ -39,8 +39,10 @@ from ddp_prof.annotate.ranges import (
 
 if TYPE_CHECKING:
     from ddp_prof.annotate.hooks import Instrumented
+    from ddp_prof.annotate.monitor import Monitor, log_overlap
 
 __all__ = [
+    "Monitor",
     "NestedRange",
     "OpenRange",
     "Recorded",
@@ -52,6 +54,7 @@ __all__ = [
     "instrument",
     "is_enabled",
     "lightning_callback",
+    "log_overlap",
     "only_sink",
     "optimizer",
     "process",
@@ -62,6 +65,14 @@ __all__ = [
     "synchronize",
     "trainer_callback",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in {"Monitor", "log_overlap"}:  # they import torch
+        from ddp_prof.annotate import monitor
+
+        return getattr(monitor, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
@@ -90,8 +101,10 @@ def instrument(model: Any = None, *optimizers: Any) -> Instrumented:
     return Instrumented(model, optimizers)
 
 
-def lightning_callback() -> Any:
+def lightning_callback(every: int | None = None, **monitoring: Any) -> Any:
     """Return a callback for Lightning's ``Trainer(callbacks=[...])`` that marks steps and what ``instrument`` marks.
+
+    With ``every`` it marks nothing, but measures and logs as :class:`Monitor` with these arguments.
 
     It is for ``lightning`` or the older ``pytorch_lightning``, whichever is installed. A step lasts from one step of
     the optimizer to the next, loading and accumulation included, as under ``ddp-prof capture``, which needs no callback
@@ -108,6 +121,9 @@ def lightning_callback() -> Any:
     class Marks(Callback):  # type: ignore[misc]  # the package need not be installed
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             undo.close()
+            if every is not None:
+                undo.callback(_monitor_steps(every, monitoring))
+                return
             undo.callback(Instrumented(trainer.model or pl_module, list(trainer.optimizers)).remove)
             undo.callback(_count_steps())
 
@@ -120,8 +136,10 @@ def lightning_callback() -> Any:
     return Marks()
 
 
-def trainer_callback() -> Any:
+def trainer_callback(every: int | None = None, **monitoring: Any) -> Any:
     """Return a callback for Hugging Face's ``Trainer(callbacks=[...])``: marks steps and what ``instrument`` marks.
+
+    With ``every`` it marks nothing, but measures and logs as :class:`Monitor` with these arguments.
 
     A step is that of :func:`lightning_callback`. The Trainer does not pass the DDP wrapper to a callback, so every DDP
     that is created later is marked.
@@ -131,11 +149,12 @@ def trainer_callback() -> Any:
     from ddp_prof.annotate.hooks import Instrumented
 
     undo = ExitStack()
-    undo.callback(Instrumented(None, []).remove)
+    if every is None:
+        undo.callback(Instrumented(None, []).remove)
 
     class Marks(TrainerCallback):  # type: ignore[misc]  # the package need not be installed
         def on_train_begin(self, *_: Any, **__: Any) -> None:
-            undo.callback(_count_steps())
+            undo.callback(_count_steps() if every is None else _monitor_steps(every, monitoring))
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             undo.close()
@@ -152,3 +171,19 @@ def _count_steps() -> Callable[[], None]:
     counted = steps.CountedSteps()
     counted.begin()
     return counted.stop
+
+
+def _monitor_steps(every: int, arguments: dict[str, Any]) -> Callable[[], None]:
+    """Measure now and then from now on; return what ends this, once all is logged."""
+    from ddp_prof.annotate import steps
+    from ddp_prof.annotate.monitor import Monitor
+
+    monitor = Monitor(every, **arguments)
+    counted = steps.CountedSteps(monitor.at_step, marks=False)
+    counted.begin()
+
+    def stop() -> None:
+        counted.stop()
+        monitor.close()
+
+    return stop

@@ -71,9 +71,10 @@ class CountedSteps:
 
     def stop(self) -> None:
         self._remove()
+        if self._count_forward in hooks.at_synchronized_forward:
+            hooks.at_synchronized_forward.remove(self._count_forward)
         if self in counts:
             counts.remove(self)
-            hooks.at_synchronized_forward.remove(self._count_forward)
         self.mark_unfinished()
         self.close()
 

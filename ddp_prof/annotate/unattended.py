@@ -16,7 +16,6 @@ from contextlib import suppress
 from datetime import timedelta
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -24,6 +23,7 @@ from torch.profiler import profile
 
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.hooks import Instrumented
+from ddp_prof.annotate.monitor import Monitor
 from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, call_before_profilers, make_profile, wrap_with_call
 from ddp_prof.annotate.steps import CountedSteps
 
@@ -31,6 +31,10 @@ TRACE_VARIABLE = "DDP_PROF_TRACE"
 """Path of torch.profiler's files without rank and suffix; not set if nsys records."""
 STEPS_VARIABLE = "DDP_PROF_STEPS"
 """The steps to record, ``10:20``; not set: all."""
+EVERY_VARIABLE = "DDP_PROF_EVERY"
+"""Steps between two measurements of a monitor, and how many it records, ``1000:3``; not set: one recording."""
+FOLDER_VARIABLE = "DDP_PROF_MONITOR"
+"""Folder of the monitor."""
 SHARED_VARIABLE = "DDP_PROF_SHARED"
 """Set if one nsys records all ranks of a machine."""
 MEETING = timedelta(seconds=30)
@@ -39,16 +43,36 @@ RANK_VARIABLES = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 def start() -> None:
     """Mark all training from now on; call it once per process."""
+    if EVERY_VARIABLE in os.environ:
+        _monitor(*map(int, os.environ[EVERY_VARIABLE].split(":")))
+        return
     Instrumented(None, ())
     recording = _Recording(os.environ.get(TRACE_VARIABLE), os.environ.get(STEPS_VARIABLE))
-    wrap_with_call(torch.autograd, "backward", recording.begin)
     call_before_profilers(recording.stop_for_own_profiler)
-    wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", recording.begin)
+    _call_at_training(recording.begin)
+    ranges.at_own_step = recording.begin_own_step
+
+
+def _call_at_training(begin: Callable[[], None]) -> None:
+    """Call ``begin`` at each sign of training."""
+    wrap_with_call(torch.autograd, "backward", begin)
+    wrap_with_call(torch.nn.parallel.DistributedDataParallel, "__init__", begin)
     with suppress(ImportError):  # torch without FSDP2
         from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-        wrap_with_call(FSDPParamGroup, "__init__", recording.begin)
-    ranges.at_own_step = recording.begin_own_step
+        wrap_with_call(FSDPParamGroup, "__init__", begin)
+
+
+def _monitor(every: int, steps: int) -> None:
+    """Measure a few steps now and then, instead of recording; nothing is marked in between."""
+    started: list[Monitor] = []
+
+    def at_step(index: int) -> None:
+        if not started:  # at the first sign of training: other processes of the job need none
+            started.append(Monitor(every, steps, folder=os.environ[FOLDER_VARIABLE], keep="worst and last"))
+        started[0].at_step(index)
+
+    _call_at_training(CountedSteps(at_step, marks=False).begin)
 
 
 class _Kept:

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -67,6 +68,11 @@ class Job:
     doubts: tuple[str, ...] = ()
 
     @property
+    def monitored(self) -> Path:
+        """Folder of a monitor's log and traces."""
+        return self.folder / f"{self.name}.monitor"
+
+    @property
     def traces(self) -> list[Path]:
         if self.nsys:
             return self.files(".sqlite")
@@ -104,12 +110,18 @@ class Job:
 
 
 def plan_job(
-    program: Sequence[str], folder: Path, profiler: str, steps: str | None, environ: Mapping[str, str]
+    program: Sequence[str],
+    folder: Path,
+    profiler: str,
+    steps: str | None,
+    environ: Mapping[str, str],
+    every: str | None = None,
 ) -> tuple[Job, str]:
     """Plan how to record an unchanged program on this machine; return the job and why this profiler was chosen.
 
     ``program`` is the command line with its launcher. ``profiler`` is ``nsys``, ``torch`` or ``auto`` (nsys if there is
-    one, and a GPU). ``steps``, such as ``10:20``, limits the recording to these steps.
+    one, and a GPU). ``steps``, such as ``10:20``, limits the recording to these steps. ``every``, such as ``1000:3``,
+    lets a monitor measure three steps each thousand instead; its files are in :attr:`Job.monitored`.
     """
     on_gpus = bool(visible_gpus(environ))
     nsys, why = choose_nsys(profiler, environ, is_preferred=on_gpus)
@@ -124,7 +136,10 @@ def plan_job(
     marks = [f"{variable}={value}" for variable, value in injection(environ).items()]
     marks += [f"DDP_PROF_STEPS={steps}"] if steps else []
     recorder: list[str] = []
-    if nsys is None:
+    if every is not None:
+        monitored = folder / f"{name}.monitor"
+        marks += [f"DDP_PROF_EVERY={every}", f"DDP_PROF_MONITOR={monitored}", f"DDP_PROF_PYTHON={sys.executable}"]
+    elif nsys is None:
         marks.append(f"DDP_PROF_TRACE={folder / name}")  # each rank adds its number
     else:
         capture_range = CAPTURE_RANGE if steps and on_gpus else None
@@ -141,10 +156,14 @@ def injection(environ: Mapping[str, str]) -> dict[str, str]:
     return {"PYTHONPATH": path, "DDP_PROF_PACKAGE": str(PACKAGE)}
 
 
-def run_job(job: Job) -> int:
-    """Run the program at this terminal, with its signals; after one, ranks that still run are ended."""
+def run_job(job: Job, *, replaces: bool = True) -> int:
+    """Run the program at this terminal, with its signals; after one, ranks that still run are ended.
+
+    The files of an earlier capture are removed if this one ``replaces`` them.
+    """
     job.folder.mkdir(parents=True, exist_ok=True)
-    job.remove_old(job.folder)
+    if replaces:
+        job.remove_old(job.folder)
     with scratch_folder() as scratch:
         return run(job.command, os.environ, scratch)
 

@@ -21,6 +21,7 @@ from ddp_prof.errors import MORE_MEMORY, DdpProfError, printable
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
     "tune": "ddp_prof.cli.tune",
+    "monitor": "ddp_prof.cli.monitor",
     "summary": "ddp_prof.cli.tables",
     "overlap": "ddp_prof.cli.tables",
     "collectives": "ddp_prof.cli.tables",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -11,8 +12,12 @@ from ddp_prof.cli.options import Loader
 from ddp_prof.cli.terminal import EXIT_CODE, is_quiet, say
 from ddp_prof.errors import DdpProfError, TraceError, shell_quote
 
+if TYPE_CHECKING:
+    from ddp_prof.capture.job import Job
+
 NOTHING_RECORDED = 1
 """Exit code of a program that ended well, but of which nothing was recorded that tells what it did."""
+LOG_NAME = "monitor.jsonl"
 _LONGEST_STEPS = 40
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
 
@@ -26,6 +31,17 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
     if not (colon and first.isdecimal() and (not end or (end.isdecimal() and int(end) > int(first)))):
         raise click.BadParameter("give the first step and the one after the last, as in 10:20")
     return value
+
+
+def _read_every(_context: click.Context, _parameter: click.Parameter, value: str | None) -> str | None:
+    if value is None:
+        return None
+    every, _, count = value.partition(":")
+    count = count or "3"
+    is_number = every.isdecimal() and count.isdecimal() and len(value) <= _LONGEST_STEPS
+    if not is_number or int(count) < 1 or int(every) < int(count) + 2:
+        raise click.BadParameter("give the steps from one measurement to the next, as 1000, or 1000:5 to measure five")
+    return f"{every}:{count}"
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -43,11 +59,21 @@ def _read_steps(_context: click.Context, _parameter: click.Parameter, value: str
     callback=_read_steps,
     help="Record only these optimizer steps: 10:20 records ten, 10 to 19. Default: all.",
 )
+@click.option(
+    "--every", metavar="STEPS[:COUNT]", callback=_read_every,
+    help="Do not record the job as a whole: measure COUNT steps (3 by default) each so many, and log them.",
+)  # fmt: skip
 @click.option("--print", "shows", is_flag=True, help="Show the command line, and do not run it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
 def capture(
-    context: click.Context, folder: Path, profiler: str, steps: str | None, shows: bool, program: tuple[str, ...]
+    context: click.Context,
+    folder: Path,
+    profiler: str,
+    steps: str | None,
+    every: str | None,
+    shows: bool,
+    program: tuple[str, ...],
 ) -> None:
     """Record any training program, and say how much of its communication hides.
 
@@ -64,9 +90,14 @@ def capture(
     from ddp_prof.runs.report import LoadOptions
     from ddp_prof.runs.run import SUMMARY
 
-    job, why = plan_job(program, folder.absolute(), profiler, steps, os.environ)
+    if every and (profiler == "nsys" or steps):
+        raise click.UsageError("--every measures by torch.profiler, again and again: leave out --profiler and --steps")
+    job, why = plan_job(program, folder.absolute(), "torch" if every else profiler, steps, os.environ, every)
     if shows:
         say(" ".join(map(shell_quote, job.command)))
+        return
+    if every:
+        _monitor_job(context, job)
         return
     recorder = f"nsys {job.nsys.version}" if job.nsys else "torch.profiler"
     say(f"recorded by {recorder} ({why}):", err=True)
@@ -100,3 +131,20 @@ def capture(
         show(TableOptions(quiet=is_quiet()), summary_views(runs))
     except TraceError as error:
         say(f"no summary: {error}", err=True)
+
+
+def _monitor_job(context: click.Context, job: Job) -> None:
+    """Run a program with a monitor in it, and show the course by its log, to which this run has appended."""
+    from ddp_prof.capture.job import run_job
+    from ddp_prof.monitor.log import load_log
+    from ddp_prof.monitor.report import monitor_view
+    from ddp_prof.present.table import TableOptions, show
+
+    say(f"measured now and then by torch.profiler; the log is {job.monitored / LOG_NAME}:", err=True)
+    say("  " + " ".join(map(shell_quote, job.command)), err=True)
+    context.meta[EXIT_CODE] = code = run_job(job, replaces=False)
+    try:
+        show(TableOptions(quiet=is_quiet()), [monitor_view(load_log(job.monitored / LOG_NAME))])
+    except FileNotFoundError:
+        say("nothing was measured: the first measurement is at step 10, of a program that trains", err=True)
+        context.meta[EXIT_CODE] = code or NOTHING_RECORDED

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.monitor import check_logs, logs_among
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import EXIT_CODE, progress, say, say_lines
 from ddp_prof.present.table import TableOptions, show
@@ -106,8 +107,21 @@ def check(
     The worst of the given ranks decides, by the median over its steps; --percentile chooses another percentile. A
     requirement that cannot be judged from the traces is not met. A run fails against the baseline only if the
     difference is beyond --max-regression and beyond the spread of both runs. For a pull request, print
-    the format markdown.
+    the format markdown. Of a monitor.jsonl, each measurement is judged.
     """
+    if logs := logs_among(traces):
+        if baselines or all_ranks or max_cost_ms is not None or percentile != 50:
+            need = "--baseline, --all-ranks, --max-cost-ms and --percentile need traces"
+            raise click.UsageError(f"{need}, and {logs[0]} is the log of a monitor")
+        limits_of_logs = {
+            "min_overlap": min_overlap,
+            "max_exposed_ns": max_exposed_ms,
+            "max_tail_ns": max_tail_ms,
+            "max_blocking_ns": max_blocking_ms,
+        }
+        if not check_logs(logs, limits_of_logs, output):
+            click.get_current_context().meta[EXIT_CODE] = 3
+        return
     if max_regression is not None and not baselines:
         raise click.UsageError("--max-regression needs a --baseline")
     limits = (min_overlap, max_exposed_ms, max_tail_ms, max_blocking_ms, max_cost_ms)

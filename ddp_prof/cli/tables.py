@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddp_prof.cli.monitor import logs_among, show_logs_compared
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable
@@ -281,8 +282,13 @@ def compare(
     turns.db beside the traces, else from the captures. The waterfall leads from naive to flat, overlap and
     bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
     one variant, such as before and after a change, a second table shows what changed beyond their spread, and which
-    collective changed most.
+    collective changed most. Of several monitor.jsonl, the medians over their measurements are compared.
     """
+    if logs := logs_among(traces):
+        if waterfall or page or png:
+            raise click.UsageError(f"--waterfall, --html and --png need traces, and {logs[0]} is the log of a monitor")
+        show_logs_compared(logs, output)
+        return
     runs = load.runs(traces, "overlap", "collectives", "kernels")
     changes, parts, summaries = compare_steps(runs), _changed_parts(runs), _compared(runs)
     view = _comparison_view(runs, changes, parts, summaries)

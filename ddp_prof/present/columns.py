@@ -255,6 +255,11 @@ _COLUMNS = (
     _count("pairs", "rounds in which it ran, and today's settings"),
     _name("losses", "whether they are those of today's settings"),
     _name("write", "what to write to have these settings", WITH_MUCH_ROOM),
+    # A job that trains.
+    _name("time", "when it was measured, in the log's time zone", USUALLY),
+    _name("late_rank", "the rank that arrives last in most of the measured steps", ALWAYS),
+    _name("alert", "limits that were not met", USUALLY),
+    _count("measurements", "measurements in the log of a monitor"),
     # All-reduces by size.
     _name("size", "size of the message", ALWAYS),
     _count("calls", "timed calls", WITH_MUCH_ROOM),

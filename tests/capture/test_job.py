@@ -545,6 +545,41 @@ def test_print_runs_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path) -> None:
+    """Again and again into one log, and nothing else is recorded."""
+    (script := tmp_path / "train.py").write_text(TRAIN)
+    command = [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path / "out", "--", *TORCHRUN, script, "16", "0"]
+    for measured in ([6, 12], [6, 12, 6, 12]):
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("trained on 2\n")
+        log = tmp_path / "out" / "train.monitor" / "monitor.jsonl"
+        records = [json.loads(line) for line in log.read_text().splitlines()]
+        assert [record["step"] for record in records] == measured
+        assert {(record["ranks"], record["steps"]) for record in records} == {(2, 2)}
+        assert f"{len(measured)} measurements: too few to tell a change" in done.stdout
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.monitor"]
+
+
+def test_a_monitor_that_measured_nothing_is_told(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [DDP_PROF, "capture", "--every", "6", "-o", tmp_path, "--", sys.executable, "-c", "print(7)"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "7\n")
+    assert done.stderr.splitlines()[-1].startswith("nothing was measured")
+
+
+@pytest.mark.parametrize(
+    "options", [["4"], ["x"], ["10:0"], ["6:5"], ["10", "--steps", "1:5"], ["10", "--profiler", "nsys"]]
+)
+def test_wrong_measurements_are_wrong_usage(options: list[str]) -> None:
+    done = subprocess.run([DDP_PROF, "capture", "--every", *options, "--", "true"], capture_output=True, check=False)
+    assert done.returncode == 2
+
+
 @pytest.mark.parametrize("steps", ["3", "5:5", "a:b", "9:2"])
 def test_wrong_steps_are_wrong_usage(steps: str) -> None:
     done = subprocess.run([DDP_PROF, "capture", "--steps", steps, "--", "true"], capture_output=True, check=False)

@@ -21,7 +21,7 @@ from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
-READING = set(COMMANDS) - {"capture", "tune", "cache", "mcp", "completion"}
+READING = set(COMMANDS) - {"capture", "tune", "monitor", "cache", "mcp", "completion"}
 CONTRACT = {
     "": "schema trace source producer device attribution ranks warnings",
     "attribution": "activities device_time method",
@@ -42,7 +42,13 @@ def test_every_command_explains_itself(name: str) -> None:
     result = run(name, "--help")
     assert result.exit_code == 0
     programs = {"capture": "PROGRAM", "tune": "PROGRAM"}
-    others = {"results": "DATABASE", "completion": "bash|zsh|fish", "cache": "DDP_PROF_CACHE", "mcp": "Usage"}
+    others = {
+        "monitor": "LOG",
+        "results": "DATABASE",
+        "completion": "bash|zsh|fish",
+        "cache": "DDP_PROF_CACHE",
+        "mcp": "Usage",
+    }
     assert {**programs, **others}.get(name, "TRACE") in result.output
 
 

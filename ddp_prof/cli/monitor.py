@@ -1,0 +1,65 @@
+"""``ddp-prof monitor``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from ddp_prof.cli.options import TraceCommand
+from ddp_prof.cli.terminal import Output
+from ddp_prof.present.table import TableOptions, show
+
+
+@click.command("monitor", cls=TraceCommand, reads_traces=False, example="--html course.html monitor/monitor.jsonl")
+@click.option("--html", "page", type=Output(), help="Also write a page that shows the course.")
+@click.argument("log", type=click.Path(path_type=Path))
+def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
+    """The course of a job that trains, by the log of its monitor: what changed and when, and which rank was late.
+
+    LOG is the monitor.jsonl that annotate.Monitor writes, or 'ddp-prof capture --every 1000'. A row is a measurement.
+    """
+    from ddp_prof.monitor.log import load_log
+    from ddp_prof.monitor.report import draw_course, monitor_view
+
+    loaded = load_log(log)
+    view = monitor_view(loaded)
+    show(output, [view])
+    if page:
+        from ddp_prof.atomic_file import protect_files
+        from ddp_prof.present.html.page import write_figure
+
+        with protect_files([log]):
+            write_figure(draw_course(loaded), title=view.title.splitlines()[0], page=page)
+
+
+def logs_among(traces: Sequence[Path]) -> list[Path]:
+    """Return the logs of monitors among the arguments of a command, which takes either these or traces."""
+    logs = [trace for trace in traces if trace.suffix == ".jsonl"]
+    if logs and len(logs) < len(traces):
+        raise click.UsageError(f"{logs[0]} is the log of a monitor, and the others are traces: give one kind")
+    return logs
+
+
+def check_logs(logs: Sequence[Path], limits: Mapping[str, float | None], output: TableOptions) -> bool:
+    """Judge each measurement of logs; return whether all limits are met."""
+    from ddp_prof.monitor.gate import check_log
+    from ddp_prof.monitor.log import load_log
+
+    asked = {name: limit for name, limit in limits.items() if limit is not None}
+    if not asked:
+        raise click.UsageError(
+            "the log of a monitor is judged by --min-overlap, --max-exposed-ms, --max-tail-ms and "
+            "--max-blocking-ms: give one of them"
+        )
+    checked = [check_log(load_log(log), asked) for log in logs]
+    show(output, [view for view, _ in checked])
+    return all(passed for _, passed in checked)
+
+
+def show_logs_compared(logs: Sequence[Path], output: TableOptions) -> None:
+    from ddp_prof.monitor.gate import compare_logs
+    from ddp_prof.monitor.log import load_log
+
+    show(output, [compare_logs([load_log(log) for log in logs])])

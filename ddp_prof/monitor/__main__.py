@@ -1,0 +1,68 @@
+"""The processes that ``annotate.Monitor`` starts: one per rank reads its trace, and one puts the results together.
+
+    python -m ddp_prof.monitor measure TRACE OUT     compresses the trace, and writes what was measured of it
+    python -m ddp_prof.monitor merge ASKED PART...   prints the record of a measurement as JSON
+
+A part is a line of JSON from the rank that trains, and then the file that ``measure`` wrote.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import shutil
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from ddp_prof.errors import DdpProfError, printable
+from ddp_prof.monitor.record import Part, make_record
+from ddp_prof.runs.report import LoadOptions, measure_report
+from ddp_prof.runs.run import MOST_FILES_OF_KERNELS, SUMMARY
+
+LOWEST = 19
+"""Priority of the analysis: what trains comes first."""
+
+
+def measure(trace: Path, out: Path, *, rank: int) -> None:
+    """Compress a trace and measure it; kernels are compared in the first few ranks only, as everywhere."""
+    compressed = trace.with_suffix(".json.gz")
+    partial = compressed.with_name(f".{compressed.name}.partial")
+    with trace.open("rb") as read, gzip.open(partial, "wb", compresslevel=1) as written:
+        shutil.copyfileobj(read, written)
+    partial.replace(compressed)
+    trace.unlink()
+    measures = tuple(name for name in SUMMARY if name != "kernels" or rank < MOST_FILES_OF_KERNELS)
+    found = measure_report(compressed, LoadOptions(one_run=True), measures)
+    out.write_bytes(pickle.dumps({compressed: found}))
+
+
+def read_part(file: Path) -> Part:
+    head, _, packed = file.read_bytes().partition(b"\n")
+    # The parts come over the store of the job itself, whose processes could run anything here anyway.
+    return Part(**json.loads(head), measured=pickle.loads(packed) if packed else {})  # noqa: S301
+
+
+def main(command: str, *arguments: str) -> str | None:
+    """Run a command; return why it failed."""
+    if hasattr(os, "nice"):
+        os.nice(LOWEST)
+    try:
+        if command == "measure":
+            trace, out = map(Path, arguments)
+            number = trace.stem.rpartition(".rank")[2]
+            measure(trace, out, rank=int(number))
+        else:
+            asked, *files = arguments
+            record = make_record(json.loads(asked), [read_part(Path(file)) for file in files])
+            sys.stdout.write(json.dumps(record))
+    except (DdpProfError, OSError) as error:
+        return printable(str(error))
+    return None
+
+
+if __name__ == "__main__":
+    with suppress(BrokenPipeError):
+        sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,169 @@
+"""When a figure of a job changed: one rule for change points, and which rank was late from when to when.
+
+The rule is circular binary segmentation (A. B. Olshen et al., Biostatistics 5, 2004): of all stretches of measurements,
+the one whose mean differs most from the others'; it is a change if a shuffled course shows so large a difference in at
+most 1 of 100 cases. What lies before it, in it and after it is searched in the same way::
+
+    exposed ms   12 11 12 13 12 | 31 30 33 31 | 12 11 13 12 12
+                                ^ from step 5000: 12 -> 31   ^ from step 9000: 31 -> 12
+
+A stretch has at least three measurements. One that is far off is no change: it is so wherever it is shuffled to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from statistics import median
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIGURES = {
+    "step_ns": "step",
+    "comm_ns": "communication",
+    "exposed_ns": "exposed",
+    "blocking_ns": "blocking",
+    "contention_ns": "contention",
+}
+"""Figures of a record in which changes are looked for, and what they are called."""
+LEAST = 3
+"""Smallest number of measurements on each side of a change, and in a row that name the same late rank."""
+LEAST_IN_ALL = 12
+"""Of fewer measurements, no course is so rare that the rule could call it a change."""
+CHANCE = 0.01
+_SHUFFLES = 999
+_ROUNDING = 1e-9
+LEAST_SHARE = 0.02
+"""A change must be at least this share of the step."""
+MOST_POINTS = 200
+"""Longer courses are put together to so many medians: all stretches are compared."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Change:
+    """From the measurement at ``position``, a figure is another one: medians of the stretches before and after."""
+
+    figure: str
+    position: int
+    before_ns: int
+    after_ns: int
+
+
+@dataclass(frozen=True)
+class LateRank:
+    """A rank that is late in all measurements from position ``first`` to ``last``; ``lag_ns`` is the median."""
+
+    rank: int
+    first: int
+    last: int
+    lag_ns: int
+
+
+def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
+    """Return the changes of all figures, in order of time."""
+    steps_ns = [record["step_ns"] for record in records if record["step_ns"] is not None]
+    least_ns = LEAST_SHARE * median(steps_ns) if steps_ns else 0.0
+    changes = []
+    for figure in FIGURES:
+        known = [(at, record[figure]) for at, record in enumerate(records) if record.get(figure) is not None]
+        positions, values = [at for at, _ in known], [value for _, value in known]
+        bounds = [0, *find_bounds(values), len(values)]
+        medians = [median(values[start:end]) for start, end in pairwise(bounds) if end > start]
+        for number, at in enumerate(bounds[1:-1]):
+            before, after = medians[number], medians[number + 1]
+            if abs(after - before) >= least_ns:
+                changes.append(Change(figure, positions[at], round(before), round(after)))
+    return sorted(changes, key=lambda change: change.position)
+
+
+def find_bounds(values: Sequence[float]) -> list[int]:
+    """Return the positions at which values change, in order: 5 means that the sixth value is the first other one."""
+    width = -(-len(values) // MOST_POINTS) or 1
+    points = [median(values[at : at + width]) for at in range(0, len(values), width)]
+    return [at * width for at in _split(np.asarray(points, float), 0)]
+
+
+def _split(values: Floats, offset: int) -> list[int]:
+    stretch = _find_stretch(values)
+    if stretch is None:
+        return []
+    start, end = stretch
+    inside = [at for at in (start, end) if 0 < at < len(values)]
+    parts = zip([0, *inside], [*inside, len(values)], strict=True)
+    deeper = [at for first, last in parts for at in _split(values[first:last], offset + first)]
+    return sorted([*(offset + at for at in inside), *deeper])
+
+
+def _find_stretch(values: Floats) -> tuple[int, int] | None:
+    """Return start and end of the stretch that differs from the rest of the values; ``None`` if chance explains it."""
+    if len(values) < 2 * LEAST:
+        return None
+    centred = values - values.mean()
+    start, end = _stretches(len(values))
+    found = _differences(centred, start, end)
+    best = int(found.argmax())
+    as_large = found[best] * (1 - _ROUNDING)
+    generator = np.random.default_rng(0)
+    larger = sum(
+        bool(_differences(generator.permutation(centred), start, end).max() >= as_large) for _ in range(_SHUFFLES)
+    )
+    if (larger + 1) / (_SHUFFLES + 1) > CHANCE:
+        return None
+    return int(start[best]), int(end[best])
+
+
+def _stretches(length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Starts and ends of all stretches that leave enough values in and outside of them, on each side enough or none."""
+    start, end = np.triu_indices(length + 1, LEAST)
+    before, after = start, length - end
+    fits = ((before == 0) | (before >= LEAST)) & ((after == 0) | (after >= LEAST)) & (before + after > 0)
+    return start[fits], end[fits]
+
+
+def _differences(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int64]) -> Floats:
+    """How far the mean of each stretch is from 0, that of all values, in its standard deviation but for a factor."""
+    sums = np.concatenate([[0.0], np.cumsum(centred)])
+    length = end - start
+    found: Floats = np.abs(sums[end] - sums[start]) / np.sqrt(length * (len(centred) - length))
+    return found
+
+
+def find_late_ranks(records: Sequence[Mapping[str, Any]]) -> list[LateRank]:
+    """Return the ranks that arrive last in a row of measurements, by more than chance and by enough to matter.
+
+    If all ranks were equal, each would be last in one of ``world_size`` steps. A row counts if that gives so many last
+    steps in at most 1 of 100 logs of this length, and if the median lag is :data:`LEAST_SHARE` of the step or more.
+    """
+
+    def last_rank(at: int) -> int | None:
+        late = records[at].get("late")
+        return late["rank"] if late else None
+
+    found = []
+    for rank, group in groupby(range(len(records)), last_rank):
+        positions = list(group)
+        row = [records[at] for at in positions]
+        if rank is None or len(row) < LEAST:
+            continue
+        lag_ns = median(record["late"]["lag_ns"] for record in row)
+        steps_ns = [record["step_ns"] for record in row if record["step_ns"] is not None]
+        last, steps = (sum(record["late"][name] for record in row) for name in ("steps", "of_steps"))
+        world = max(2, row[0].get("world_size") or 0)
+        chance = len(records) * world * _at_least(last, steps, 1 / world)
+        if chance <= CHANCE and steps_ns and lag_ns >= LEAST_SHARE * median(steps_ns):
+            found.append(LateRank(rank, positions[0], positions[-1], round(lag_ns)))
+    return found
+
+
+def _at_least(hits: int, draws: int, probability: float) -> float:
+    """The probability of at least so many hits: the binomial distribution's upper tail."""
+    return sum(
+        math.comb(draws, number) * probability**number * (1 - probability) ** (draws - number)
+        for number in range(hits, draws + 1)
+    )

@@ -1,0 +1,106 @@
+"""Limits on each measurement of a monitor's log, and logs side by side: for ``ddp-prof check`` and ``compare``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ddp_prof.analyze.statistics import StepMedian, half_width_of_change, median_of_steps
+from ddp_prof.monitor.log import MonitorLog
+from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.table import SCHEMA, TableView
+from ddp_prof.present.text import count_noun, milliseconds
+
+_LIMITS = {
+    "min_overlap": ("min overlap", "overlap_ratio", "%", 100.0),
+    "max_exposed_ns": ("max exposed", "exposed_ns", "ms", 1e-6),
+    "max_tail_ns": ("max tail", "tail_ns", "ms", 1e-6),
+    "max_blocking_ns": ("max blocking", "blocking_ns", "ms", 1e-6),
+}
+"""Of each limit: its name in a table, the figure of a rank that it limits, the unit shown, and its scale."""
+_COMPARED = ("step_ns", "comm_ns", "exposed_ns", "blocking_ns")
+
+
+def check_log(log: MonitorLog, limits: Mapping[str, float]) -> tuple[TableView, bool]:
+    """Judge each measurement by its worst rank; return the verdicts, and whether all limits are met.
+
+    ``limits`` are by the names in :class:`.Requirements`: a share, or nanoseconds of the median step of a rank.
+    """
+    rows = [_judge(record, name, limit) for record in log.records for name, limit in limits.items()]
+    verdicts = [row["verdict"] for row in rows]
+    failed, unknown = verdicts.count("failed"), verdicts.count("unknown")
+    passed = bool(rows) and not failed and not unknown
+    of_all = f"of {count_noun(len(rows), 'requirement')} in {count_noun(len(log.records), 'measurement')}"
+    title = f"passed, all {of_all} met"
+    if not passed:
+        title = f"failed, {failed} {of_all} not met" + (f", {unknown} cannot be judged" if unknown else "")
+    bad = [row for row in rows if row["verdict"] != "passed"]
+    document = {"schema": SCHEMA, "passed": passed, "log": str(log.file), "verdicts": rows, "warnings": [*log.notes]}
+    return TableView(title, bad or rows[-len(limits) :], list(log.notes), document), passed
+
+
+def _judge(record: Mapping[str, Any], name: str, limit: float) -> Row:
+    shown, figure, unit, scale = _LIMITS[name]
+    known = [(rank[figure], rank["rank"]) for rank in record["by_rank"] if rank[figure] is not None]
+    row: Row = {"time": record["time"], "step": record["step"], "requirement": shown}
+    if not known:
+        why = "not known of any rank"
+        return {**row, "measured": None, "limit": limit * scale, "unit": unit, "verdict": "unknown", "why": why}
+    is_least = name.startswith("min")
+    value, rank = min(known, key=_first) if is_least else max(known, key=_first)
+    is_met = value >= limit if is_least else value <= limit
+    verdict = "passed" if is_met and len(known) == len(record["by_rank"]) else "failed" if not is_met else "unknown"
+    why = "" if verdict != "unknown" else "not known of every rank"
+    return {
+        **row,
+        "measured": value * scale,
+        "limit": limit * scale,
+        "unit": unit,
+        "verdict": verdict,
+        "decided_by": f"rank {rank}",
+        "why": why,
+    }
+
+
+def _first(pair: tuple[float, Any]) -> float:
+    return pair[0]
+
+
+def compare_logs(logs: Sequence[MonitorLog]) -> TableView:
+    """Put logs side by side: medians over their measurements, and whether the step differs from the first log's.
+
+    The interval of a median is the bootstrap's over measurements (:mod:`ddp_prof.analyze.statistics`).
+    """
+    rows, medians = list[Row](), list[StepMedian | None]()
+    for log in logs:
+        medians.append(median_of_steps([_known(log, "step_ns")]))
+        row: Row = {"run": str(log.file), "measurements": len(log.records)}
+        for figure in _COMPARED:
+            found = median_of_steps([_known(log, figure)])
+            row[figure.replace("_ns", "_ms")] = ms(found.value if found else None)
+            if figure == "step_ns":
+                row["step_±_ms"] = ms(found.half_width if found else None)
+        rows.append(row)
+    said = [_difference(logs[0], medians[0], log, found) for log, found in zip(logs[1:], medians[1:], strict=True)]
+    notes = [
+        *[note for log in logs for note in log.notes],
+        "medians over measurements; jobs that ran at different times differ by the machine, too",
+    ]
+    document = {"schema": SCHEMA, "logs": rows, "differences": said, "warnings": notes}
+    return TableView("\n".join(said), rows, notes, document)
+
+
+def _known(log: MonitorLog, figure: str) -> list[int]:
+    return [record[figure] for record in log.records if record.get(figure) is not None]
+
+
+def _difference(first: MonitorLog, before: StepMedian | None, log: MonitorLog, after: StepMedian | None) -> str:
+    names = f"{log.file} against {first.file}"
+    if before is None or after is None or before.half_width is None or after.half_width is None:
+        return f"{names}: cannot be told: too few measurements"
+    change = after.value - before.value
+    half_width = half_width_of_change(before.half_width, after.half_width)
+    interval = f"{milliseconds(round(abs(change)))} ± {milliseconds(round(half_width))}"
+    if abs(change) <= half_width:
+        return f"{names}: cannot be told: the steps differ by {interval}"
+    return f"{names}: steps are {'longer' if change > 0 else 'shorter'} by {interval}"

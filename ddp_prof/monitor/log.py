@@ -1,0 +1,48 @@
+"""Reads the log of a monitor: a record a line, see :mod:`.record`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddp_prof.bounded_file import read_at_most
+from ddp_prof.errors import TraceError
+from ddp_prof.monitor.record import SCHEMA
+
+MOST_BYTES = 2**30
+_NEEDED = ("step", "time", "step_ns", "exposed_ns", "text")
+_WAY_OUT = "give the monitor.jsonl of a job with annotate.Monitor, or of 'ddp-prof capture --every'"
+
+
+@dataclass(frozen=True)
+class MonitorLog:
+    """The records of a log in their order; ``notes`` say what could not be read."""
+
+    file: Path
+    records: tuple[dict[str, Any], ...]
+    notes: tuple[str, ...]
+
+
+def load_log(file: Path) -> MonitorLog:
+    """Read a log; lines that were not written to their end are left out, with a note.
+
+    Raises:
+        TraceError: It cannot be read, or holds no record.
+    """
+    lines = read_at_most(file, MOST_BYTES, "the log of a monitor", _WAY_OUT).decode("utf-8", "replace").splitlines()
+    records, unread = [], 0
+    for line in filter(str.strip, lines):
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict) and record.get("schema") == SCHEMA and all(name in record for name in _NEEDED):
+            records.append(record)
+        else:
+            unread += 1
+    if not records:
+        raise TraceError(file, "it holds no record of a monitor", _WAY_OUT)
+    notes = (f"{unread} lines are no records of this monitor, and are left out",) if unread else ()
+    return MonitorLog(file, tuple(records), notes)

@@ -1,0 +1,249 @@
+"""One measurement of a job that trains, as a record of its log: the figures of ``ddp-prof`` on the same traces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
+from ddp_prof.analyze.variants.regression_gate import GateResult, Requirements, check_run
+from ddp_prof.errors import UsageError, printable
+from ddp_prof.present.headlines import gain_headline
+from ddp_prof.present.text import milliseconds, percent
+from ddp_prof.runs.report import LoadOptions
+from ddp_prof.runs.run import Run
+
+SCHEMA = 1
+NS_PER_MS = 1e6
+LIMITS = {
+    "min_overlap": "min_overlap",
+    "max_exposed_ms": "max_exposed_ns",
+    "max_tail_ms": "max_tail_ns",
+    "max_blocking_ms": "max_blocking_ns",
+    "max_cost_ms": "max_cost_ns",
+}
+"""The limits that may be set, as ``ddp-prof check`` calls them, and their names in :class:`.Requirements`."""
+
+
+OF_RANKS = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns", "blocking_ns")
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank sends: ``measured`` is of its trace, by measure, and empty if ``error`` says why.
+
+    ``overhead_ns`` is how long the profiler's start, stop and export held its training up, ``usual_ns`` the median of
+    its steps before, ``recorded_ns`` are its recorded steps; the last two by the host's clock.
+    """
+
+    rank: int
+    host: str
+    overhead_ns: int
+    usual_ns: int | None
+    recorded_ns: Sequence[int]
+    error: str | None
+    measured: dict[Path, dict[str, Any]]
+
+
+def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, Any]:
+    """Return the record of one measurement.
+
+    Args:
+        asked: ``step``, ``world``, ``limits`` by the names in :data:`LIMITS`, and ``folder`` of the traces.
+        parts: Of the ranks whose results arrived.
+
+    Raises:
+        UsageError: No rank was measured, or a limit is unknown.
+    """
+    known = [part for part in parts if part.measured]
+    if not known:
+        raise UsageError("; ".join(sorted({part.error or "nothing arrived" for part in parts})))
+    measured = {file: found for part in known for file, found in part.measured.items()}
+    run = Run(tuple(measured), LoadOptions(one_run=True), measured=measured)
+    overlap, diagnosis = run.overlap(), run.doctor()
+    (summary,) = compare_variants([overlap])
+    cost = run.cost()
+    verdicts = _judge(overlap, asked["limits"], run)
+    late = _find_last(run)
+    missing = sorted({*range(asked["world"])} - {part.rank for part in known})
+    bounds = asdict(cost.bounds)
+    record = {
+        "schema": SCHEMA,
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "step": asked["step"],
+        "steps": summary.steps,
+        "world_size": asked["world"],
+        "ranks": len(known),
+        "device": summary.device,
+        "step_ns": summary.step_ns,
+        "comm_ns": summary.comm_ns,
+        "overlapped_ns": summary.overlapped_ns,
+        "exposed_ns": summary.exposed_ns,
+        "overlap_ratio": summary.overlap_ratio,
+        "blocking_ns": summary.blocking_ns,
+        "contention_ns": cost.cost.contention_ns,
+        "schedule_gain_ns": bounds["schedule_ns"],
+        "network_gain_ns": bounds["network_ns"],
+        "cost": asdict(cost.cost),
+        "bounds": bounds,
+        "late": late,
+        "groups": _groups(run),
+        "finding": _finding(diagnosis),
+        "headline": gain_headline(summary, cost.cost),
+        "by_rank": _by_rank(overlap),
+        "usual_step_ns": _median(part.usual_ns for part in parts if part.usual_ns is not None),
+        "recorded_step_ns": _median(ns for part in parts for ns in part.recorded_ns),
+        "overhead_ns": max(part.overhead_ns for part in parts),
+        "limits": [_limit(verdict) for verdict in verdicts],
+        "failed": [text for verdict in verdicts if (text := _failure(verdict))],
+        "missing_ranks": missing,
+        "worst_ns": _worst(summary, cost.cost.contention_ns),
+        "traces": [file.name for file in measured],
+        "not_known": [
+            *[f"rank {part.rank}: {part.error}" for part in parts if part.error],
+            *[f"nothing arrived from rank {rank}" for rank in missing if rank not in {part.rank for part in parts}],
+            *overlap.warnings,
+        ],
+    }
+    return {**record, "text": _text(record)}
+
+
+def _judge(overlap: TraceOverlap, limits: Mapping[str, float], run: Run) -> Sequence[GateResult]:
+    if unknown := limits.keys() - LIMITS.keys():
+        raise UsageError(f"no such limit: {', '.join(sorted(unknown))}; there are {', '.join(LIMITS)}")
+    scaled: dict[str, Any] = {
+        LIMITS[name]: limit * NS_PER_MS if name.endswith("_ms") else limit for name, limit in limits.items()
+    }
+    costs = run.cost().steps if "max_cost_ns" in scaled else None
+    return check_run(overlap, Requirements(**scaled), costs).verdicts
+
+
+def _limit(verdict: GateResult) -> dict[str, Any]:
+    found = {name: getattr(verdict, name) for name in ("requirement", "unit", "measured", "limit", "status", "reason")}
+    return {**found, "rank": verdict.rank and verdict.rank.rank}
+
+
+def _failure(verdict: GateResult) -> str | None:
+    if verdict.status == "passed":
+        return None
+    if verdict.status == "unknown" or verdict.measured is None or verdict.limit is None:
+        return f"{verdict.requirement} cannot be judged: {verdict.reason}"
+    show = percent if verdict.unit == "ratio" else lambda ns: milliseconds(round(ns))
+    where = f" on {verdict.rank.name}" if verdict.rank and verdict.rank.rank is not None else ""
+    return f"{verdict.requirement} is not met{where}: {show(verdict.measured)}, limit {show(verdict.limit)}"
+
+
+def _find_last(run: Run) -> dict[str, Any] | None:
+    """The rank that arrives last in most steps; ``None`` if none does, or if the clocks cannot be compared."""
+    skew = run.skew()
+    if skew.reason or not skew.steps:
+        return None
+    rank = max(skew.ranks, key=lambda one: one.last_steps)
+    if rank.rank is None or rank.last_steps * 2 <= len(skew.steps) or rank.lag_when_last_ns is None:
+        return None
+    return {
+        "rank": rank.rank,
+        "steps": rank.last_steps,
+        "of_steps": len(skew.steps),
+        "lag_ns": rank.lag_when_last_ns,
+        "cost_ns": rank.cost_when_last_ns,
+    }
+
+
+def _groups(run: Run) -> list[dict[str, Any]]:
+    """Communication by process group and phase, if there are several: medians over the steps of all ranks."""
+    by_place: dict[tuple[str | None, str | None], dict[Any, list[int]]] = {}
+    for one in run.collectives().collectives:
+        if one.step is not None:
+            of_steps = by_place.setdefault((one.group, one.phase), {})
+            sums = of_steps.setdefault(one.step_identity, [0, 0, 0])
+            sums[0] += 1
+            sums[1] += one.overlapped_ns
+            sums[2] += one.exposed_ns
+    if len(by_place) < 2:
+        return []
+    return [
+        {
+            "group": group,
+            "phase": phase,
+            "collectives": _median(count for count, _, _ in of_steps.values()),
+            "overlapped_ns": _median(overlapped for _, overlapped, _ in of_steps.values()),
+            "exposed_ns": _median(exposed for _, _, exposed in of_steps.values()),
+        }
+        for (group, phase), of_steps in by_place.items()
+    ]
+
+
+def _finding(diagnosis: Diagnosis) -> dict[str, Any] | None:
+    """The most expensive finding: by what it would gain, or what it costs at most if that is not known."""
+
+    def gain(finding: Any) -> int:
+        known = finding.expected_gain_ns if finding.expected_gain_ns is not None else finding.cost_ns
+        return -1 if known is None else int(known)
+
+    if not diagnosis.findings:
+        return None
+    most = max(diagnosis.findings, key=gain)
+    names = ("rule", "evidence", "advice", "cost_ns", "expected_gain_ns", "gain_low_ns", "gain_high_ns")
+    return {name: getattr(most, name) for name in names}
+
+
+def _by_rank(overlap: TraceOverlap) -> list[dict[str, Any]]:
+    """Medians over the steps of each rank that communicate, as of the run."""
+    return [
+        {
+            "rank": rank.rank,
+            "step_ns": _median(rank.lengths_ns),
+            **{name: _median_of_known([getattr(step, name) for step in rank.communicating_steps]) for name in OF_RANKS},
+            "overlap_ratio": rank.overlap_ratio,
+            "reason": rank.reason,
+        }
+        for rank in overlap.ranks
+    ]
+
+
+def _median_of_known(values: Sequence[int | None]) -> int | None:
+    """``None`` if one of the values is not known."""
+    return None if None in values else _median(values)
+
+
+def _worst(summary: VariantSummary, contention_ns: int | None) -> int | None:
+    """What the choice of the worst trace goes by: what waits, or is exposed, and what is slowed."""
+    waits_ns = summary.blocking_ns if summary.blocking_ns is not None else summary.exposed_ns
+    return None if waits_ns is None else waits_ns + (contention_ns or 0)
+
+
+def _median(values: Any) -> int | None:
+    known = list(values)
+    return round(median(known)) if known else None
+
+
+def _text(record: Mapping[str, Any]) -> str:
+    """One line for people."""
+    said = [f"step {record['step']}"]
+    if record["step_ns"] is not None:
+        said.append(f"{milliseconds(record['step_ns'])} a step")
+    if record["comm_ns"] is not None and record["exposed_ns"] is not None:
+        waits = "" if record["blocking_ns"] is None else f", {milliseconds(record['blocking_ns'])} blocking"
+        exposed = f"{milliseconds(record['exposed_ns'])} exposed{waits}"
+        said.append(f"communication {milliseconds(record['comm_ns'])}, of it {exposed}")
+    if record["contention_ns"]:
+        said.append(f"compute slowed by {milliseconds(record['contention_ns'])}")
+    if (gain := record["schedule_gain_ns"]) is not None and record["step_ns"]:
+        said.append(f"no schedule gains more than {percent(gain / record['step_ns'])}")
+    if late := record["late"]:
+        said.append(
+            f"rank {late['rank']} arrives last in {late['steps']} of {late['of_steps']} steps, "
+            f"by {milliseconds(late['lag_ns'])}"
+        )
+    if finding := record["finding"]:
+        said.append(f"doctor: {finding['rule']}")
+    if record["missing_ranks"]:
+        said.append(f"without rank {', '.join(map(str, record['missing_ranks']))}")
+    return printable("; ".join(said))

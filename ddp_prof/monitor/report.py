@@ -1,0 +1,157 @@
+"""The course of a job by the log of its monitor: sentences on what changed, a table, and a chart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ddp_prof.errors import printable
+from ddp_prof.monitor.course import FIGURES, LEAST, LEAST_IN_ALL, Change, LateRank, find_changes, find_late_ranks
+from ddp_prof.monitor.log import MonitorLog
+from ddp_prof.present import theme
+from ddp_prof.present.charts import STILL, Chart, axis, make_chart
+from ddp_prof.present.columns import Row, in_percent, ms
+from ddp_prof.present.table import SCHEMA, TableView
+from ddp_prof.present.text import count_noun, milliseconds, shown_name
+
+HOW_TO_READ = (
+    "a change: the mean of a stretch of at least "
+    f"{LEAST} measurements differs from the others' more than in 1 of 100 shuffled courses, by 2 % of the step or more"
+)
+_DRAWN = {
+    "step_ns": ("step", theme.STEP),
+    "exposed_ns": ("exposed communication", theme.EXPOSED),
+    "overlapped_ns": ("overlapped communication", theme.OVERLAPPED),
+}
+
+
+def monitor_view(log: MonitorLog) -> TableView:
+    """Say what changed and who was late; a row per measurement."""
+    changes, late = find_changes(log.records), find_late_ranks(log.records)
+    said = list(sentences(log.records, changes, late))
+    document = {
+        "schema": SCHEMA,
+        "log": str(log.file),
+        "measurements": list(log.records),
+        "changes": [{**asdict(change), **_place(log.records, change.position)} for change in changes],
+        "late": [
+            {
+                "rank": one.rank,
+                "lag_ns": one.lag_ns,
+                "first_step": log.records[one.first]["step"],
+                "last_step": log.records[one.last]["step"],
+            }
+            for one in late
+        ],
+        "warnings": list(log.notes),
+    }
+    notes = [*log.notes, *_costs(log.records), HOW_TO_READ]
+    return TableView("\n".join(map(printable, said)), list(map(_row, log.records)), notes, document)
+
+
+def sentences(
+    records: Sequence[Mapping[str, Any]], changes: Sequence[Change], late: Sequence[LateRank]
+) -> Iterator[str]:
+    """Yield what changed, in order of time, and which rank was late."""
+    for position in sorted({change.position for change in changes}):
+        what = ", ".join(
+            f"{FIGURES[change.figure]} {milliseconds(change.before_ns)} -> {milliseconds(change.after_ns)}"
+            for change in changes
+            if change.position == position
+        )
+        yield f"from step {records[position]['step']} on ({records[position]['time']}): {what}"
+    for one in late:
+        first, last = records[one.first], records[one.last]
+        where = f"from step {first['step']} ({first['time']}) to step {last['step']} ({last['time']})"
+        yield f"rank {one.rank} is late {where}: by {milliseconds(one.lag_ns)} in the median"
+    if not changes and not late:
+        if len(records) < LEAST_IN_ALL:
+            yield f"{count_noun(len(records), 'measurement')}: too few to tell a change ({LEAST_IN_ALL} are needed)"
+        else:
+            yield f"no change in {count_noun(len(records), 'measurement')}, and no rank that stays late"
+
+
+def _place(records: Sequence[Mapping[str, Any]], position: int) -> dict[str, Any]:
+    return {"step": records[position]["step"], "time": records[position]["time"]}
+
+
+def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """What a measurement costs the training, at most: its stops, and what its steps took longer than those before."""
+    known = [
+        record["overhead_ns"] + max(0, record["recorded_step_ns"] - record["usual_step_ns"]) * (record["steps"] or 1)
+        for record in records
+        if record.get("usual_step_ns") and record.get("recorded_step_ns")
+    ]
+    if known:
+        yield f"a measurement cost the training {milliseconds(sorted(known)[len(known) // 2])} in the median"
+
+
+def _row(record: Mapping[str, Any]) -> Row:
+    late, finding, step_ns = record.get("late"), record.get("finding"), record["step_ns"]
+    gain_ns = record.get("schedule_gain_ns")
+    return {
+        "time": record["time"],
+        "step": record["step"],
+        "ranks": record.get("ranks"),
+        "step_ms": ms(step_ns),
+        "comm_ms": ms(record.get("comm_ns")),
+        "overlapped_ms": ms(record.get("overlapped_ns")),
+        "exposed_ms": ms(record["exposed_ns"]),
+        "blocking_ms": ms(record.get("blocking_ns")),
+        "slowed_ms": ms(record.get("contention_ns")),
+        "overlap_%": in_percent(record.get("overlap_ratio")),
+        "gain_at_most_%": in_percent(gain_ns / step_ns if step_ns and gain_ns is not None else None),
+        "late_rank": late["rank"] if late else None,
+        "lag_ms": ms(late["lag_ns"]) if late else None,
+        "finding": printable(finding["rule"]) if finding else None,
+        "alert": printable("; ".join(record.get("failed") or [])) or None,
+    }
+
+
+def draw_course(log: MonitorLog) -> Chart:
+    """Draw step, exposed and overlapped communication over the steps of the job, with changes and late ranks."""
+    records, changes = log.records, find_changes(log.records)
+    late = find_late_ranks(records)
+    said = next(iter(sentences(records, changes, late)))
+    steps = [record["step"] for record in records]
+    traces = [
+        {
+            "type": "scatter", "mode": "lines+markers", "name": name, "x": steps,
+            "y": [ms(record.get(figure)) for record in records],
+            "hovertemplate": f"step %{{x}}: {name} %{{y:.2f}} ms<extra></extra>",
+            "line": {"color": theme.LIGHT.colors[color], "width": 2}, "marker": {"size": 6},
+        }
+        for figure, (name, color) in _DRAWN.items()
+    ]  # fmt: skip
+    shapes = [
+        {
+            "type": "line", "xref": "x", "yref": "paper", "x0": steps[at], "x1": steps[at], "y0": 0, "y1": 1,
+            "line": {"color": theme.LIGHT.quiet, "width": 1, "dash": "dot"},
+        }
+        for at in sorted({change.position for change in changes})
+    ]  # fmt: skip
+    stretches = [
+        {
+            "type": "rect", "xref": "x", "yref": "paper", "x0": steps[one.first], "x1": steps[one.last],
+            "y0": 0, "y1": 1, "line": {"width": 0}, "fillcolor": theme.LIGHT.colors[theme.EXPOSED], "opacity": 0.12,
+            "layer": "below",
+        }
+        for one in late
+    ]  # fmt: skip
+    labels = [
+        {
+            "xref": "x", "x": (steps[one.first] + steps[one.last]) / 2, "yref": "paper", "y": 1, "yanchor": "bottom",
+            "text": f"rank {one.rank} late", "showarrow": False,
+            "font": {"size": 12, "color": theme.LIGHT.quiet},
+        }
+        for one in late
+    ]  # fmt: skip
+    what = f"{count_noun(len(records), 'measurement')} of {shown_name(log.file.name)}"
+    return make_chart(
+        traces, title=shown_name(said), subtitle=f"{what}: medians of the measured steps, ms",
+        height=380, size=18, pad=16, t=110, b=60, l=70, r=30, **STILL,
+        xaxis=axis("step of the job", fixedrange=True), yaxis=axis("ms", fixedrange=True, rangemode="tozero"),
+        shapes=[*stretches, *shapes], annotations=labels,
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 1, "xanchor": "right"},
+    )  # fmt: skip

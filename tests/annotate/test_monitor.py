@@ -1,0 +1,317 @@
+"""A monitor in real ranks: it logs what ``ddp-prof`` says of the traces that it keeps, and never ends a job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.profiler import ProfilerActivity, profile, schedule
+
+from ddp_prof import annotate
+from ddp_prof.annotate import log_targets, monitor
+from ddp_prof.annotate.monitor import PYTHON_VARIABLE, Monitor, log_overlap
+from tests.command_line import run
+from tests.ddp.gloo_ranks import run_ranks
+
+EVERY, STEPS = 6, 2
+MEASURED = [6, 12, 18]
+
+
+def make_job() -> tuple[Any, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    if dist.is_initialized():
+        model = nn.parallel.DistributedDataParallel(model, bucket_cap_mb=0.02)
+    return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def train_step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    model(torch.ones(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def monitored(folder: Path, rank: int) -> dict[str, Any]:
+    """Train with a monitor; return its records and alerts, and the weights."""
+    records, alerts = list[dict[str, Any]](), list[dict[str, Any]]()
+    model, optimizer = make_job()
+    watched = Monitor(
+        EVERY, STEPS, folder=folder, log=[records.append], alert=alerts.append, limits={"max_exposed_ms": 1e-6}
+    )
+    for _ in range(21):
+        train_step(model, optimizer)
+        watched.step()
+    watched.close()
+    return {"rank": rank, "records": records, "alerts": alerts, "weight": next(model.parameters()).detach().clone()}
+
+
+def unmonitored(rank: int) -> torch.Tensor:
+    assert rank >= 0
+    model, optimizer = make_job()
+    for _ in range(21):
+        train_step(model, optimizer)
+    return next(model.parameters()).detach().clone()
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
+    folder = tmp_path_factory.mktemp("monitored") / "monitor"
+    return folder, run_ranks(partial(monitored, folder))
+
+
+def test_each_measurement_is_a_record_of_all_ranks(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, (first, second) = job
+    records = [json.loads(line) for line in (folder / "monitor.jsonl").read_text().splitlines()]
+    assert [one["step"] for one in records] == MEASURED
+    assert {(one["ranks"], one["world_size"], one["steps"]) for one in records} == {(2, 2, STEPS)}
+    assert not any(one["missing_ranks"] for one in records)
+    assert first["records"] == records
+    assert second["records"] == []
+
+
+def test_the_figures_are_those_of_the_kept_traces(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, (first, _) = job
+    record = first["records"][-1]
+    traces = sorted(folder.glob(f"step{MEASURED[-1]:08d}.rank*.json.gz"))
+    assert [trace.name for trace in traces] == record["traces"]
+    (summary,) = json.loads(run("summary", *traces, "--format", "json").stdout)["runs"]
+    for name in ("step_ns", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns", "cost", "bounds", "headline"):
+        assert record[name] == summary[name], name
+    overlap = json.loads(run("overlap", *traces, "--one-run", "--format", "json").stdout)
+    steps = [sorted(step["exposed_ns"] for step in rank["steps"]) for rank in overlap["ranks"]]
+    assert [rank["exposed_ns"] for rank in record["by_rank"]] == [round(sum(of) / 2) for of in steps]
+
+
+def test_the_warm_up_step_is_left_out(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, _ = job
+    overlap = json.loads(run("overlap", folder / "step00000018.rank0.json.gz", "--format", "json").stdout)
+    assert [step["step"] for step in overlap["ranks"][0]["steps"]] == [19, 20]
+
+
+def test_the_worst_trace_and_the_last_one_stay(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, (first, _) = job
+    worst = max(first["records"], key=lambda record: record["worst_ns"])["step"]
+    kept = {f"step{step:08d}.rank{rank}.json.gz" for step in {worst, MEASURED[-1]} for rank in (0, 1)}
+    assert {path.name for path in folder.iterdir()} == {*kept, "monitor.jsonl"}
+
+
+def test_a_limit_that_is_not_met_is_an_alert(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, (first, _) = job
+    assert [one["step"] for one in first["alerts"]] == MEASURED
+    assert all("max exposed is not met" in one["failed"][0] for one in first["alerts"])
+
+
+def test_it_changes_no_weight(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    _, ranks = job
+    for found, expected in zip(ranks, run_ranks(unmonitored), strict=True):
+        assert torch.equal(found["weight"], expected)
+
+
+# What fails is a warning.
+
+
+@pytest.fixture
+def warned(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> pytest.LogCaptureFixture:
+    monkeypatch.setattr(monitor, "_warned", set())
+    caplog.set_level(logging.WARNING, "ddp_prof.monitor")
+    return caplog
+
+
+def train_alone(watched: Monitor, steps: int = 14) -> None:
+    model, optimizer = make_job()
+    for _ in range(steps):
+        train_step(model, optimizer)
+        watched.step()
+    watched.close()
+
+
+def stand_in(folder: Path, script: str) -> str:
+    """A Python that analyses nothing."""
+    (program := folder / "python").write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("kill -KILL $$", "its analysis was ended by signal 9"),
+        ("echo 'too bad' >&2; exit 1", "too bad"),
+        ("exit 3", "exit code 3"),
+    ],
+)
+def test_an_analysis_that_ends_early_is_one_warning(
+    script: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, script))
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor"))
+    (warning,) = warned.messages
+    assert warning.endswith(reason)
+
+
+def test_a_folder_that_cannot_be_made_is_one_warning(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").touch()
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "file" / "monitor"))
+    (warning,) = warned.messages
+    assert "was not written" in warning
+
+
+def test_a_log_that_cannot_be_reached_is_one_warning_and_the_others_get_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    record = {"step": 6, "traces": [], "worst_ns": 1, "failed": [], "text": "step 6"}
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, f"echo '{json.dumps(record)}'; touch \"$5\""))
+    monkeypatch.setattr(Path, "read_bytes", lambda _self: b"")
+
+    def unreachable(_record: dict[str, Any]) -> None:
+        raise ConnectionError("no route to the tracker")
+
+    got = list[int]()
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path, log=[unreachable, lambda record: got.append(record["step"])]))
+    assert got == [6]
+    (warning,) = warned.messages
+    assert warning.endswith("ConnectionError: no route to the tracker")
+
+
+def test_the_program_s_own_profiler_has_priority(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
+    watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
+    model, optimizer = make_job()
+    with profile(activities=[ProfilerActivity.CPU]) as own:  # when a measurement is due
+        for _ in range(EVERY):
+            train_step(model, optimizer)
+            watched.step()
+    for _ in range(EVERY + 1):
+        train_step(model, optimizer)
+        watched.step()
+    with profile(activities=[ProfilerActivity.CPU]) as later:  # while one is recorded
+        train_step(model, optimizer)
+    watched.close()
+    assert all(any("addmm" in event.name for event in recorded.events()) for recorded in (own, later))
+    assert [message.partition("step ")[2][:2] for message in warned.messages] == ["6 ", "13"]
+    assert not (tmp_path / "monitor").exists()
+
+
+def test_a_fork_does_nothing(tmp_path: Path) -> None:
+    watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
+    if not (child := os.fork()):
+        for _ in range(20):
+            watched.step()
+        os._exit(watched._profile is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    watched.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ({"every": 3, "steps": 2}, "every >= steps"),
+        ({"every": 10, "steps": 0}, "at least 1 step"),
+        ({"keep": "some"}, "keep='some'"),
+        ({"limits": {"max_exposed": 3}}, "there is no max_exposed"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(arguments: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        Monitor(**arguments)
+
+
+def test_what_is_no_log_is_told_at_once() -> None:
+    with pytest.raises(TypeError, match="give a callable, or a logger"):
+        Monitor(log=[3])
+
+
+# Where a record goes.
+
+RECORD = {
+    "step": 1000,
+    **{f"{name}_ns": None for name in log_targets.TIMES},
+    "step_ns": 50_000_000,
+    "exposed_ns": 10_000_000,
+    "overlap_ratio": 0.5,
+    "late": {"rank": 3, "lag_ns": 6_000_000},
+    "text": "step 1000; 50.0 ms a step",
+}
+SCALARS = {
+    "ddp_prof/step_ms": 50.0,
+    "ddp_prof/exposed_ms": 10.0,
+    "ddp_prof/overlap": 0.5,
+    "ddp_prof/late_rank": 3,
+    "ddp_prof/lag_ms": 6.0,
+}
+
+
+def test_what_is_not_known_is_not_logged() -> None:
+    assert dict(log_targets.scalars(RECORD)) == SCALARS
+
+
+def test_each_kind_of_logger_gets_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    got: dict[str, Any] = {}
+    scalars = got.setdefault("tensorboard", {})
+    tensorboard = SimpleNamespace(add_scalar=lambda name, value, step: scalars.update({(name, step): value}))
+    mlflow = SimpleNamespace(log_metrics=lambda metrics, step: got.update(mlflow=(metrics, step)))
+    wandb = SimpleNamespace(log=lambda metrics: got.update(wandb=metrics))
+    caplog.set_level(logging.INFO)
+    for log in (tensorboard, mlflow, wandb, logging.getLogger("job")):
+        log_targets.as_target(log)(RECORD)
+    assert got["tensorboard"] == {(name, 1000): value for name, value in SCALARS.items()}
+    assert got["mlflow"] == (SCALARS, 1000)
+    assert got["wandb"] == {**SCALARS, "ddp_prof/step": 1000}
+    assert caplog.messages == ["ddp-prof monitor: step 1000; 50.0 ms a step"]
+
+
+# A program's own profiler, and callbacks of trainers.
+
+
+def own_profiler(folder: Path, rank: int) -> list[dict[str, Any]]:
+    records = list[dict[str, Any]]()
+    model, optimizer = make_job()
+    ready = log_overlap(folder=folder, log=records.append, keep="all")
+    when = schedule(wait=1, warmup=1, active=3)
+    with profile(activities=[ProfilerActivity.CPU], schedule=when, on_trace_ready=ready) as own:
+        for _ in range(6):
+            train_step(model, optimizer)
+            own.step()
+    ready.close()
+    return records if rank == 0 else []
+
+
+def test_a_program_s_own_profiler_logs_the_same(tmp_path: Path) -> None:
+    ((record,), _) = run_ranks(partial(own_profiler, tmp_path))
+    assert (record["ranks"], record["steps"], record["step"]) == (2, 3, 5)
+    (summary,) = json.loads(run("summary", *sorted(tmp_path.glob("*.gz")), "--format", "json").stdout)["runs"]
+    assert (record["step_ns"], record["exposed_ns"]) == (summary["step_ns"], summary["exposed_ns"])
+
+
+@pytest.mark.parametrize("trainer", ["lightning.pytorch", "transformers"])
+def test_a_callback_measures_steps_of_the_optimizer(
+    trainer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tests.annotate.test_callbacks import stand_in as stand_in_package
+
+    stand_in_package(monkeypatch, trainer, "Callback" if "lightning" in trainer else "TrainerCallback")
+    due = list[int]()
+    monkeypatch.setattr(Monitor, "at_step", lambda _self, step: due.append(step))
+    model, optimizer = make_job()
+    recorder = annotate.Recorder()
+    with annotate.only_sink(recorder):
+        if "lightning" in trainer:
+            callback = annotate.lightning_callback(every=EVERY, folder=tmp_path)
+            callback.on_train_start(SimpleNamespace(model=model, optimizers=[optimizer]), model)
+        else:
+            callback = annotate.trainer_callback(every=EVERY, folder=tmp_path)
+            callback.on_train_begin()
+        for _ in range(4):
+            train_step(model, optimizer)
+        callback.on_train_end()
+        train_step(model, optimizer)
+    assert due == [0, 1, 2, 3, 4]
+    assert recorder.ranges == []

@@ -1,0 +1,85 @@
+"""When a figure changed: pictures of courses, and how often chance is taken for a change."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddp_prof.monitor.course import LEAST_IN_ALL, find_bounds, find_changes, find_late_ranks
+from tests.monitor.records import MS, courses, record
+
+
+@pytest.mark.parametrize(
+    ("picture", "expected"),
+    [
+        ("......########", [6]),
+        ("..........####..........", [10, 14]),
+        ("................########................", [16, 24]),
+        ("....................", []),
+        ("..........#.........", []),
+        ("..........##........", []),
+        (".....####", []),
+    ],
+)
+def test_a_stretch_is_found_where_it_begins_and_ends(picture: str, expected: list[int]) -> None:
+    assert [one.position for one in find_changes(courses(picture, 10, 30))] == expected
+
+
+def test_a_change_tells_the_medians_of_both_sides() -> None:
+    first, second = find_changes(courses("..........######..........", 10, 30))
+    assert (first.figure, round(first.before_ns / MS), round(first.after_ns / MS)) == ("exposed_ns", 10, 30)
+    assert (round(second.before_ns / MS), round(second.after_ns / MS)) == (30, 10)
+
+
+def test_a_change_below_two_per_cent_of_the_step_is_none() -> None:
+    assert not find_changes(courses("............############", 10, 10.9))
+    assert find_changes(courses("............############", 10, 11.5))
+
+
+def test_what_is_unknown_in_some_measurements_changes_where_it_is_known() -> None:
+    records = courses("..........##########", 10, 30, "contention")
+    for at in (3, 4, 12):
+        records[at]["contention_ns"] = None
+    assert [one.position for one in find_changes(records)] == [10]
+
+
+def test_fewer_measurements_can_show_no_change() -> None:
+    half = LEAST_IN_ALL // 2
+    assert find_bounds([*range(half), *range(100, 100 + half)]) == [half]
+    for length in range(LEAST_IN_ALL - 2):
+        half = length // 2
+        assert not find_bounds([*range(half), *range(100, 100 + length - half)]), length
+
+
+@pytest.mark.parametrize("length", [12, 40])
+def test_chance_is_seldom_taken_for_a_change(length: int) -> None:
+    generator = np.random.default_rng(5)
+    taken = sum(bool(find_bounds(list(generator.normal(0, 1, length)))) for _ in range(200))
+    assert taken <= 6  # 1 % of 200 is 2; more than 6 has a probability of 0.5 %
+
+
+def test_a_long_course_is_put_together_first() -> None:
+    generator = np.random.default_rng(1)
+    values = [*generator.normal(10, 1, 3000), *generator.normal(20, 1, 3000)]
+    (found,) = find_bounds(values)
+    assert abs(found - 3000) <= 15
+
+
+def late(*ranks: int | None, lag: float = 6.0) -> list[dict[str, object]]:
+    return [record(number, late=None if rank is None else (rank, lag)) for number, rank in enumerate(ranks)]
+
+
+def test_a_rank_is_late_from_its_first_to_its_last_measurement_in_a_row() -> None:
+    (found,) = find_late_ranks(late(None, 0, 1, 1, 1, 1, 1, 1, 0, None))
+    assert (found.rank, found.first, found.last, found.lag_ns) == (1, 2, 7, 6 * MS)
+
+
+def test_a_row_that_chance_explains_is_none() -> None:
+    assert not find_late_ranks(late(1, 1, 1, 0, 0, None, 1))
+    assert not find_late_ranks(late(1, 1, 1, None))  # of two equal ranks one is last in nine steps in 1 of 256 rows
+    assert find_late_ranks(late(1, 1, 1, 1, 1))
+
+
+def test_a_lag_below_two_per_cent_of_the_step_is_none() -> None:
+    assert not find_late_ranks(late(1, 1, 1, 1, 1, 1, lag=0.9))
+    assert find_late_ranks(late(1, 1, 1, 1, 1, 1, lag=1.1))

@@ -1,0 +1,113 @@
+"""The log of a monitor, read by its commands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.errors import TraceError
+from ddp_prof.monitor.log import load_log
+from tests.command_line import csv_rows, run
+from tests.monitor.records import MS, courses, record, write_log
+
+
+def test_a_line_that_was_not_written_to_its_end_is_left_out_with_a_note(tmp_path: Path) -> None:
+    log = write_log(tmp_path, [record(1), record(2)])
+    log.write_text(log.read_text()[:-40])
+    loaded = load_log(log)
+    assert [one["step"] for one in loaded.records] == [1000]
+    assert loaded.notes == ("1 lines are no records of this monitor, and are left out",)
+
+
+@pytest.mark.parametrize("content", ["", "{}\n", "[1]\n", "\x00\xff", "{" * 100_000, '{"schema": 2, "step": 1}\n'])
+def test_what_is_no_log_is_refused_in_one_line(content: str, tmp_path: Path) -> None:
+    (log := tmp_path / "monitor.jsonl").write_bytes(content.encode("latin-1"))
+    with pytest.raises(TraceError, match="no record of a monitor"):
+        load_log(log)
+    for command in (["monitor", log], ["check", "--max-exposed-ms", "5", log], ["compare", log, log]):
+        done = run(*command)
+        assert done.exit_code == 1
+        assert done.stderr.count("\n") == 1
+
+
+def test_a_missing_log_is_one_line(tmp_path: Path) -> None:
+    done = run("monitor", tmp_path / "none.jsonl")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+
+
+def test_the_course_names_what_changed_and_who_was_late(tmp_path: Path) -> None:
+    records = courses("..........######..........", 10, 30)
+    for at in range(10, 16):
+        records[at]["late"] = record(at, late=(1, 20.0))["late"]
+    log = write_log(tmp_path, records)
+    said = run("monitor", log).stdout
+    assert "from step 10000 on (2026-11-26T10:10:00+00:00): exposed 10.0 ms -> 30.0 ms" in said
+    assert "from step 16000 on (2026-11-26T10:16:00+00:00): exposed 30.0 ms -> 9.95 ms" in said
+    assert "rank 1 is late from step 10000 (2026-11-26T10:10:00+00:00) to step 15000" in said
+    document = json.loads(run("monitor", log, "--format", "json").stdout)
+    assert [(change["figure"], change["step"]) for change in document["changes"]] == [
+        ("exposed_ns", 10000),
+        ("exposed_ns", 16000),
+    ]
+    assert document["late"] == [{"rank": 1, "lag_ns": 20 * MS, "first_step": 10000, "last_step": 15000}]
+    rows = csv_rows("monitor", log)
+    assert [row["step"] for row in rows] == [str(1000 * number) for number in range(26)]
+    assert [row["late_rank"] for row in rows] == [""] * 10 + ["1"] * 6 + [""] * 10
+
+
+def test_few_measurements_are_told_to_be_too_few(tmp_path: Path) -> None:
+    assert (
+        "4 measurements: too few to tell a change (12 are needed)"
+        in run("monitor", write_log(tmp_path, courses("....", 10, 30))).stdout
+    )
+    assert "no change in 12 measurements" in run("monitor", write_log(tmp_path, courses("." * 12, 10, 30))).stdout
+
+
+def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None:
+    log = write_log(tmp_path, courses("...##...", 10, 30))
+    passed = run("check", "--max-exposed-ms", "31", "--min-overlap", "40%", log)
+    assert (passed.exit_code, passed.stdout.splitlines()[0]) == (
+        0,
+        "passed, all of 16 requirements in 8 measurements met",
+    )
+    failed = json.loads((done := run("check", "--max-exposed-ms", "20", "--format", "json", log)).stdout)
+    assert done.exit_code == 3
+    assert [one["step"] for one in failed["verdicts"] if one["verdict"] == "failed"] == [3000, 4000]
+
+
+def test_what_one_rank_does_not_know_is_not_passed(tmp_path: Path) -> None:
+    done = run("check", "--max-tail-ms", "6", "--format", "json", write_log(tmp_path, [record(1)]))
+    (verdict,) = json.loads(done.stdout)["verdicts"]
+    assert (done.exit_code, verdict["verdict"], verdict["why"]) == (3, "unknown", "not known of every rank")
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["--all-ranks"], ["--max-cost-ms", "1"], ["--max-exposed-ms", "1", "--percentile", "90"]]
+)
+def test_check_refuses_what_a_log_cannot_tell(options: list[str], tmp_path: Path) -> None:
+    assert run("check", *options, write_log(tmp_path, [record(1)])).exit_code == 2
+
+
+def test_a_log_among_traces_is_refused(tmp_path: Path) -> None:
+    assert run("compare", write_log(tmp_path, [record(1)]), tmp_path / "x.sqlite").exit_code == 2
+
+
+def test_compare_tells_a_difference_beyond_both_intervals_only(tmp_path: Path) -> None:
+    first = write_log(tmp_path, courses("............", 50, 0, "step"), "first.jsonl")
+    same = write_log(tmp_path, courses("............", 50.02, 0, "step"), "same.jsonl")
+    slower = write_log(tmp_path, courses("............", 60, 0, "step"), "slower.jsonl")
+    said = run("compare", first, same, slower).stdout
+    assert "same.jsonl against" in said
+    assert said.splitlines()[0].split(": ")[1] == "cannot be told"
+    assert "steps are longer by 10.0 ms" in said.splitlines()[1]
+
+
+def test_the_page_is_written_and_the_log_is_safe(tmp_path: Path) -> None:
+    log = write_log(tmp_path, courses("......########", 10, 30))
+    before = log.read_bytes()
+    assert run("monitor", log, "--html", tmp_path / "course.html").exit_code == 0
+    assert (tmp_path / "course.html").stat().st_size > 10_000
+    assert run("monitor", log, "--html", log).exit_code == 1
+    assert log.read_bytes() == before
