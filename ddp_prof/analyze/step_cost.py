@@ -65,12 +65,16 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Slowed:
-    """Which share of the time beside communication is contention, 0 to 1, with its interval; ``None`` if not known."""
+    """Which share of the time beside communication is contention, 0 to 1, with its interval; ``None`` if not known.
+
+    ``by_kind`` has that of each kind of kernels.
+    """
 
     share: float | None
     low: float | None
     high: float | None
     reason: str | None
+    by_kind: tuple[tuple[str, float], ...] = ()
 
     def of(self, overlapped_ns: int) -> tuple[int | None, int | None, int | None]:
         """Contention in so much time beside communication, and its interval."""
@@ -89,7 +93,7 @@ def find_slowed(contention: Contention, device: str) -> Slowed:
         return Slowed(None, None, None, ON_CPU)
     if contention.slowed is None:
         return Slowed(None, 0, 1, contention.reason or NO_OVERLAP)
-    return Slowed(contention.slowed, contention.slowed_low, contention.slowed_high, None)
+    return Slowed(contention.slowed, contention.slowed_low, contention.slowed_high, None, contention.slowed_by_kind)
 
 
 def divide_step(step: StepOverlap, slowed: Slowed, why_no_blocking: str | None) -> StepCost:

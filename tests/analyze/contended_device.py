@@ -13,11 +13,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 
+from ddp_prof.table import fill
 from ddp_prof.trace import (
     UNKNOWN,
     Activities,
     Calls,
     Category,
+    CollectiveMetadata,
     Kind,
     Overhead,
     Spans,
@@ -27,13 +29,15 @@ from ddp_prof.trace import (
     empty,
 )
 from tests.analyze.critical.scheduler import ALL_REDUCE
-from tests.drawing import MAIN, table
+from tests.drawing import MAIN, column, table
 
 US = 1_000
 CLASSES = ("sm90_gemm", "vectorized_elementwise_kernel")
 KAPPAS = (1.0, 1.25, 1.5, 2.0)
 COMPUTE, COMM = 7, 20
 LAUNCH_NS = 2 * US
+BARRIER = "EpDeviceSync_barrier"
+BUCKET_BYTES, VOTE_BYTES = 8 << 20, 512
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,8 @@ class Program:
         kappas: By class of kernel.
         copies, late, wait: Length of each copy out of a bucket; how much longer the forward of rank 1 takes; the layer
             after which the host waits in backward. None of it where it is 0, or -1.
+        vote, barrier: How long after its last rank arrived a small all-reduce ends that follows the buckets, and a
+            barrier between forward and backward. None where it is 0.
     """
 
     kappas: tuple[float, float]
@@ -55,6 +61,8 @@ class Program:
     copies: int = 0
     late: int = 0
     wait: int = -1
+    vote: int = 0
+    barrier: int = 0
 
     @property
     def steps(self) -> int:
@@ -73,6 +81,7 @@ class Op:
     end: float = -1.0
     kappa: float = 1.0
     match: tuple[int, int] | None = None
+    bytes: int = UNKNOWN
     slowed_ns: float = 0.0
     beside_ns: float = 0.0
 
@@ -119,21 +128,28 @@ def commands_of(program: Program, rank: int) -> Rank:
         for layer, work in enumerate(program.forward):
             longer = program.late if rank == 1 and layer == 0 else 0
             launch(COMPUTE, CLASSES[layer % 2], work * pace + longer)
+        met: tuple[int, ...] = ()
+        count = len(program.transfers[step])
+        if program.barrier:
+            met = (launch(COMM, BARRIER, program.barrier, (len(made.ops) - 1,), (step, count + 1)),)
         made.commands.append(("backward", step))
         buckets: list[int] = []
-        count = len(program.transfers[step])
         for layer, work in enumerate(program.backward):
-            last = launch(COMPUTE, CLASSES[layer % 2], work * pace)
+            last = launch(COMPUTE, CLASSES[layer % 2], work * pace, () if layer else met)
             if layer == program.wait:
                 made.commands.append(("wait", call()))
             if (layer + 1) * count // len(program.backward) > layer * count // len(program.backward):
                 at = len(buckets)
                 buckets.append(launch(COMM, ALL_REDUCE, program.transfers[step][at], (last,), (step, at)))
+                made.ops[-1].bytes = BUCKET_BYTES
+        if program.vote:
+            buckets.append(launch(COMM, ALL_REDUCE, program.vote, (last,), (step, count)))
+            made.ops[-1].bytes = VOTE_BYTES
         made.commands.append(("done", step))
         if program.copies:
-            for bucket in buckets:
+            for bucket in buckets[:count]:
                 launch(COMPUTE, "memcpy", program.copies, (bucket,))
-            launch(COMPUTE, "adam", 20 * US)
+            launch(COMPUTE, "adam", 20 * US, tuple(buckets[count:]))
         else:
             launch(COMPUTE, "adam", 20 * US, tuple(buckets))
         made.commands.append(("wait", call()))
@@ -258,7 +274,8 @@ class _Host:
 def trace_of(rank: Rank, number: int, ranks: int) -> Trace:
     process = 100 + number
     names = sorted({op.name for op in rank.ops} | {name for name, *_ in rank.ranges})
-    kinds = {ALL_REDUCE: Category.COMMUNICATION, "memcpy": Category.MEMORY}
+    kinds = dict.fromkeys((ALL_REDUCE, BARRIER), Category.COMMUNICATION) | {"memcpy": Category.MEMORY}
+    sized = [row for row, op in enumerate(rank.ops) if op.bytes != UNKNOWN]
     activities = [
         {
             "start_ns": round(op.start), "end_ns": round(op.end), "process": process, "device": 0, "lane": op.stream,
@@ -291,6 +308,9 @@ def trace_of(rank: Rank, number: int, ranks: int) -> Trace:
         activities=table(Activities, activities), spans=table(Spans, spans), calls=table(Calls, launches),
         overhead=empty(Overhead), synchronizations=table(Synchronizations, synchronizations),
         sync_source="cuda_events",
+        collective_metadata=fill(
+            CollectiveMetadata, len(sized), activity=column(sized), bytes=column([rank.ops[row].bytes for row in sized])
+        ),
     )  # fmt: skip
 
 
@@ -305,7 +325,18 @@ def draw_program(seed: int) -> Program:
     random = Random(seed)
     layers, buckets, steps = random.randint(16, 30), random.randint(2, 4), random.randint(8, 12)
     transfer = random.uniform(40, 250) * US
-    kinds = random.choice([(), ("copies",), ("wait",), ("late",), ("copies", "wait")])
+    kinds = random.choice(
+        [
+            (),
+            ("copies",),
+            ("wait",),
+            ("late",),
+            ("copies", "wait"),
+            ("vote",),
+            ("barrier",),
+            ("vote", "barrier", "copies"),
+        ]
+    )
     kappa = random.choice(KAPPAS)
     return Program(
         kappas=(kappa, random.choice([kappa, *KAPPAS])),
@@ -319,6 +350,8 @@ def draw_program(seed: int) -> Program:
         copies=random.randint(5, 40) * US if "copies" in kinds else 0,
         late=random.randint(50, 300) * US if "late" in kinds else 0,
         wait=random.randint(1, layers - 2) if "wait" in kinds else -1,
+        vote=random.randint(20, 80) * US if "vote" in kinds else 0,
+        barrier=random.randint(20, 80) * US if "barrier" in kinds else 0,
     )
 
 
@@ -326,6 +359,8 @@ WITHOUT = {
     "copies out of buckets": {"copies": 0},
     "host synchronization in backward": {"wait": -1},
     "straggler": {"late": 0},
+    "vote on unused parameters": {"vote": 0},
+    "barrier in each step": {"barrier": 0},
 }
 """How the program differs without what a finding is about."""
 

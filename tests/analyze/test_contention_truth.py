@@ -6,7 +6,7 @@ from collections import Counter
 from statistics import median
 
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
 
 from ddp_prof.analyze.collectives.results import measure_collectives
@@ -34,8 +34,8 @@ from tests.analyze.contended_device import (
 )
 from tests.examples import IS_NIGHTLY, examples
 
-TOLERANCE = {"straggler": 0.05}
-"""Of a step: by how much a gain may be wrong; 0.02 if not listed. Of 94 late ranks, 92 were within that, too."""
+TOLERANCE = 0.02
+"""Of a step: by how much a gain may be wrong."""
 
 
 def true_share(ranks: list[Rank]) -> float | None:
@@ -85,6 +85,7 @@ class Outcome:
 @pytest.mark.slow
 @examples(100, nightly=500, suppress_health_check=list(HealthCheck))
 @given(st.integers(0, 2**32))
+@example(1419)  # few kernels of the slowed kind were compared: it had the slowdown of both kinds
 def test_parts_sum_and_gains_are_those_of_the_device(seed: int) -> None:
     outcome = Outcome(draw_program(seed))
     for rank in outcome.cost.ranks:
@@ -95,9 +96,9 @@ def test_parts_sum_and_gains_are_those_of_the_device(seed: int) -> None:
                 assert sum(getattr(step, f"{part}_ns") for part in PARTS) == step.step_ns
     for finding in outcome.findings:
         assert finding.expected_gain_ns is not None, finding.gain_reason
-        assert finding.expected_gain_ns <= (finding.cost_ns or 0)
+        assert finding.cost_ns is None or finding.expected_gain_ns <= finding.cost_ns
         if outcome.contention.slowed is not None:
-            assert outcome.error(finding) <= TOLERANCE.get(finding.rule, 0.02), finding
+            assert outcome.error(finding) <= TOLERANCE, finding
 
 
 @pytest.mark.slow

@@ -20,13 +20,14 @@ link from before that time to after it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
 
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.kernels.kernel_times import KINDS, OTHER, kind_of_compute
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -41,7 +42,7 @@ from ddp_prof.table import (
     select,
     take_or_unknown,
 )
-from ddp_prof.trace import Category
+from ddp_prof.trace import Category, Trace
 
 _NEVER = -(2**60)
 
@@ -123,7 +124,8 @@ class Links(Table):
         tail: ``UNKNOWN`` if ``head`` depends on no other time; the length then is a time of the clock.
         is_duration: 1 if the length is the duration of a collective, else 0.
         compute_ns: How much of the length is compute, which communication may slow, and ``beside_ns`` the part of that
-            which communication ran beside.
+            which communication ran beside; of kinds of kernels that it slows more than others, more: see :func:`weigh`.
+        first_row, end_row: The rows of :class:`Work` of which this is the compute; ``end_row`` is the first one behind.
         rank: Index of the rank of ``head`` among those that were joined.
     """
 
@@ -133,7 +135,18 @@ class Links(Table):
     is_duration: Ints
     compute_ns: Ints
     beside_ns: Ints
+    first_row: Ints
+    end_row: Ints
     rank: Ints
+
+
+@dataclass(frozen=True)
+class Computed(Table):
+    """Of each row of :class:`Work`: its compute, the part beside communication, and its kind (see ``KINDS``)."""
+
+    compute_ns: Ints
+    beside_ns: Ints
+    kind: Ints
 
 
 @dataclass(frozen=True)
@@ -155,6 +168,7 @@ class Replay:
     times: Times
     links: Links
     ends: Ends
+    computed: Computed
 
     @cached_property
     def heads(self) -> Ints:
@@ -197,6 +211,7 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used
     own_compute_ns = np.where(work.category == Category.COMPUTE, work.end_ns - work.start_ns, 0)
     own_beside_ns = rank.union_of(Category.COMMUNICATION).covered_ns(work.start_ns, work.start_ns + own_compute_ns)
+    computed = Computed(own_compute_ns, own_beside_ns, _kinds(trace, work.activity))
     spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
@@ -259,17 +274,38 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     tail, head, length_ns = (np.concatenate(column) for column in zip(*found, strict=True))
     is_duration = np.repeat([0, 1], [len(tail) - len(collectives), len(collectives)])
 
-    def along_links(of_each_ns: Ints) -> Ints:
-        """The sum over the operations of each link; links of waits, and durations, have none."""
-        sums_ns, found_ns = np.cumsum(of_each_ns), np.zeros(len(tail), np.int64)
-        by_launch = sums_ns[heads] - sums_ns[latest] + of_each_ns[latest]
-        known = np.concatenate([sums_ns[later] - sums_ns[earlier], of_each_ns[consumer], by_launch])
-        found_ns[: len(known)] = known
-        return found_ns
+    # The operations of each link; links of waits, and durations, have none.
+    first_row, end_row = np.zeros(len(tail), np.int64), np.zeros(len(tail), np.int64)
+    for column, known in (
+        (first_row, np.concatenate([earlier + 1, consumer, latest])),
+        (end_row, np.concatenate([later + 1, consumer + 1, heads + 1])),
+    ):
+        column[: len(known)] = known
+    nothing = np.zeros_like(tail)
+    links = Links(tail, head, length_ns, is_duration, nothing, nothing, first_row, end_row, nothing)
+    return weigh(Replay(times, links, ends, computed)) if np.all(tail < head) else None
 
-    computes = along_links(own_compute_ns), along_links(own_beside_ns)
-    links = Links(tail, head, length_ns, is_duration, *computes, np.zeros_like(tail))
-    return Replay(times, links, ends) if np.all(tail < head) else None
+
+def _kinds(trace: Trace, activity: Ints) -> Ints:
+    name_id = trace.activities.name_id[activity]
+    kinds = [*KINDS, OTHER]
+    of_name = np.zeros(len(trace.names), np.int64)
+    for name in distinct(name_id):
+        of_name[name] = kinds.index(kind_of_compute(trace.names[name]))
+    return of_name[name_id]
+
+
+def weigh(replay: Replay, weights: Mapping[str, float] | None = None) -> Replay:
+    """Make the compute of each link that of its operations, times the weight of their kinds, 1 where none is given."""
+    links, computed = replay.links, replay.computed
+    of_kind = np.array([(weights or {}).get(kind, 1.0) for kind in (*KINDS, OTHER)])[computed.kind]
+
+    def along(of_each_ns: Ints) -> Ints:
+        sums_ns = np.append(0, np.cumsum(np.round(of_each_ns * of_kind).astype(np.int64)))
+        return sums_ns[links.end_row] - sums_ns[links.first_row]
+
+    weighted = along(computed.compute_ns), along(computed.beside_ns)
+    return replace(replay, links=replace(links, compute_ns=weighted[0], beside_ns=weighted[1]))
 
 
 def _spared_launches(rank: RankEvents, work: Work, without: Without) -> tuple[Ints, Ints]:
@@ -346,7 +382,7 @@ def join_replays(
     ends = concatenate(
         *(replace(one.ends, row=place[one.ends.row + offset]) for one, offset in zip(replays, first, strict=False))
     )
-    return (Replay(times, links, ends), place) if np.all(links.tail < links.head) else None
+    return (Replay(times, links, ends, replays[0].computed), place) if np.all(links.tail < links.head) else None
 
 
 def measure_gains(replay: Replay, arrivals: Ints, step: int) -> Ints:

@@ -30,7 +30,7 @@ from ddp_prof.analyze.critical.critical_path import (
     WITH_GAPS,
     RankWork,
 )
-from ddp_prof.analyze.critical.replay import Links, Replay, join_replays
+from ddp_prof.analyze.critical.replay import Links, Replay, join_replays, weigh
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.statistics import bootstrap_interval
 from ddp_prof.analyze.step_cost import Slowed
@@ -43,6 +43,8 @@ MOST_STEPS = 24
 _MOST_PASSES, _SETTLED_NS = 12, 100
 _MOST_LAST = 4
 """Ranks of each collective that may be its last one in a replay: those that arrived last."""
+_MOST_SLOWED = 0.95
+"""Of the time beside communication: compute goes on at least at a twentieth of its speed."""
 _UNKNOWN_SHARES = (0.0, 0.0, 0.5)
 """Of contention, where the slowdown is not known: none, up to a slowdown of 2."""
 
@@ -115,12 +117,14 @@ class WhatIf:
     ) -> Gain:
         if self.reason:
             return unknown_gain(self.reason)
-        changed = [one for one in replays if one is not None]
-        before = self._join([one.replay for one in self._ranks if one.replay])
+        slowed = self._slowed()
+        weights = {kind: share / slowed.share for kind, share in slowed.by_kind} if slowed.share else {}
+        changed = [weigh(one, weights) for one in replays if one is not None]
+        before = self._join([weigh(one.replay, weights) for one in self._ranks if one.replay])
         after = self._join(changed, choose, late) if len(changed) == len(replays) else None
         if before is None or after is None:
             return unknown_gain(CLOCKS_CONTRADICT if len(changed) == len(replays) else CALLS_OUT_OF_ORDER)
-        slowed, steps = self._slowed(), self._steps(after)
+        steps = self._steps(after)
         if not steps:
             return unknown_gain(NO_WORK)
         shares = (slowed.share, slowed.low, slowed.high) if slowed.share is not None else _UNKNOWN_SHARES
@@ -154,7 +158,7 @@ class WhatIf:
                 links = replace(links, length_ns=length_ns, is_duration=np.where(is_free, 0, links.is_duration))
             arrivals.append(np.where(arrival == UNKNOWN, UNKNOWN, arrival + first[index]))
             ends = select(one.ends, np.full(len(one.ends), index != late))
-            keyed.append(Replay(one.times, links, replace(ends, step=rank.step_keys[ends.step])))
+            keyed.append(replace(one, links=links, ends=replace(ends, step=rank.step_keys[ends.step])))
             common_ns.append(run.alignment.offset_for(rank.clock).common_ns(one.times.time_ns))
         joined = join_replays(keyed, common_ns, [])
         if joined is None or len(replays) == 1:
@@ -210,9 +214,7 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
             rows = rows if late is None or index == late else rows[by[rows] != late]
             nothing = np.zeros(len(rows), np.int64)
             added.append(
-                Links(
-                    tail[rows], ends[rows, index], transfer_ns[rows, index], nothing, nothing, nothing, nothing + index
-                )
+                Links(tail[rows], ends[rows, index], transfer_ns[rows, index], *[nothing] * 5, nothing + index)
             )
     links = concatenate(replace(links, length_ns=length_ns), *added)
     return replace(replay, links=links) if np.all(links.tail < links.head) else None
@@ -243,8 +245,8 @@ def _replay(replay: Replay, start_ns: int, wanted: Ints, share: float) -> Ints:
     known = links.tail[links.tail != UNKNOWN]
     first = min(low, int(known.min(initial=low)))
     links = replace(links, head=links.head - first, tail=np.where(links.tail == UNKNOWN, UNKNOWN, links.tail - first))
-    part = np.minimum(1.0, links.compute_ns / np.maximum(1, links.length_ns))
-    rate = np.where((links.tail == UNKNOWN) | (links.length_ns <= 0), 0.0, part * share)
+    part = links.compute_ns / np.maximum(1, links.length_ns)
+    rate = np.where((links.tail == UNKNOWN) | (links.length_ns <= 0), 0.0, np.minimum(_MOST_SLOWED, part * share))
     work_ns: Floats = (links.length_ns - np.where(rate > 0, share * links.beside_ns, 0.0)).astype(np.float64)
     time_ns = recorded[first:end].copy()
     for _ in range(_MOST_PASSES if share else 1):

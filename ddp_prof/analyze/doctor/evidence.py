@@ -58,10 +58,10 @@ class Finding:
 
     Attributes:
         steps: The numbers of the steps concerned; empty if it concerns the whole run, or if steps have no numbers.
-        cost_ns: Upper limit of its cost in a typical step; ``None`` if not known.
+        cost_ns: Upper limit of its cost in a typical step; ``None`` if not known, for ``cost_reason``.
         expected_gain_ns: What a typical step would gain without it, simulated, with the 95 % interval from
-            ``gain_low_ns`` to ``gain_high_ns``; none is above ``cost_ns``. ``None`` if it could not be simulated, for
-            ``gain_reason``.
+            ``gain_low_ns`` to ``gain_high_ns``; none is above ``cost_ns``. ``None`` if it could not be simulated, or
+            steps are too few for an interval, for ``gain_reason``.
         argument, value: What to set, and to what; ``None`` where the advice is no single setting, or names no value.
     """
 
@@ -77,6 +77,7 @@ class Finding:
     gain_reason: str | None = None
     argument: str | None = None
     value: str | int | bool | None = None
+    cost_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

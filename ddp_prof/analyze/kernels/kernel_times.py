@@ -213,7 +213,9 @@ class Contention:
 
         contention = sum over kinds of kernels of beside * (1 - 1 / slowdown)
 
-    A kind has its own slowdown if most of its time beside communication could be compared, else that of all kernels.
+    A kind has its own slowdown if half of its time beside communication could be compared, of some kernels, and if
+    these differ from those of other kinds. The others have that of all compared kernels of such kinds or, if there are
+    none, of all kinds.
     The interval also holds what comes out if each kind with enough kernels has its own, and how much compared kernels
     differ, as those that could not be compared may.
 
@@ -225,6 +227,7 @@ class Contention:
         slowdown_low, slowdown_high: Its 95 % interval; ``None`` for too few steps.
         slowed: Share of the time beside communication that is contention, 0 to 1.
         slowed_low, slowed_high: Its 95 % interval; ``None`` for too few steps.
+        slowed_by_kind: That share of each kind.
         contention_ns: The mean cost for a step of a rank, of all time beside communication, summed over streams.
         half_width_ns: Half of the interval of ``contention_ns``.
     """
@@ -241,6 +244,7 @@ class Contention:
     slowed: float | None = None
     slowed_low: float | None = None
     slowed_high: float | None = None
+    slowed_by_kind: tuple[tuple[str, float], ...] = ()
 
 
 def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
@@ -278,13 +282,17 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     if done_ns[compared].sum() <= 0:
         return Contention(reason="the compared kernels were as long without communication as they are alone")
-    kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)[1][kernel]
-    kinds = range(int(kind.max()) + 1)
+    names, kind = np.unique([kind_of_compute(name) for name, _ in keys], return_inverse=True)
+    kind, kinds = kind[kernel], range(len(names))
     has_enough = np.array([len(np.unique(key[compared & (kind == one)])) >= LEAST_KERNELS for one in kinds])
     sums = _sums_by_step(step, kind, len(kinds), (beside * compared, done_ns * compared, beside * own))
-    compared_ns, _, all_ns = np.split(sums.sum(axis=0), 3)
-    own_slowdown = has_enough & (2 * compared_ns >= all_ns), has_enough  # the second widens the intervals
+    compared_ns, took_ns, all_ns = np.split(sums.sum(axis=0), 3)
+    differs = _differ_from_others(key, kind, beside * compared, done_ns * compared, len(kinds))
+    # The second widens the intervals.
+    own_slowdown = has_enough & (2 * compared_ns >= all_ns) & differs, has_enough
     slowdown, slowed = float(_slowdown(sums[None])[0]), float(_slowed(own_slowdown[0], sums[None])[0])
+    of_kinds = _slowdown_by_kind(own_slowdown[0], compared_ns, took_ns)
+    slowed_by_kind = np.maximum(0.0, 1 - 1 / of_kinds).tolist()
     doubt_of_alone = _error_of_medians(key, duration, beside == 0, compared) / done_ns[compared].sum()
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [bootstrap_interval(sums, _slowdown)])
     slowed_intervals = [bootstrap_interval(sums, partial(_slowed, kinds)) for kinds in own_slowdown]
@@ -303,6 +311,7 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
         slowed=slowed,
         slowed_low=slowed_interval and slowed_interval[0],
         slowed_high=slowed_interval and slowed_interval[1],
+        slowed_by_kind=tuple(zip(map(str, names), slowed_by_kind, strict=True)),
     )
 
 
@@ -327,17 +336,39 @@ def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) 
     rows = np.flatnonzero((compared_ns > 0) & (done > 0))
     rest = (beside > 0) & (compared_ns == 0)
     left = float((beside - compared_ns).sum() / beside.sum())
-    sums = np.column_stack([compared_ns[rows], done[rows]])
-    interval = bootstrap_interval(
-        sums[np.lexsort(sums.T)],  # keys are numbered as the file is written, and what is drawn must not depend on it
-        lambda drawn: 1 - drawn[..., 1].sum(axis=1) / np.maximum(1.0, drawn[..., 0].sum(axis=1)),
-    )
+    interval = _interval_of_kernels(compared_ns[rows], done[rows])
     if interval is None:
         return left
     # Of few, the bootstrap's interval is too narrow: by the bias of its variance, and as Student's is wider.
     count, others = len(rows), max(1, int(rest.sum()))
     of_few = math.sqrt(count / (count - 1)) * (1 + 1.22 / (count - 1))
     return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others) * of_few
+
+
+def _interval_of_kernels(compared_ns: Floats, done_ns: Floats) -> tuple[float, float] | None:
+    """The 95 % interval of the contended share of compared kernels, which are drawn; ``None`` for too few."""
+    sums = np.column_stack([compared_ns, done_ns])
+    return bootstrap_interval(
+        sums[np.lexsort(sums.T)],  # keys are numbered as the file is written, and what is drawn must not depend on it
+        lambda drawn: 1 - drawn[..., 1].sum(axis=1) / np.maximum(1.0, drawn[..., 0].sum(axis=1)),
+    )
+
+
+def _differ_from_others(key: Ints, kind: Ints, compared_ns: Floats, done_ns: Floats, kinds: int) -> Mask:
+    """Whether the kernels of each kind are slowed otherwise than those of all others, by more than kernels differ."""
+    compared, done = (np.bincount(key, weights=weights) for weights in (compared_ns, done_ns))
+    of_key = np.zeros(len(compared), np.int64)
+    of_key[key] = kind
+    is_known = (compared > 0) & (done > 0)
+    found = np.zeros(kinds, np.bool_)
+    for one in range(kinds):
+        intervals = [
+            _interval_of_kernels(compared[rows], done[rows])
+            for rows in (is_known & (of_key == one), is_known & (of_key != one))
+        ]
+        (low, high), (others_low, others_high) = (interval or (0.0, 1.0) for interval in intervals)
+        found[one] = abs(low + high - others_low - others_high) > math.hypot(high - low, others_high - others_low)
+    return found
 
 
 def _error_of_medians(key: Ints, duration: Ints, alone: Mask, compared: Mask) -> float:
@@ -373,8 +404,17 @@ def _slowdown(drawn: Numbers) -> Numbers:
 def _slowed(has_own: Mask, drawn: Numbers) -> Numbers:
     """The share of the time beside communication that is contention; ``has_own``: kinds with their own slowdown."""
     beside, done, everything = np.split(drawn.sum(axis=1), 3, axis=-1)
-    slowdown = np.where(has_own & (beside > 0) & (done > 0), beside / np.maximum(1.0, done), _slowdown(drawn)[:, None])
-    found: Numbers = (everything * (1 - 1 / slowdown)).sum(axis=-1) / np.maximum(1.0, everything.sum(axis=-1))
+    slowed = everything * (1 - 1 / _slowdown_by_kind(has_own, beside, done))
+    found: Numbers = slowed.sum(axis=-1) / np.maximum(1.0, everything.sum(axis=-1))
+    return found
+
+
+def _slowdown_by_kind(has_own: Mask, beside: Numbers, done: Numbers) -> Numbers:
+    """Of each kind (last axis) its own or, if it has none, that of all others that have none, or of all."""
+    rest_ns, rest_done = ((~has_own * column).sum(axis=-1, keepdims=True) for column in (beside, done))
+    every = np.maximum(1.0, beside.sum(axis=-1, keepdims=True)) / np.maximum(1.0, done.sum(axis=-1, keepdims=True))
+    rest = np.where((rest_ns > 0) & (rest_done > 0), rest_ns / np.maximum(1.0, rest_done), every)
+    found: Numbers = np.where(has_own & (beside > 0) & (done > 0), beside / np.maximum(1.0, done), rest)
     return found
 
 
