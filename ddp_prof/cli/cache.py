@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddp_prof.cli.terminal import say_lines
 from ddp_prof.errors import DdpProfError, printable
+
+if TYPE_CHECKING:
+    from ddp_prof.ingest.cache_folder import CacheFolder
+
+DAMAGED = "(damaged)"
+"""Stands for the trace of a file that cannot be read."""
 
 
 @click.command("cache", epilog="Example: ddp-prof cache --clear")
@@ -33,49 +39,47 @@ def cache(clear: bool, form: str) -> None:
 
     folder = find_cache_folder()
     kept = CacheFolder(folder) if folder else None
-    deleted = kept.files() if kept and clear else []
-    if kept and clear and (left := kept.clear()):
-        raise DdpProfError(f"{left[0].path}: cannot be deleted: close programs that use it, or delete it yourself")
     document = _describe(kept)
-    if form == "json":
+    if kept and clear:
+        if left := kept.clear():
+            raise DdpProfError(f"{left[0].path}: cannot be deleted: close programs that use it, or delete it yourself")
+        say_lines(f"deleted: {_count(len(document['traces']))}, {document['bytes'] / 1e6:,.1f} MB")
+    elif form == "json":
         say_lines(json.dumps(document))
-        return
-    if clear:
-        say_lines(f"deleted: {_count(len(deleted))}, {sum(file.bytes for file in deleted) / 1e6:,.1f} MB")
-        return
-    if not kept:
+    elif not kept:
         say_lines("the cache is switched off")
-        return
-    for file in document["files"]:
-        options = "".join(f", --comm-pattern {pattern}" for pattern in file["comm_patterns"])
-        say_lines(printable(f"{file['bytes'] / 1e6:10,.1f} MB  used {file['used']}  {file['trace']}{options}"))
-    total, most = document["bytes"] / 1e6, document["most_bytes"] / 1e6
-    say_lines(printable(f"{_count(len(document['files']))}, {total:,.1f} of at most {most:,.0f} MB, in {folder}"))
+    else:
+        for one in document["traces"]:
+            say_lines(printable(f"{one['bytes'] / 1e6:10,.1f} MB  used {one['used']}  {one['trace']}"))
+        total, most = document["bytes"] / 1e6, document["most_bytes"] / 1e6
+        say_lines(printable(f"{_count(len(document['traces']))}, {total:,.1f} of at most {most:,.0f} MB, in {folder}"))
 
 
 def _count(traces: int) -> str:
     return f"{traces} trace" if traces == 1 else f"{traces} traces"
 
 
-def _describe(kept: Any) -> dict[str, Any]:
-    """Return what is kept, what was used last first; files that are damaged have no name of a trace."""
+def _describe(kept: CacheFolder | None) -> dict[str, Any]:
+    """Return what is kept by trace, what was used last first; files that are damaged have no name of a trace."""
+    from ddp_prof.ingest.cache_folder import COLUMNS
     from ddp_prof.ingest.store import read_key
+    from ddp_prof.runs.kept import read_key_of_result
 
-    files = []
-    for file in reversed(kept.files() if kept else []):
-        key = read_key(file.path)
-        used = datetime.fromtimestamp(file.used_ns / 1e9).astimezone()
-        files.append(
-            {
-                "trace": key["path"] if key else "(damaged)",
-                "comm_patterns": key["options"]["comm_patterns"] if key else [],
-                "bytes": file.bytes,
-                "used": used.isoformat(sep=" ", timespec="seconds"),
-            }
-        )
+    found: dict[str, tuple[int, int]] = {}
+    for file in kept.files() if kept else []:  # what was used last comes last
+        key = (read_key if file.path.suffix == COLUMNS else read_key_of_result)(file.path)
+        trace = key["path"] if key else DAMAGED
+        found[trace] = (found.pop(trace, (0, 0))[0] + file.bytes, file.used_ns)
     return {
         "folder": str(kept.folder) if kept else None,
         "most_bytes": kept.most_bytes() if kept else 0,
-        "bytes": sum(file["bytes"] for file in files),
-        "files": files,
+        "bytes": sum(size for size, _ in found.values()),
+        "traces": [
+            {"trace": trace, "bytes": size, "used": _when(used_ns)}
+            for trace, (size, used_ns) in reversed(found.items())
+        ],
     }
+
+
+def _when(used_ns: int) -> str:
+    return datetime.fromtimestamp(used_ns / 1e9).astimezone().isoformat(sep=" ", timespec="seconds")

@@ -5,6 +5,7 @@ Nothing depends on it: where it cannot be written or read, its user does without
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -14,6 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 
 from ddp_prof.atomic_file import atomic_write
@@ -25,8 +27,9 @@ VARIABLE = "DDP_PROF_CACHE"
 OFF = ("0", "off")
 MOST_BYTES, MOST_SHARE_OF_FREE = 5 * 10**9, 10
 """The files take at most so many bytes, and at most one part in so many of what would be free without them."""
-SUFFIX = ".arrow"
-_NAME = re.compile(rf"[0-9a-f]{{16}}-[0-9a-f]{{32}}{re.escape(SUFFIX)}")
+COLUMNS, RESULTS = ".arrow", ".results"
+"""Suffixes of files with the columns of a trace, and with what was measured of it."""
+_NAME = re.compile(r"[0-9a-f]{16}-[0-9a-f]{32}(?:\.arrow|\.results)")
 _UNFINISHED = re.compile(rf"\.{_NAME.pattern}\..*\.partial")
 _ABANDONED_S = 3600
 """An unfinished file that was not written to for so long belongs to a process that has ended."""
@@ -63,9 +66,10 @@ class CacheFolder:
 
     folder: Path
 
-    def path(self, of: str, state: str) -> Path:
-        """Return where the file for something in some state is kept; both are hexadecimal digests."""
-        return self.folder / f"{of[:16]}-{state[:32]}{SUFFIX}"
+    def path(self, of: object, state: object, suffix: str) -> Path:
+        """Return where the file for something in some state is kept; JSON must be able to hold both."""
+        one, other = (blake2b(json.dumps(part, sort_keys=True).encode()).hexdigest() for part in (of, state))
+        return self.folder / f"{one[:16]}-{other[:32]}{suffix}"
 
     def files(self) -> list[Kept]:
         """Return the complete files, the one that was used last at the end."""

@@ -7,7 +7,6 @@ the last bytes of each, and the readers' own code.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -23,7 +22,7 @@ from typing import Any
 from ddp_prof.atomic_file import is_file
 from ddp_prof.errors import printable
 from ddp_prof.ingest import ReadOptions
-from ddp_prof.ingest.cache_folder import CacheFolder, find_cache_folder, mark_used
+from ddp_prof.ingest.cache_folder import COLUMNS, CacheFolder, find_cache_folder, mark_used
 from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
 from ddp_prof.ingest.trace_files import file_state
 from ddp_prof.manifest import load_manifest, manifest_path
@@ -45,10 +44,9 @@ def load_cached(load: Load, path: Path, options: ReadOptions) -> Trace:
 
     What ``load`` raises is raised each time. The columns of a trace that is kept are mapped, and read-only.
     """
-    folder = find_cache_folder() if options.use_cache and _is_worth_it(path) else None
-    if folder is None:
+    kept = cache_for(path, options)
+    if kept is None:
         return load(path, options)
-    kept = CacheFolder(folder)
     state = file_state(path)
     # With launches more is read, nothing else.
     for one in dict.fromkeys((options, replace(options, with_launches=True))):
@@ -56,6 +54,12 @@ def load_cached(load: Load, path: Path, options: ReadOptions) -> Trace:
             return found if options.with_launches else without_launches(found)
     trace = load(path, options)
     return _keep(kept, trace, path, state, options) or trace
+
+
+def cache_for(path: Path, options: ReadOptions) -> CacheFolder | None:
+    """Return the cache for a trace; ``None`` if it is switched off, or the trace is small."""
+    folder = find_cache_folder() if options.use_cache and _is_worth_it(path) else None
+    return CacheFolder(folder) if folder else None
 
 
 def without_launches(trace: Trace) -> Trace:
@@ -94,23 +98,24 @@ def _keep(kept: CacheFolder, trace: Trace, path: Path, state: dict[str, Any], op
 
 def _place(kept: CacheFolder, key: dict[str, Any]) -> Path:
     of = [key["path"], key["options"]["comm_patterns"]]  # so with launches it replaces the one without
-    return kept.path(*(blake2b(json.dumps(part, sort_keys=True).encode()).hexdigest() for part in (of, key)))
+    return kept.path(of, key, COLUMNS)
 
 
 def _key(path: Path, state: dict[str, Any], options: ReadOptions) -> dict[str, Any]:
     """Return what a trace depends on; as JSON returns it, so that it can be compared with what was written."""
     read = {"comm_patterns": list(options.comm_patterns), "with_launches": options.with_launches}
-    return {"path": os.path.abspath(path), "options": read, "files": state, "readers": readers_version()}  # noqa: PTH100
+    return {"path": os.path.abspath(path), "options": read, "files": state, "code": code_version(READERS)}  # noqa: PTH100
+
+
+READERS = ("*.py*", "ingest/*.py*")
+"""The code that reads traces: ``ddp_prof.ingest`` and the modules on the ground floor."""
 
 
 @cache
-def readers_version() -> str:
-    """Return a digest of the code that reads traces: of ``ddp_prof.ingest`` and of the modules on the ground floor.
-
-    So whoever changes a reader need not remember to say so.
-    """
+def code_version(patterns: tuple[str, ...]) -> str:
+    """Return a digest of code of this package, so that whoever changes it need not remember to say so."""
     digest = blake2b(sys.byteorder.encode(), digest_size=16)
-    for file in sorted([*_PACKAGE.glob("*.py*"), *_PACKAGE.glob("ingest/*.py*")]):
+    for file in sorted({file for pattern in patterns for file in _PACKAGE.glob(pattern)}):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -119,7 +124,10 @@ def _is_worth_it(path: Path) -> bool:
     """Whether a trace is large, and no copy in a temporary folder of ours, which is not there the next time."""
     if path.absolute().parent.name.startswith("ddp_prof.") and path.absolute().is_relative_to(tempfile.gettempdir()):
         return False
-    if path.is_dir():
-        return sum(file.stat().st_size for file in path.iterdir()) >= LEAST_BYTES_PACKED
-    least = LEAST_BYTES_PACKED if path.suffix in {".gz", *REPORT_SUFFIXES} else LEAST_BYTES
-    return is_file(path) and path.stat().st_size >= least
+    try:
+        if path.is_dir():
+            return sum(file.stat().st_size for file in path.iterdir()) >= LEAST_BYTES_PACKED
+        least = LEAST_BYTES_PACKED if path.suffix in {".gz", *REPORT_SUFFIXES} else LEAST_BYTES
+        return is_file(path) and path.stat().st_size >= least
+    except OSError:  # its reader says what is wrong
+        return False

@@ -28,8 +28,9 @@ from ddp_prof.present.html.report import (
 )
 from ddp_prof.present.tables.overlap import kernels_views
 from ddp_prof.present.timeline.model import Source
+from ddp_prof.runs.pickles import unpickle_with_names
 from ddp_prof.runs.run import DOCTOR, Run, timeline_sources
-from ddp_prof.runs.workers import count_cores, pack_task, run_tasks, unpickle_with_names
+from ddp_prof.runs.workers import count_cores, pack_task, run_tasks
 
 MEASURES = (*DOCTOR, "kernels", "device use")
 """What a report asks of its runs, names in ``runs.report.MEASURES``."""

@@ -96,11 +96,39 @@ def measure_report(
     measures: tuple[str, ...],
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
-    """Read a report and measure it: a large one in parts, where that can be; else ``keep`` is given its events."""
-    from ddp_prof.ingest.nsys_export import count_rows
+    """Measure a report: a large one in parts, where that can be; else ``keep`` is given its events, if it is read.
 
+    It is not read if the cache holds all that is asked for.
+    """
+    from ddp_prof.ingest.nsys_export import count_rows
+    from ddp_prof.runs.kept import kept_results
+
+    in_parts = SPLITTABLE | {"identity"} >= set(measures) and count_rows(file, options.part_rows) > 0
+    asked = {name: getattr(options, name) for name in _DEPENDED_ON}
+    kept = kept_results(file, options, {**asked, "in_parts": in_parts})
+    found = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
+    missing = tuple(measure for measure in measures if measure not in found)
+    if missing:
+        measured = _read_and_measure(file, options, missing, in_parts, keep)
+        if kept:
+            kept.keep(measured)
+        found |= measured
+    return {measure: found[measure] for measure in measures}
+
+
+_DEPENDED_ON = ("comm_patterns", "step_range", "backward_range", "to_draw", "part_rows")
+"""The options that a result depends on; with launches more is read, and measured are kernels alone by it."""
+
+
+def _read_and_measure(
+    file: Path,
+    options: LoadOptions,
+    measures: tuple[str, ...],
+    in_parts: bool,
+    keep: Callable[[TraceEvents], None],
+) -> dict[str, Any]:
     why = ALL_AT_ONCE
-    if SPLITTABLE | {"identity"} >= set(measures) and count_rows(file, options.part_rows):
+    if in_parts:
         from ddp_prof.ingest.split_export import CannotSplitError
 
         try:

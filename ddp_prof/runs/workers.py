@@ -6,11 +6,9 @@ has no influence on what is made of their results.
 
 from __future__ import annotations
 
-import io
 import logging
 import os
-import pickle
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from threading import Event, Thread
 from typing import Any
 
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
+from ddp_prof.runs.pickles import pickle_with_names, unpickle_with_names
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 
 _LOG = logging.getLogger("ddp_prof")
@@ -201,31 +200,6 @@ def _warn_no_workers(client: Any, scheduler: str, done: Event) -> None:
                 printable(scheduler),
             )
             return
-
-
-class _Pickler(pickle.Pickler):
-    def persistent_id(self, value: Any) -> str | None:
-        return str(value.absolute()) if isinstance(value, Path) else None
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, names: Mapping[str, Path]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._names = names
-
-    def persistent_load(self, path: str) -> Path:
-        return self._names.get(path) or Path(path)
-
-
-def pickle_with_names(value: Any) -> bytes:
-    """With paths from the root, as who reads it may work in another folder."""
-    buffer = io.BytesIO()
-    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
-    return buffer.getvalue()
-
-
-def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
-    return _Unpickler(data, names or {}).load()
 
 
 def own_version() -> str:

@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +84,8 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def kept(folder: Path) -> list[Path]:
-    return [file.path for file in CacheFolder(folder).files()]
+    """The files of columns, the one that was used last at the end."""
+    return [file.path for file in CacheFolder(folder).files() if file.path.suffix == cache_folder.COLUMNS]
 
 
 def assert_same(one: Any, other: Any, name: str = "") -> None:
@@ -285,9 +287,9 @@ class TestWhatItDependsOn:
         package = tmp_path / "ddp_prof"
         shutil.copytree(ROOT / "ddp_prof", package, ignore=shutil.ignore_patterns("__pycache__", "assets"))
         monkeypatch.setattr(cached, "_PACKAGE", package)
-        version = cached.readers_version.__wrapped__
+        version = partial(cached.code_version.__wrapped__, cached.READERS)
         before = version()
-        assert before == cached.readers_version()
+        assert before == cached.code_version(cached.READERS)
         for name in ("ingest/enrich.py", "communication.py", "table.py"):
             (package / name).write_text((package / name).read_text(encoding="utf-8") + "\n")
             assert version() != before
@@ -324,7 +326,7 @@ class TestRoom:
         monkeypatch.setattr(cache_folder, "MOST_BYTES", room)
         load_trace(paths[2])
         listed = json.loads(run("cache", "--format", "json").stdout)
-        assert [Path(file["trace"]).name for file in listed["files"]] == ["c.sqlite", "a.sqlite"]
+        assert [Path(file["trace"]).name for file in listed["traces"]] == ["c.sqlite", "a.sqlite"]
         assert listed["bytes"] <= listed["most_bytes"] == room
 
     def test_a_trace_larger_than_the_cache_is_not_kept(
@@ -377,7 +379,9 @@ class TestMisfortunes:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         assert (result.exit_code, result.stdout) == (0, right)
-        assert list(folder.iterdir()) == []
+        assert not kept(folder)
+        assert all(file.stat().st_size <= 3000 for file in folder.iterdir())
+        assert set(folder.iterdir()) == {file.path for file in CacheFolder(folder).files()}, "nothing unfinished"
 
     def test_a_writer_that_is_killed_leaves_nothing_that_is_used(
         self, trace: Path, folder: Path, read: list[Path]
@@ -436,7 +440,7 @@ class TestCommand:
         mine = folder / "notes.txt"
         mine.write_text("the user's own")
         listed = json.loads(run("cache", "--format", "json").stdout)
-        assert [file["trace"] for file in listed["files"]] == [str(trace)]
+        assert [file["trace"] for file in listed["traces"]] == [str(trace)]
         assert listed["folder"] == str(folder)
         first, last = run("cache").stdout.splitlines()
         assert first.endswith(str(trace))

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ddp_prof.errors import TraceError
+from ddp_prof.runs.pickles import pickle_with_names, unpickle_result, unpickle_with_names
 from ddp_prof.runs.report import MEASURES, LoadOptions, load_events, measure_events
-from ddp_prof.runs.workers import pack_task, pickle_with_names, run_task, unpickle_with_names
+from ddp_prof.runs.workers import pack_task, run_task
 
 TRACES = sorted((Path(__file__).parents[2] / "traces").glob("*.sqlite"))
 FOREIGN = sorted((Path(__file__).parents[3] / "shared" / "traces").glob("*.*[ez]"))
@@ -44,6 +45,7 @@ def test_each_result_survives_the_way(trace: Path) -> None:
         pytest.skip("a trace of another program")
     results = measure_events(events, options, tuple(MEASURES))
     assert same(unpickle_with_names(pickle_with_names(results)), results)
+    assert same(unpickle_result(pickle_with_names(results), {}), results)
 
 
 def test_a_task_survives_the_way() -> None:

@@ -1,0 +1,70 @@
+"""Results as bytes: on their way between processes, and in the cache. Paths in them may have other names elsewhere."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> str | None:
+        return str(value.absolute()) if isinstance(value, Path) else None
+
+
+class _Unpickler(pickle.Unpickler):
+    """Restores paths by the names that they have here."""
+
+    def __init__(self, data: bytes, names: Mapping[str, Path]) -> None:
+        super().__init__(io.BytesIO(data))
+        self._names = names
+
+    def persistent_load(self, path: str) -> Path:
+        return self._names.get(path) or Path(path)
+
+
+def pickle_with_names(value: Any) -> bytes:
+    """With paths from the root, as who reads it may work in another folder."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
+    return _Unpickler(data, names or {}).load()
+
+
+_OF_ARRAYS = {
+    "numpy": {"ndarray", "dtype"},
+    "numpy.core.multiarray": {"_reconstruct", "scalar"},
+    "numpy._core.multiarray": {"_reconstruct", "scalar"},
+    "numpy.core.numeric": {"_frombuffer"},
+    "numpy._core.numeric": {"_frombuffer"},
+}
+"""What arrays are made with."""
+_CONTAINERS = {"collections": {"Counter"}, "builtins": {"set", "frozenset"}}
+_OWN = ("ddp_prof.analyze.", "ddp_prof.trace", "ddp_prof.table", "ddp_prof.manifest", "ddp_prof.communication")
+
+
+class _ResultUnpickler(_Unpickler):
+    """Makes results of the analysis only: bytes that somebody else wrote can name no function that does anything."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what arrays are made with, or a class that results consist of."""
+        is_known = name in {**_OF_ARRAYS, **_CONTAINERS}.get(module, ())
+        if is_known or (module.startswith(_OWN) and "." not in name):
+            found = super().find_class(module, name)
+            if is_known or (isinstance(found, type) and found.__module__ == module):
+                return found
+        raise pickle.UnpicklingError(f"{module}.{name} is no result")
+
+
+def unpickle_result(data: bytes, names: Mapping[str, Path]) -> Any:
+    """Return the result that :func:`pickle_with_names` made bytes of.
+
+    Raises:
+        pickle.UnpicklingError: It names something that results do not consist of.
+    """
+    return _ResultUnpickler(data, names).load()

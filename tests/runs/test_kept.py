@@ -1,0 +1,183 @@
+"""What was measured of a trace is kept for what it depends on, and is never more than a result."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import zlib
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.ingest import cache_folder, cached
+from ddp_prof.ingest.cache_folder import CacheFolder
+from ddp_prof.runs import kept as kept_module
+from ddp_prof.runs import report
+from ddp_prof.runs.pickles import pickle_with_names, unpickle_result
+from ddp_prof.runs.report import LoadOptions
+from tests.command_line import run
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import write_capture
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("DDP_PROF_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(cached, "LEAST_BYTES", 0)
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write_capture(tmp_path / "known.sqlite", known_truth())
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The measures that were measured, by reading; those of the cache are not."""
+    found: list[tuple[str, ...]] = []
+
+    def measuring(events: Any, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
+        found.append(measures)
+        return measure_events(events, options, measures)
+
+    measure_events = report.measure_events
+    monkeypatch.setattr(report, "measure_events", measuring)
+    return found
+
+
+def results(folder: Path) -> list[Path]:
+    return [file.path for file in CacheFolder(folder).files() if file.path.suffix == cache_folder.RESULTS]
+
+
+def test_each_measure_is_measured_once(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
+    for command in (
+        ["overlap"],
+        ["overlap", "--steps"],
+        ["collectives"],
+        ["skew"],
+        ["summary"],
+        ["kernels"],
+        ["doctor"],
+    ):
+        assert run(*command, trace).exit_code == 0
+    names = [name for names in measured for name in names]
+    assert sorted(names) == sorted(set(names))
+    assert len(results(folder)) == len(names)
+
+
+def test_an_option_of_measuring_is_measured_anew(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
+    ways = ([], ["--step-range", "step_[012]"], ["--backward-range", "^forward$"], ["--comm-pattern", "adam"])
+    alone = [run("overlap", trace, *way, "--format", "json", "--no-cache").stdout for way in ways]
+    assert len(set(alone)) == len(ways)
+    measured.clear()
+    for _ in range(2):
+        assert [run("overlap", trace, *way, "--format", "json").stdout for way in ways] == alone
+    assert len(measured) == len(ways)
+
+
+def test_each_option_is_one_that_results_depend_on_or_not() -> None:
+    of_runs = {"one_run", "separate", "use_cache"}
+    assert {item.name for item in fields(LoadOptions)} == {*report._DEPENDED_ON, *of_runs, "with_launches"}
+
+
+def test_what_is_read_in_parts_is_kept_for_itself(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
+    parts = ["overlap", trace, "--part-rows", "20", "--format", "json"]
+    without = run(*parts, "--no-cache").stdout
+    assert run("overlap", trace).exit_code == 0
+    assert run(*parts).stdout == run(*parts).stdout == without
+    assert len(measured) == 1, "the parts are not measured as a whole"
+
+
+def test_a_change_of_the_analysis_or_of_the_trace_is_measured_anew(
+    trace: Path, folder: Path, measured: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run("overlap", trace)
+    run("overlap", trace)
+    assert len(measured) == 1
+    code_version = kept_module.code_version
+    monkeypatch.setattr(kept_module, "code_version", lambda patterns: f"{code_version(patterns)} changed")
+    run("overlap", trace)
+    assert len(measured) == 2
+    trace.unlink()
+    write_capture(trace, known_truth(2))
+    run("overlap", trace)
+    assert len(measured) == 3
+    assert len(results(folder)) == 1, "the former results are gone"
+
+
+def test_the_code_that_measures_is_all_of_the_analysis() -> None:
+    files = {file.name for pattern in kept_module._MEASURING for file in cached._PACKAGE.glob(pattern)}
+    assert {"overlap.py", "rank_events.py", "nsys_export.py", "table.py", "report.py", "hosts.py"} <= files
+
+
+def test_paths_are_told_as_they_are_given(trace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(trace.parent)
+    for _ in range(2):
+        assert json.loads(run("overlap", trace.name, "--format", "json").stdout)["trace"] == trace.name
+        assert json.loads(run("overlap", trace, "--format", "json").stdout)["trace"] == str(trace)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["a byte is wrong", "cut off"])
+def test_a_damaged_result_is_not_used(is_cut: bool, trace: Path, folder: Path) -> None:
+    right = run("collectives", trace, "--format", "json").stdout
+    good = {place: place.read_bytes() for place in results(folder)}
+    for share in range(12):
+        for place, data in good.items():
+            at = share * len(data) // 12
+            place.write_bytes(data[:at] if is_cut else data[:at] + bytes([data[at] ^ 0x41]) + data[at + 1 :])
+        assert run("collectives", trace, "--format", "json").stdout == right
+
+
+class _Command:
+    """What a pickle may do that somebody else has written."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.target),)
+
+
+def test_bytes_of_others_run_nothing(trace: Path, folder: Path, tmp_path: Path) -> None:
+    right = run("overlap", trace).stdout
+    (place, *_) = results(folder)
+    head, data = json.loads(place.read_bytes().partition(b"\n")[0]), pickle.dumps(_Command(tmp_path / "made"))
+    place.write_bytes(json.dumps({**head, "crc32": zlib.crc32(data)}).encode() + b"\n" + data)
+    assert run("overlap", trace).stdout == right
+    assert not (tmp_path / "made").exists()
+
+
+@pytest.mark.parametrize("name", ["np.ndarray", "replace", "measure_overlap", "dataclass"])
+def test_only_classes_of_results_can_be_named(name: str) -> None:
+    module, named = (bytes([0x8C, len(text)]) + text.encode() for text in ("ddp_prof.analyze.overlap", name))
+    with pytest.raises(pickle.UnpicklingError):
+        unpickle_result(b"\x80\x04" + module + named + b"\x93.", {})
+
+
+def test_many_ranks_by_several_processes(folder: Path, tmp_path: Path, measured: list[tuple[str, ...]]) -> None:
+    """Processes that start anew keep large traces only; what they find here they do not read."""
+    ranks = [write_capture(tmp_path / f"job.rank{rank}.sqlite", known_truth(2)) for rank in range(3)]
+    right = run("overlap", *ranks, "--format", "json").stdout
+    assert len(measured) == 3
+    assert run("overlap", *ranks, "--format", "json").stdout == right
+    assert run("overlap", *ranks, "--format", "json", "--jobs", "2", "--no-cache").stdout == right
+    assert len(measured) == 3
+
+
+def test_a_result_is_told_by_its_trace(trace: Path, folder: Path) -> None:
+    run("overlap", trace)
+    (one,) = json.loads(run("cache", "--format", "json").stdout)["traces"]
+    assert one["trace"] == str(trace)
+    assert one["bytes"] == sum(file.stat().st_size for file in folder.iterdir())
+    results(folder)[0].write_bytes(b"no result")
+    assert "(damaged)" in run("cache").stdout
+    shutil.rmtree(folder)
+
+
+def test_results_of_python_are_no_paths() -> None:
+    assert unpickle_result(pickle_with_names({Path("/x"): {1, 2}}), {"/x": Path("x")}) == {Path("x"): {1, 2}}
