@@ -122,7 +122,8 @@ def code_version(patterns: tuple[str, ...]) -> str:
 
 def _is_worth_it(path: Path) -> bool:
     """Whether a trace is large, and no copy in a temporary folder of ours, which is not there the next time."""
-    if path.absolute().parent.name.startswith("ddp_prof.") and path.absolute().is_relative_to(tempfile.gettempdir()):
+    real = path.absolute()
+    if real.is_relative_to(tempfile.gettempdir()) and any(part.startswith("ddp_prof.") for part in real.parts[:-1]):
         return False
     try:
         if path.is_dir():

@@ -35,7 +35,7 @@ def measure(trace: Path, out: Path, *, rank: int) -> None:
     partial.replace(compressed)
     trace.unlink()
     measures = tuple(name for name in SUMMARY if name != "kernels" or rank < MOST_FILES_OF_KERNELS)
-    found = measure_report(compressed, LoadOptions(one_run=True), measures)
+    found = measure_report(compressed, LoadOptions(one_run=True, use_cache=False), measures)
     out.write_bytes(pickle.dumps({compressed: found}))
 
 

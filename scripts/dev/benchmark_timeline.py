@@ -78,7 +78,7 @@ class Figure(NamedTuple):
 
 def build(capture: Path, page: Path) -> Iterator[Figure]:
     begun = time.perf_counter()
-    trace = load_trace(capture, ReadOptions(with_launches=True))
+    trace = load_trace(capture, ReadOptions(with_launches=True, use_cache=False))
     loaded = time.perf_counter()
     part = TraceEvents(trace, find_rank_events(trace))
     source = timeline_source(capture.stem, part, merge_analyses([analyze_trace(*part)]))
