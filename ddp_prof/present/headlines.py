@@ -38,6 +38,8 @@ _SHOWN_PARAMETERS = 2
 _WORTH_A_WORD = 0.05
 _WORTH_ADVICE = 0.01
 """Least share of the step for which advice is given."""
+_LEAST_IDLE = 0.05
+"""The share of a step from which idle time is told first, if it is longer than communication is exposed."""
 _NAMED_RUNS = 3
 """A sentence on more runs names only two of them."""
 _LARGE_PART = 0.25
@@ -88,6 +90,17 @@ def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | N
     is_limited = summary.blocking_ns is None and limit_ns is not None and limit_ns < exposed_ns
     delays = f", and delays other work by at most {milliseconds(limit_ns or 0)}" if is_limited else ""
     return f"{exposed} is exposed{some}{delays}: hiding it gains at most {_fine_percent(gain)}{faster}."
+
+
+def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
+    """Say that a device is idle for longer than communication is exposed; ``None`` if it is not, or for short only."""
+    parts, step_ns = summary.parts_ns, summary.nearest_step_ns
+    idle_ns, exposed_ns = parts["idle"], parts["exposed"]
+    if not step_ns or not idle_ns or exposed_ns is None or idle_ns <= max(exposed_ns, _LEAST_IDLE * step_ns):
+        return None
+    other = f", longer than communication is exposed ({percent(exposed_ns / step_ns)})" if exposed_ns else ""
+    found = reason or "ddp-prof kernels shows what it waits for"
+    return f"The device is idle for {percent(idle_ns / step_ns)} of a typical step{other}: {found}."
 
 
 def cost_text(cost: Cost, bounds: Bounds) -> str | None:
@@ -480,6 +493,15 @@ def skew_headline(skew: RunSkew) -> Headline:
         costs = milliseconds(last.cost_when_last_ns)
         detail = f"such a step would be up to {costs} shorter without its lag (mean of these steps)."
     return Headline(_arrives_last(last, steps), f"{detail}{_older_text(last)}", "; ")
+
+
+def late_text(skew: RunSkew) -> str:
+    """Return how often the latest rank arrives last, as a mark beside its name; empty if none does."""
+    if not (rank := skew.latest):
+        return ""
+    if skew.steps:
+        return f"arrives last in {rank.last_steps} of {count_noun(len(skew.steps), 'step')}"
+    return f"arrives last at {rank.last_collectives} of {count_noun(rank.collectives, 'collective')}"
 
 
 def _older_text(rank: RankSkew) -> str:

@@ -63,6 +63,8 @@ interface PageData {
   home: [number, number];
   typical: number | null;
   categories: Category[];
+  /** Words that filter lanes at first. */
+  filter: string;
   strip: { code: number; name: string; label: string }[];
   phases: string[];
   panels: Panel[];

@@ -382,7 +382,7 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
             title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
             own.append(timeline_source(title, part, analysis)._replace(run=at, typical_step=typical))
         told = _tell_of_all_files(run.label, [one.overlap for one in own], explained) if len(own) > 1 else ""
-        found += [source._replace(told_of_run=told) for source in own]
+        found += [source._replace(told_of_run=told) for source in _late_first(own, explained.skew)]
     titles, names = Counter(source.title for source in found), distinct_names(source.trace.path for source in found)
     for at, source in enumerate(found):
         if titles[source.title] > 1:
@@ -392,13 +392,30 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     return found
 
 
+def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
+    """Put the file of the rank that arrives last first, and mark it."""
+    from ddp_prof.present.headlines import late_text
+
+    name = skew.latest.name if skew.latest else None
+    at = next((at for at, one in enumerate(sources) if any(rank.rank == name for rank in one.explained)), None)
+    if at is None or len(sources) == 1:
+        return sources
+    marked = sources[at]._replace(caveats=(late_text(skew), *sources[at].caveats))
+    return [marked, *sources[:at], *sources[at + 1 :]]
+
+
 def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: RunExplanation) -> str:
-    """Say what hiding the communication of all files of a run would gain, and the main cause of what is exposed."""
+    """Say what hiding the communication of all files of a run would gain, and the main cause of what is exposed.
+
+    Where the devices are idle for longer, that is said first, and the cause left out.
+    """
     from ddp_prof.analyze.overlap import merge_ranks
     from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.headlines import cause_headline, gain_headline
+    from ddp_prof.present.headlines import cause_headline, gain_headline, idle_headline
 
     (summary,) = compare_variants([replace(merge_ranks(results), label=label)])
+    if idle := idle_headline(summary):
+        return f"{label}: {idle} {gain_headline(summary)}"
     collectives = explained.collectives
     cause = cause_headline(explained.root_cause, collectives.reason, collectives.blocking)
     return f"{label}: {gain_headline(summary)}" + ("" if summary.reason else f" Cause: {cause}")
@@ -412,7 +429,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.analyze.kernels.kernel_times import find_kernel_runs, measure_contention
     from ddp_prof.analyze.overlap import measure_overlap
     from ddp_prof.analyze.variants.comparison import compare_variants
-    from ddp_prof.present.headlines import gain_headline
+    from ddp_prof.present.headlines import gain_headline, idle_headline
     from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN
 
@@ -436,6 +453,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     cost = None
     if analysis.files == 1 and trace.shape_id is not None:  # else the page says nothing of single files
         cost = measure_run_cost(result, lambda: measure_contention(list(map(find_kernel_runs, ranks)))).cost
+    (summary,) = compare_variants([result])
     is_comparable = analysis.files > 1 and analysis.alignment.residual_p95_ns is not None
     clocks = analysis.alignment.clocks if is_comparable else ()
     return Source(
@@ -443,7 +461,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         trace=trace,
         ranks=ranks,
         overlap=result,
-        gain=gain_headline(compare_variants([result])[0], cost),
+        gain=" ".join(filter(None, (idle_headline(summary), gain_headline(summary, cost)))),
         explained=explained,
         caveats=tuple(caveat.value for caveat in result.caveats),
         clock=next((clock for clock in clocks if clock.clock == trace.path), None),

@@ -122,6 +122,15 @@ class RunSkew(FrameResult):
         """One row per rank."""
         return make_frame(RankSkew, self.ranks)
 
+    @property
+    def latest(self) -> RankSkew | None:
+        """The straggler, else the only rank that is last most often; ``None`` if neither is there or known."""
+        if self.straggler is not None:
+            return self.ranks[self.straggler]
+        times = [rank.last_steps if self.steps else rank.last_collectives for rank in self.ranks]
+        most = max(times, default=0)
+        return self.ranks[times.index(most)] if most and times.count(most) == 1 and not self.reason else None
+
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
     ranks, matches, alignment = run.ranks, run.matches, run.alignment

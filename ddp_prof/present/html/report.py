@@ -27,6 +27,7 @@ from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.collectives import draw_skew, draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step, draw_step_times, draw_waterfall
+from ddp_prof.present.charts.ranks import draw_ranks
 from ddp_prof.present.charts.static_images import Pictures
 from ddp_prof.present.columns import Column, Row, columns_of
 from ddp_prof.present.headlines import (
@@ -69,6 +70,10 @@ class ReportRun:
     use: Mapping[str, TableView]
     diagnose: Callable[[], Diagnosis]
     cost: RunCost
+
+    @property
+    def summarized(self) -> SummarizedRun:
+        return SummarizedRun(self.result, self.summary, self.explanation, self.diagnose(), self.cost)
 
     @property
     def gain(self) -> str:
@@ -124,7 +129,8 @@ def write_index(
         "most_pictures": MOST_PICTURES,
         "study": {file: title for file, title in STUDY.items() if (folder / file).exists()},
         "comparison": rows,
-        "comparison_columns": [item for item in columns_of(rows) if any(row[item.key] is not None for row in rows)],
+        "comparison_columns": _columns(rows),
+        "shared_counts": _shared_counts(rows),
         "how_to_read": how_to_read(run.summary for run in runs),
         "unknown": _unknown_facts(runs),
         "shared_facts": [pair for pair in facts[0].items() if pair in shared],
@@ -142,6 +148,23 @@ def write_index(
     )
 
 
+_COUNTS = ("device", "ranks", "steps")
+"""Columns that stand above the table where all runs share their values, for the room that they take."""
+
+
+def _columns(rows: Sequence[Row]) -> list[Column]:
+    shared = _shared_counts(rows)
+    return [
+        item for item in columns_of(rows) if item.key not in shared and any(row[item.key] is not None for row in rows)
+    ]
+
+
+def _shared_counts(rows: Sequence[Row]) -> dict[str, Any]:
+    if len(rows) < 2:
+        return {}
+    return {key: rows[0][key] for key in _COUNTS if len({row[key] for row in rows}) == 1}
+
+
 def _story(runs: Sequence[ReportRun]) -> list[str]:
     if sentences := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
         return sentences
@@ -149,6 +172,8 @@ def _story(runs: Sequence[ReportRun]) -> list[str]:
     if len(runs) > 1 and not worst.summary.gain_at_most:
         return ["No run is known to gain from hiding communication"]
     gain = worst.gain
+    if len(runs) == 1 and (idle := worst.summarized.idle):
+        return [idle, gain]
     return [gain if len(runs) == 1 else f"Most is to be gained in {worst.result.label}: {gain}"]
 
 
@@ -168,7 +193,7 @@ def _run_values(
         "gain": run.gain,
         "cost": run.bounds,
         "finding": run.cause.text,
-        "advice": main_advice(SummarizedRun(run.result, run.summary, run.explanation, run.diagnose())),
+        "advice": main_advice(run.summarized),
         "skew": skew_headline(run.explanation.skew).text,
         "use": [most_of(run.use[name]) for name in ("kernels", "hidden", "idle")],
         "facts": [pair for pair in facts.items() if pair not in shared],
@@ -230,6 +255,8 @@ def _pairs(values: Mapping[str, Any]) -> str:
 PagesOutcome = tuple[int, Chart | TraceError | None]
 """The position of a run, and its picture (``None`` for no picture) or the reason why its pages are missing."""
 
+RANKS = "ranks"
+"""Name of the chart of the ranks of a single run."""
 WATERFALL = "waterfall"
 """Name of the chart of the changes from run to run."""
 
@@ -289,6 +316,8 @@ def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str,
     # Some are empty if a capture has no steps or no communication.
     has_data = [any(len(trace["x"]) for trace in figure["data"]) for figure in figures]
     charts = {name: figure for name, figure, shown in zip(CHARTS, figures, has_data, strict=True) if shown}
+    if len(runs) == 1 and (ranks := draw_ranks(runs[0].result, runs[0].explanation.skew)):
+        charts[RANKS] = ranks
     if waterfall is not None and waterfall.changes:
         charts[WATERFALL] = draw_waterfall(waterfall, summaries)
     return charts
@@ -426,7 +455,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
 
 def _page_names(names: Iterable[str]) -> list[str]:
     """Return unique names that are valid in every file system and URL."""
-    taken = {INDEX, WATERFALL, *CHARTS}
+    taken = {INDEX, WATERFALL, RANKS, *CHARTS}
     result = []
     for name in names:
         plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")[:80] or "trace"

@@ -24,6 +24,10 @@ from ddp_prof.trace import distinct, select
 BOXES_READ_AT_ONCE = 100_000
 """A page with more boxes first draws the window on which it opens, unless that window has more, too."""
 
+MOST_PANELS = 4
+"""Files whose lanes are all shown at first: of more, each rank is one bar, and clearing the filter shows the rest."""
+_STRIP_TITLE = "where time goes"
+
 
 def write_timeline_page(
     model: Timeline, path: Path, *, navigation: Sequence[Mapping[str, str]] = (), shared_plotly: bool = False
@@ -152,6 +156,7 @@ def _page_data(
         "consumers": [plain_name(name, encoding.LONGEST_TITLE) for name in titles.consumers],
         "heldBy": HELD_BY,
         "parts": figure.EXPOSED_PARTS,
+        "filter": _STRIP_TITLE if len(model.panels) > MOST_PANELS else "",
         "fastest": FASTEST_LINK_BYTES_PER_S,
     }  # fmt: skip
 

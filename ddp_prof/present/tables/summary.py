@@ -25,6 +25,7 @@ from ddp_prof.present.headlines import (
     cost_text,
     gain_headline,
     gain_in_short,
+    idle_headline,
     outliers_text,
 )
 from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView, run_document
@@ -46,8 +47,6 @@ _LEAST_SHARE = 0.005
 _SHORT = 130
 """Characters of advice that the short answer shows; two lines beside a name."""
 _SHOWN_RANKS = 3
-_LEAST_IDLE = 0.05
-"""The share of a step from which idle time is told first, if it is longer than communication is exposed."""
 _SEE_DOCTOR = " (ddp-prof doctor)"
 _REASONS_OF_IDLE = {
     "launch-bound host": "the host launches work too late",
@@ -80,16 +79,10 @@ class SummarizedRun:
 
     @property
     def idle(self) -> str | None:
-        """Say that idle time is the larger loss, and its reason if the doctor found one; ``None`` if it is not."""
-        parts, step_ns = self.summary.parts_ns, self.summary.nearest_step_ns
-        idle_ns, exposed_ns = parts["idle"], parts["exposed"]
-        if not step_ns or not idle_ns or exposed_ns is None or idle_ns <= max(exposed_ns, _LEAST_IDLE * step_ns):
-            return None
+        """See :func:`idle_headline`; with its reason, if the doctor found one."""
         rules = [finding.rule for finding in self.diagnosis.findings] if self.diagnosis else []
         reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
-        found = f"{reason}{_SEE_DOCTOR}" if reason else "ddp-prof kernels shows what it waits for"
-        other = f", longer than communication is exposed ({percent(exposed_ns / step_ns)})" if exposed_ns else ""
-        return f"The device is idle for {percent(idle_ns / step_ns)} of a typical step{other}: {found}."
+        return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else "")
 
     @property
     def advice(self) -> str | None:

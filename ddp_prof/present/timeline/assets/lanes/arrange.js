@@ -79,7 +79,7 @@ export class Arrangement {
     this.height = 0;
     /** @type {number[]} */
     this.panelTops = [];
-    /** @type {Array<{top: number, bottom: number}>} */
+    /** @type {Array<{top: number, bottom: number, isLow: boolean}>} */
     this.rankPlaces = [];
     this.groups = data.ranks.map((_, rank) => groupsOf(data.lanes, rank, folding));
     this.#place(1);
@@ -105,8 +105,9 @@ export class Arrangement {
       ranks.forEach((rank, at) => {
         if (rank.panel !== panel) return;
         const start = top, end = this.#placeRank(this.groups[at], start + (this.narrow ? RANK_LINE : 0), stretch);
-        top = this.narrow ? end : Math.max(end, start + LOWEST_RANK);
-        this.rankPlaces.push({ top: start, bottom: top });
+        const isLow = this.groups[at].every(({ lanes: [{ kind }] }) => kind === "strip"); // one bar: its label is a line
+        top = this.narrow || isLow ? end : Math.max(end, start + LOWEST_RANK);
+        this.rankPlaces.push({ top: start, bottom: top, isLow });
         top += GAP.rank;
       });
     });

@@ -46,10 +46,10 @@ export class Labels {
 
   #ranks({ rankPlaces }) {
     return this.timeline.data.ranks.map(({ title, share }, at) => {
-      const { top, bottom } = rankPlaces[at];
+      const { top, bottom, isLow } = rankPlaces[at];
       const figures = share === null ? ["n/a", "no overlap figure"] : [percent(share), "overlapped"];
       const label = element("div", element("b", title), " ", element("strong", figures[0]), " ", element("small", figures[1]));
-      label.className = "rank";
+      label.className = isLow ? "rank low" : "rank";
       return placed(label, top, bottom - top);
     });
   }

@@ -2,7 +2,7 @@
 //   #step=3, #step=all           a step, all steps
 //   from=-1000&to=2000           the window, in ns on the axis
 //   unfold=calls&fold=copies     lanes that the reader unfolded and folded
-//   lanes=stream                 the filter on the titles of lanes
+//   lanes=stream                 the filter on the titles of lanes; of many files it is theirs to begin with
 //   box=12@5000                  the selected box: its row, and its start in ns of the panel's time
 //   range=-1000,2000             the measured range
 //   search=words                 the search
@@ -23,7 +23,7 @@ export function showWindowOf(timeline, query) {
   timeline.folding.chosen.clear();
   for (const key of query.getAll("fold")) timeline.folding.set(key, true);
   for (const key of query.getAll("unfold")) timeline.folding.set(key, false);
-  timeline.filter(query.get("lanes") ?? "");
+  timeline.filter(query.get("lanes") ?? timeline.data.filter);
   if (timeline.stepKeys.includes(step)) timeline.showStep(step);
   else if (from < to || query.get("step") === "all") timeline.showSteps();
   else timeline.open();
@@ -77,7 +77,7 @@ export function hashOf(timeline) {
   for (const [key, folded] of folding.chosen) {
     if (folded !== key in TOGETHER) parts.append(folded ? "fold" : "unfold", key);
   }
-  if (folding.filter) parts.set("lanes", folding.filter);
+  if (folding.filter !== data.filter) parts.set("lanes", folding.filter);
   if (search.words) parts.set("search", search.words);
   const text = [String(parts), selectionIn(timeline)].filter(Boolean).join("&");
   return text && `#${text}`;

@@ -73,6 +73,7 @@ export class Tooltip {
   }
 }
 
+const MOST_NAMED = 3; // panels that a sentence names
 const MAY_BE_LEFT_OUT = ["exposed_memory", "graph", "unnamed"]; // parts that some captures do not have
 
 /** The strip's sums in the window: a sentence, and a table with one row per rank. */
@@ -88,11 +89,20 @@ export class Readout {
 
   update() {
     const [from, to] = this.timeline.window, ranks = this.timeline.sums();
-    const shares = this.timeline.data.panels.map(({ title }, panel, { length }) =>
-      (length > 1 ? `${title} ` : "") + overlapOf(ranks.filter((rank) => rank.panel === panel)));
-    const overlap = ranks.some(({ sums }) => sums && sums.overlapped + sums.exposed) ? ` · ${shares.join(", ")} overlapped` : "";
+    const overlap = ranks.some(({ sums }) => sums && sums.overlapped + sums.exposed) ? ` · ${this.#shares(ranks)} overlapped` : "";
     this.sentence.textContent = `${this.#step()}in view: ${milliseconds(to - from)}${overlap}`;
     this.#fill(ranks, to - from);
+  }
+
+  /** The share of each panel; of many, the least and the most. */
+  #shares(ranks) {
+    const { panels } = this.timeline.data;
+    const shares = panels.map((_, panel) => shareOf(ranks.filter((rank) => rank.panel === panel)));
+    if (panels.length <= MOST_NAMED) {
+      return shares.map((share, at) => (panels.length > 1 ? `${panels[at].title} ` : "") + percent(share)).join(", ");
+    }
+    const known = shares.filter((share) => !Number.isNaN(share));
+    return `${percent(Math.min(...known))} to ${percent(Math.max(...known))}`;
   }
 
   /** The name and length of the step that is shown; the window is a little longer. */
@@ -133,6 +143,11 @@ function blockingCell({ blocking, whyUnknown }, span) {
 
 /** @returns {string} the overlapped share of the communication of some ranks */
 function overlapOf(ranks) {
+  return percent(shareOf(ranks));
+}
+
+/** @returns {number} that share, not a number without communication */
+function shareOf(ranks) {
   const total = (part) => ranks.reduce((sum, { sums }) => sum + (sums?.[part] ?? 0), 0);
-  return percent(total("overlapped") / (total("overlapped") + total("exposed")));
+  return total("overlapped") / (total("overlapped") + total("exposed"));
 }

@@ -14,6 +14,9 @@ import { Arrangement, Folding, TOGETHER } from "../lanes/arrange.js";
 
 const SHORTEST_SPAN = 100; // ns; for less, the axis would need more digits
 const STEP_MARGIN = 0.02;
+const MOST_LENGTHS = 3; // of a step in several panels; of more, the shortest and the longest
+/** @param {string} text "1.5 ms" or "150.0 µs" */
+const microseconds = (text) => parseFloat(text) * (text.endsWith("ms") ? 1000 : 1);
 const UNDRAWN_WIDTH = 1000, UNDRAWN = { narrow: false, room: 600, headers: [] };
 
 /** @typedef {{row: Row, track: Track, at: number}} BoxPlace a box */
@@ -130,6 +133,8 @@ export class Model {
 
   /** Unfolds the lane of a row. */
   reveal(row) {
+    const { title, kind } = this.data.lanes[row.place];
+    if (!row.seen && !this.folding.passes({ title, kind })) this.filter("");
     if (!row.seen) this.fold(row.kind in TOGETHER ? row.kind : row.lane, false);
   }
 
@@ -392,7 +397,10 @@ export class Model {
 
   /** The length of a step as text, or an empty text if it is not known. */
   lengthOf(key, panels = this.data.panels) {
-    return [...new Set(panels.map(({ stepLengths }) => stepLengths[key]).filter(Boolean))].join(", ");
+    const found = [...new Set(panels.map(({ stepLengths }) => stepLengths[key]).filter(Boolean))];
+    if (found.length <= MOST_LENGTHS) return found.join(", ");
+    const ends = found.flatMap((text) => text.split(" to ")).sort((one, other) => microseconds(one) - microseconds(other));
+    return `${ends[0]} to ${ends.at(-1)}`;
   }
 
   /** The title of a box, its label, its bucket. */
