@@ -60,6 +60,11 @@ def test_every_page_with_shown_output_is_checked() -> None:
 def test_the_pages_are_built_without_a_dead_link(tmp_path: Path) -> None:
     assert built(ROOT / "mkdocs.yml", tmp_path / "site") == []
     assert (tmp_path / "site" / "metrics.html").is_file()
+    index = json.loads((tmp_path / "site" / "search" / "search_index.json").read_text())
+    assert any("kappa" in entry["text"] and entry["location"].startswith("metrics.html") for entry in index["docs"])
+    fetched = re.compile(r"""<(?:script|img|link rel="stylesheet")[^>]*?(?:src|href)=["']((?:https?:)?//[^"']+)""")
+    for page in (tmp_path / "site").rglob("*.html"):
+        assert fetched.findall(page.read_text(encoding="utf-8")) == [], page.name
 
 
 @pytest.mark.slow

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
+import base64
 import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from scripts.dev import run_notebook
 from tests.command_line import run
 from tests.conftest import ROOT
 
@@ -19,26 +20,31 @@ NAIVE_TO_BUCKETED = [ROOT / f"traces/{name}.sqlite" for name in ("naive", "flat"
 CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
-def shown_by(cell: dict[str, Any], names: dict[str, Any]) -> object:
-    """Run a cell; the value of its last line, which Jupyter shows."""
-    *statements, last = ast.parse("".join(cell["source"])).body
-    assert isinstance(last, ast.Expr), "a cell ends with what it shows"
-    exec(compile(ast.Module(statements, []), "cell", "exec"), names)
-    return eval(compile(ast.Expression(last.value), "cell", "eval"), names)
-
-
 @pytest.fixture(scope="module")
 def results() -> Iterator[tuple[dict[str, Any], list[Any]]]:
     """Its names, and what each cell shows."""
     names: dict[str, Any] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(ROOT / "docs")
-        yield names, [shown_by(cell, names) for cell in CELLS]
+        yield names, [run_notebook.shown_by(cell, names) for cell in CELLS]
 
 
-def test_it_is_kept_without_output() -> None:
-    assert [cell for cell in CELLS if cell["outputs"] or cell["execution_count"]] == []
+def test_its_cells_have_names_and_outputs() -> None:
+    assert [cell["execution_count"] for cell in CELLS] == list(range(1, 1 + len(CELLS)))
+    assert all(len(cell["outputs"]) == 1 for cell in CELLS)
+    pictures = [data["image/png"] for cell in CELLS for data in [cell["outputs"][0]["data"]] if "image/png" in data]
+    assert [base64.b64decode(picture)[:4] for picture in pictures] == [b"\x89PNG"] * 3
     assert (NOTEBOOK["nbformat"], len({cell["id"] for cell in NOTEBOOK["cells"]})) == (4, len(NOTEBOOK["cells"]))
+
+
+@pytest.mark.slow
+def test_its_outputs_are_what_its_cells_show_today(results: tuple[dict[str, Any], list[Any]]) -> None:
+    """Otherwise: python scripts/dev/run_notebook.py."""
+    for cell, shown in zip(CELLS, results[1], strict=True):
+        (output,) = cell["outputs"]
+        kept = {kind: "".join(text) for kind, text in output["data"].items()}
+        today = run_notebook.data_of(shown)
+        assert output["metadata"].get("image/png", kept) == today, "".join(cell["source"])
 
 
 @pytest.mark.slow

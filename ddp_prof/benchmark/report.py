@@ -147,10 +147,10 @@ def testbed_notes(results: TestbedResults) -> list[str]:
         notes.append(f"{first.label}, {first.work_text}{more}: {reason}")
     if isinstance(results.model, str):
         return [*notes, f"no model of bucketing: {results.model}"]
-    return [*notes, PREDICTED, _link_note(results.model, contradicted=results.contradicts_model)]
+    return [*notes, PREDICTED, link_note(results.model, contradicted=results.contradicts_model)]
 
 
-def _link_note(model: BucketModel, *, contradicted: bool) -> str:
+def link_note(model: BucketModel, *, contradicted: bool) -> str:
     link, best = model.link, model.best_mb
     left = milliseconds(round(model.mean_ns(best)))
     text = (

@@ -6,11 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import click
 
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, default_output, open_output, print_note, progress, say
+
+if TYPE_CHECKING:
+    from ddp_prof.runs.run import Run
 
 SECONDS_TO_TELL = 15
 """Remaining time of the pages above which a note says how long they take."""
@@ -28,10 +32,17 @@ SECONDS_TO_TELL = 15
     type=Output("folder"),
     help="The folder to write.",
 )
-def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
+@click.option(
+    "--one-file",
+    type=Output(suffix=".html"),
+    help="Write one page instead, which holds all that it shows: to hand in or to mail.",
+)
+def report(traces: tuple[Path, ...], load: Loader, folder: Path, one_file: Path | None) -> None:
     """Linked pages about a set of runs: comparison, why communication is exposed, what to change, timelines.
 
-    A folder stands for the traces in it. Pictures need Chromium, the pages do not.
+    A folder stands for the traces in it. Pictures need Chromium, the pages do not. The one file has conclusions, the
+    table, step and tail over bucket size, and the pictures nsys_*.png that lie beside it, beside the traces, or in
+    figures next to their folder.
     """
     from ddp_prof.benchmark.turns import load_turns
     from ddp_prof.manifest import in_variant_order
@@ -42,6 +53,9 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
 
     runs = load.runs(traces, *MEASURES, with_launches=True, to_draw=True)
     runs = in_variant_order(runs, lambda run: run.manifest)
+    if one_file:
+        _write_one_file(runs, one_file)
+        return
     with Pictures() as pictures, progress("comparing the runs") as show:  # the browser starts meanwhile
         reports = report_runs(runs, load_turns(runs))
         show_pages = _Progress(folder, show)
@@ -55,6 +69,19 @@ def report(traces: tuple[Path, ...], load: Loader, folder: Path) -> None:
         )
     for problem in problems:
         print_note(problem)
+
+
+def _write_one_file(runs: list[Run], path: Path) -> None:
+    from ddp_prof.benchmark.study import picture_folders, study_of
+    from ddp_prof.benchmark.turns import load_turns
+    from ddp_prof.present.html.one_file import find_screenshots, write_one_file
+    from ddp_prof.runs.pages import report_runs
+
+    with progress("comparing the runs"):
+        reports = report_runs(runs, load_turns(runs))
+        study = study_of(runs, [one.summary for one in reports])
+    write_one_file(reports, path, study, find_screenshots(picture_folders(runs, path)))
+    say(path)
 
 
 class _Progress:

@@ -499,9 +499,13 @@ def late_text(skew: RunSkew) -> str:
     """Return how often the latest rank arrives last, as a mark beside its name; empty if none does."""
     if not (rank := skew.latest):
         return ""
+    times, of, noun = rank.last_collectives, rank.collectives, "at"
     if skew.steps:
-        return f"arrives last in {rank.last_steps} of {count_noun(len(skew.steps), 'step')}"
-    return f"arrives last at {rank.last_collectives} of {count_noun(rank.collectives, 'collective')}"
+        times, of, noun = rank.last_steps, len(skew.steps), "in"
+    what = "step" if skew.steps else "collective"
+    return (
+        f"arrives last {noun} {times} of {count_noun(of, what)}" if of > 1 else f"arrives last {noun} the only {what}"
+    )
 
 
 def _older_text(rank: RankSkew) -> str:

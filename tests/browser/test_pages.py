@@ -9,6 +9,7 @@ from ddp_prof.present.charts import make_chart
 from ddp_prof.present.html.page import write_figure
 from ddp_prof.present.html.report import write_report
 from tests.browser.conftest import Visit
+from tests.command_line import run
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
 
 
@@ -135,3 +136,22 @@ def test_a_page_of_one_figure_says_its_title_once(visit: Visit, tmp_path: Path) 
     assert visit.count("text=once") == 1
     assert visit.seen_text(".title") == "below\nin two lines"
     assert visit.each(".title p", "(line) => getComputedStyle(line).fontSize") == ["13px"]
+
+
+TRACES = Path(__file__).parents[2] / "traces"
+
+
+def test_the_first_screen_of_the_one_file_has_what_the_course_asks_for(visit: Visit, tmp_path: Path) -> None:
+    """Sentences, table, curve over bucket sizes and both screenshots begin above the fold, without a network."""
+    files = [TRACES / f"{name}.sqlite" for name in ("naive", "overlap", "bucketed_1mb", "bucketed_10mb")]
+    assert run("report", *files, "--one-file", tmp_path / "mail.html").exit_code == 0
+    visit.resize(1400, 900)
+    visit.open(tmp_path / "mail.html")
+    for selector in ("h1", ".story >> nth=0", ".sortable", "#chart-sizes", ".pair img"):
+        assert all(box["top"] < 900 for box in visit.boxes(selector)), selector
+    assert len(visit.boxes(".pair img")) == 2
+    assert visit.ask("[...document.images].every((image) => image.naturalWidth > 0)")
+    assert visit.requests == [(tmp_path / "mail.html").as_uri()]
+    assert visit.complaints == []
+    visit.resize(390, 844)
+    assert visit.ask("document.documentElement.scrollWidth") == 390

@@ -44,7 +44,7 @@ def _parts_ns(rank: RankOverlap) -> dict[str, float]:
         return {
             part: sum(getattr(length, f"{part}_ns") or 0 for length in lengths) / len(lengths) for part in theme.STRIP
         }
-    known = (rank.compute_ns - (rank.overlapped_ns or 0), rank.overlapped_ns or 0, rank.exposed_ns or 0)
+    known = ((rank.compute_ns or 0) - (rank.overlapped_ns or 0), rank.overlapped_ns or 0, rank.exposed_ns or 0)
     return dict(zip((theme.COMPUTE_ONLY, theme.OVERLAPPED, theme.EXPOSED), known, strict=True))
 
 

@@ -117,11 +117,11 @@ def write_index(
 ) -> None:
     """``is_whole``: the pages of the runs are written; ``pictures``: stems of the ``.png`` files beside the page."""
     rows = compare_rows([run.summary for run in runs], [run.cost for run in runs])
-    facts = [_facts(run) for run in runs]
+    facts = [facts_of(run) for run in runs]
     shared = set.intersection(*(set(fact.items()) for fact in facts))
     values = {
         **place_values(runs),
-        "story": _story(runs),
+        "story": story_of(runs),
         "version": __version__,
         "charts": [name for name in CHARTS if name in figures],
         "is_whole": is_whole,
@@ -132,9 +132,9 @@ def write_index(
         "comparison_columns": _columns(rows),
         "shared_counts": _shared_counts(rows),
         "how_to_read": how_to_read(run.summary for run in runs),
-        "unknown": _unknown_facts(runs),
+        "unknown": unknown_facts(runs),
         "shared_facts": [pair for pair in facts[0].items() if pair in shared],
-        "runs": [_run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
+        "runs": [run_values(run, fact, shared, missing) for run, fact in zip(runs, facts, strict=True)],
     }
     write_page(
         folder / f"{INDEX}.html",
@@ -165,7 +165,7 @@ def _shared_counts(rows: Sequence[Row]) -> dict[str, Any]:
     return {key: rows[0][key] for key in _COUNTS if len({row[key] for row in rows}) == 1}
 
 
-def _story(runs: Sequence[ReportRun]) -> list[str]:
+def story_of(runs: Sequence[ReportRun]) -> list[str]:
     if sentences := describe_changes([run.summary for run in runs]) if len(runs) > 1 else []:
         return sentences
     worst = max(runs, key=lambda run: run.summary.gain_at_most or 0)
@@ -177,7 +177,7 @@ def _story(runs: Sequence[ReportRun]) -> list[str]:
     return [gain if len(runs) == 1 else f"Most is to be gained in {worst.result.label}: {gain}"]
 
 
-def _run_values(
+def run_values(
     run: ReportRun, facts: Mapping[str, str], shared: set[tuple[str, str]], missing: Collection[str]
 ) -> dict[str, Any]:
     ends = {"timeline": TIMELINE, "why": WHY, "kernels": KERNELS}
@@ -209,7 +209,7 @@ def place_values(runs: Sequence[ReportRun]) -> dict[str, Any]:
     return {"where": " · ".join(words), "is_notice": is_notice}
 
 
-def _unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
+def unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     warnings = warnings_by_run([run.result for run in runs])
     for run in runs:
         for text in run.explanation.run.warnings:
@@ -221,7 +221,7 @@ def _unknown_facts(runs: Sequence[ReportRun]) -> list[tuple[str, str]]:
     return [("all runs" if len(labels) == everyone else ", ".join(labels), text) for text, labels in warnings.items()]
 
 
-def _facts(run: ReportRun) -> dict[str, str]:
+def facts_of(run: ReportRun) -> dict[str, str]:
     result, made = run.result, run.explanation.run.manifest
     facts = {
         "trace": source_name(result.trace.name, result.files),
@@ -286,7 +286,7 @@ def write_report(
     names = _page_names(run.name for run in runs)
     runs = [replace(run, name=name) for name, run in zip(names, runs, strict=True)]
     write_shared_plotly(folder)
-    charts = _charts(runs, waterfall)
+    charts = charts_of(runs, waterfall)
     write_index(runs, folder, charts, is_whole=False)
     progress(0, len(runs))
     missing: dict[str, TraceError] = {}
@@ -310,7 +310,7 @@ def write_report(
     return [*(f"the pages of a run are missing: {error}" for error in missing.values()), *undrawn]
 
 
-def _charts(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, Chart]:
+def charts_of(runs: Sequence[ReportRun], waterfall: Waterfall | None) -> dict[str, Chart]:
     results, summaries = [run.result for run in runs], [run.summary for run in runs]
     figures = (draw_comparison(results, summaries), draw_overlap_by_step(results), draw_step_times(results))
     # Some are empty if a capture has no steps or no communication.

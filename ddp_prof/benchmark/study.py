@@ -1,0 +1,113 @@
+"""What a report says of bucket sizes: from measurements that lie beside the traces, else from the captures alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.benchmark.bucket_model import BucketModel, compare_expectations, mismatch_text
+from ddp_prof.benchmark.findings import TestbedResults, bucket_sizes, gather_testbeds
+from ddp_prof.benchmark.report import link_note
+from ddp_prof.benchmark.settings import SettingSummary, half_ms, value_ms
+from ddp_prof.benchmark.store import load_results
+from ddp_prof.benchmark.turns import TURNS
+from ddp_prof.present import theme
+from ddp_prof.present.charts import Chart
+from ddp_prof.present.charts.sizes import SizePoint, draw_sizes
+from ddp_prof.present.html.one_file import Study
+from ddp_prof.present.text import shown_name
+from ddp_prof.runs.run import Run
+
+DATABASES = (TURNS, "results.db")
+"""Names of files with measurements, beside the traces; the first one that has these runs' testbed counts."""
+SIZES = "sizes"
+NOT_EXPECTED = (
+    "What was to be expected of each bucket size is not known: no measurements of all-reduces by size lie beside the "
+    "traces (scripts/run_comparison.sh, or profile_all.sh, makes them)."
+)
+
+
+def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
+    """Return step and tail over bucket size, supported sentences, and how well the expectation fits.
+
+    Raises TraceError if a file of measurements is something else.
+    """
+    if results := _testbed_of(runs):
+        workload = _workload_of(runs, results)
+        sentences = [one.text for one in results.observations if one.text and one.name != "model_error"]
+        return Study({SIZES: _draw_results(results, workload)}, sentences, _expectation(results))
+    points = [
+        SizePoint(run.manifest.bucket_size_mb, _ms(summary.step_ns), _ms(summary.tail_ns))
+        for run, summary in zip(runs, summaries, strict=True)
+        if run.manifest and run.manifest.variant == "bucketed" and run.manifest.bucket_size_mb
+    ]
+    if len({point.mb for point in points}) < 2:
+        return Study({})
+    notice = theme.device_notice({summary.device for summary in summaries}, [])
+    gradients = next(4 * sum(one.numel for one in run.manifest.parameters) for run in runs if run.manifest)
+    return Study({SIZES: draw_sizes(points, gradients, f"{notice}  ·  of the captures")}, (), [NOT_EXPECTED])
+
+
+def _ms(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e6
+
+
+def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
+    """The testbed with several bucket sizes whose model, device and number of ranks are those of the runs."""
+    made = next((run.manifest for run in runs if run.manifest), None)
+    if made is None:
+        return None
+    folders = dict.fromkeys(run.files[0].parent for run in runs)
+    for path in (folder / name for folder in folders for name in DATABASES):
+        for found in gather_testbeds(load_results(path)) if path.is_file() else ():
+            testbed = found.testbed
+            same = (testbed.model_size, testbed.device, testbed.world_size) == (
+                made.model_size,
+                made.device,
+                made.world_size,
+            )
+            if same and len(bucket_sizes(found.summaries)) > 1:
+                return found
+    return None
+
+
+def _workload_of(runs: Sequence[Run], results: TestbedResults) -> tuple[int, int]:
+    """The amount of work of the runs, if it was measured, else the largest."""
+    measured = {one.setting.workload for one in results.summaries if one.setting.swept_mb is not None}
+    own = [(run.manifest.batch_size, run.manifest.seq_len) for run in runs if run.manifest]
+    return next((workload for workload in own if workload in measured), max(measured))
+
+
+def _draw_results(results: TestbedResults, workload: tuple[int, int]) -> Chart:
+    model = results.model if isinstance(results.model, BucketModel) else None
+    drawn = [one for one in results.summaries if one.setting.swept_mb is not None and one.setting.workload == workload]
+    points = [_point(one, model) for one in drawn if one.step_ns]
+    title = f"{shown_name(results.title)}  ·  {drawn[0].setting.work_text}"
+    device = results.testbed.device
+    if device is not None:
+        title = title.replace(f"device: {device}", theme.device_notice([device], []), 1)
+    return draw_sizes(points, drawn[0].first.gradient_bytes, title)
+
+
+def _point(one: SettingSummary, model: BucketModel | None) -> SizePoint:
+    mb = one.setting.swept_mb or 0.0
+    expected = model.expected_ns(mb, one.setting.workload) if model else None
+    tail = one.trace.tail_ns if one.trace else None
+    return SizePoint(mb, value_ms(one.step_ns), _ms(tail), _ms(expected), half_ms(one.step_ns))
+
+
+def _expectation(results: TestbedResults) -> list[str]:
+    """The expectation, and how far off it is and why."""
+    if not isinstance(results.model, BucketModel):
+        return [f"What was to be expected is not known: {results.model}."]
+    text = link_note(results.model, contradicted=results.contradicts_model)
+    found = compare_expectations(results.model, results.summaries)
+    paragraphs = [f"Expected: {text}."]
+    return [*paragraphs, f"Measured: {mismatch_text(results.model, found)}"] if found else paragraphs
+
+
+def picture_folders(runs: Sequence[Run], output: Path) -> list[Path]:
+    """Where screenshots may lie: beside the output, beside the traces, and in ``figures`` beside the traces' folder."""
+    folders = [run.files[0].absolute().parent for run in runs]
+    return [*dict.fromkeys((output.absolute().parent, *folders, *(one.parent / "figures" for one in folders)))]

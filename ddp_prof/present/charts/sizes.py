@@ -1,0 +1,73 @@
+"""Draws step and tail over the size of buckets, with what a model expects of the tail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ddp_prof.present import theme
+from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart
+from ddp_prof.present.text import milliseconds
+from ddp_prof.variants import BYTES_PER_MB
+
+
+class SizePoint(NamedTuple):
+    """What was measured with buckets of a size; times in milliseconds, ``None`` if not known.
+
+    Attributes:
+        step_half_ms: Half of the 95 % interval of the step.
+    """
+
+    mb: float
+    step_ms: float | None
+    tail_ms: float | None
+    expected_ms: float | None = None
+    step_half_ms: float | None = None
+
+
+def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle: str, height: int = 260) -> Chart:
+    """Draw a line for the step and one for the tail, and a dashed one for the tail that is expected.
+
+    Of sizes from that of all gradients on, there is one bucket: the axis says so.
+    """
+    points = sorted(points)
+    sizes = [point.mb for point in points]
+    lines = (
+        ("step", [point.step_ms for point in points], theme.SERIES[0], "solid"),
+        ("tail, measured", [point.tail_ms for point in points], theme.SERIES[1], "solid"),
+        ("tail, expected", [point.expected_ms for point in points], theme.LIGHT.quiet, "dash"),
+    )
+    traces: list[dict[str, Any]] = [
+        {
+            "type": "scatter", "mode": "lines+markers", "name": name, "x": sizes, "y": values,
+            "line": {"color": color, "width": 2.5, "dash": dash}, "marker": {"color": color, "size": 9},
+            "hovertemplate": f"{name}, %{{x:g}} MiB: %{{y:.2f}} ms<extra></extra>",
+        }
+        for name, values, color, dash in lines
+        if any(value is not None for value in values)
+    ]  # fmt: skip
+    halves = [point.step_half_ms for point in points]
+    if traces and any(halves):
+        error = {"type": "data", "array": [half or 0 for half in halves], "thickness": 1.3, "width": 4}
+        traces[0]["error_y"] = {**error, "color": theme.SERIES[0]}
+    ticks = [
+        f"{mb:g}<br>(one bucket)" if gradient_bytes and mb * BYTES_PER_MB >= gradient_bytes else f"{mb:g}"
+        for mb in sizes
+    ]
+    return make_chart(
+        traces, title=_title(points), subtitle=subtitle, height=height, t=110, b=70, l=60, r=20, **STILL, legend=LEGEND,
+        xaxis=axis(
+            "bucket size (MiB, log scale)", type="log", fixedrange=True, tickmode="array", tickvals=sizes,
+            ticktext=ticks,
+        ),
+        yaxis=axis("ms", rangemode="tozero", fixedrange=True),
+    )  # fmt: skip
+
+
+def _title(points: Sequence[SizePoint]) -> str:
+    known = [(point.tail_ms, point.mb) for point in points if point.tail_ms is not None]
+    if not known:
+        return "Step by bucket size"
+    (least, small), (most, large) = min(known), max(known)
+    shortest, longest = (milliseconds(round(1e6 * ms)) for ms in (least, most))
+    return f"By bucket size: the tail is {shortest} ({small:g} MiB) to {longest} ({large:g} MiB)"
