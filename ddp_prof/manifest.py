@@ -167,7 +167,7 @@ def label_of_ranks(labels: Sequence[str]) -> str:
 
 def device_of(devices: Iterable[str]) -> str:
     """Return ``cuda`` if a file of the run has that device: some files of a GPU job may hold no device's work."""
-    return max(devices, default="cpu")  # "cuda" comes last
+    return max(devices, default="cpu")  # "cpu" comes first
 
 
 def distinct_names(files: Iterable[Path]) -> dict[Path, str]:

@@ -268,6 +268,7 @@ class Trace(Brief):
         has_subgroups: Whether the profiler recorded that the job has process groups of a part of its ranks.
         epoch_ns: UTC nanoseconds of the trace's time 0; ``None`` if unknown.
         warnings: Assumptions of the reader and facts that it could not find, a line each.
+        platform: What the devices are programmed with, where it is known: ``rocm`` if they are AMD's.
         gpus, gpu_ids: Known names of GPUs, and the machine's numbers of GPUs, by (process, device).
     """
 
@@ -298,6 +299,7 @@ class Trace(Brief):
     shape_id: Ints | None = None
     registers: Ints | None = None
     call_details: CallDetails | None = None
+    platform: str = "cuda"
     world_size: int | None = None
     has_subgroups: bool = False
     epoch_ns: int | None = None
@@ -317,8 +319,8 @@ class Trace(Brief):
 
     @property
     def device(self) -> str:
-        """``cuda`` if the trace holds activities of a device, else ``cpu``."""
-        return "cuda" if len(self.activities) else "cpu"
+        """``cuda``, or :attr:`platform`, if the trace holds activities of a device, else ``cpu``."""
+        return self.platform if len(self.activities) else "cpu"
 
     @cached_property
     def processes(self) -> tuple[int, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from functools import cache
@@ -159,7 +159,8 @@ def load_kineto_json(path: Path, options: ReadOptions) -> Trace:
         epoch_ns=base_ns if 0 < base_ns < _MOST else 0 if is_utc else None,
         manifest=load_manifest(manifest_path(path)),
         warnings=tuple(warnings),
-        gpus=dict(_read_gpu_names(document.deviceProperties, max(1, processes))),
+        gpus=(gpus := dict(_read_gpu_names(document.deviceProperties, max(1, processes)))),
+        platform="rocm" if _is_amd(launches, gpus) else "cuda",
     )
     kinds = np.array([enrich.kind_of_call(str(event.name)) for event in launches], np.int64)
     trace = replace(trace, is_launch=enrich.find_launches(trace.calls, kinds))
@@ -235,6 +236,13 @@ def _partition(events: Sequence[Event], is_first: Callable[[str], bool]) -> tupl
     """Return the events with names of the first kind, and the others."""
     first = [event for event in events if is_first(str(event.name))]
     return first, [event for event in events if not is_first(str(event.name))]
+
+
+def _is_amd(launches: Sequence[Event], gpus: Mapping[tuple[int, int], str]) -> bool:
+    """Whether the devices are AMD's: by their names, else by those of the calls."""
+    return any(name.startswith("AMD") for name in gpus.values()) or any(
+        str(event.name).startswith("hip") for event in launches
+    )
 
 
 def _read_gpu_names(devices: Any, processes: int) -> Iterator[tuple[tuple[int, int], str]]:

@@ -66,10 +66,19 @@ def percent(ratio: float | None) -> str:
 
 
 def milliseconds(ns: int) -> str:
-    """Format a time with about three digits."""
-    if abs(ns) >= 10_000_000 or ns == 0:
-        return f"{ns / 1e6:.1f} ms"
+    """Format a time with about three digits; from 10 s on in seconds."""
+    if abs(ns) >= 10_000_000_000:
+        return f"{ns / 1e9:,.2f} s"
+    if abs(ns) >= 9_995_000 or ns == 0:
+        return f"{ns / 1e6:,.1f} ms"
     return f"{ns / 1e6:.2f} ms" if abs(ns) >= 100_000 else f"{ns / 1e3:.1f} µs"
+
+
+def three_digits(value: float, sign: str = "") -> str:
+    """Format a number for a bar of a chart: ``1,077``, ``12.3``; with ``sign`` ``+`` a gain has its sign, too."""
+    if abs(value) >= 100:
+        return f"{value:{sign},.0f}"
+    return f"{value:{sign}.3g}" if abs(value) >= 1e-4 or not value else f"{value:{sign}.6f}"
 
 
 def size(number: int) -> str:

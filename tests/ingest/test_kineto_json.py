@@ -17,6 +17,7 @@ from ddp_prof.analyze.overlap import measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.trace import Category, Kind
+from tests.command_line import run
 
 BASE = 1_790_857_026_000_000_000
 
@@ -520,3 +521,24 @@ def test_an_operator_with_our_prefix_is_a_range(tmp_path: Path) -> None:
     trace = load_trace(write(tmp_path / "x.json", events))
     assert sorted(trace.names[name] for name in trace.spans.name_id) == ["backward", "gloo:all_reduce", "step|index=3"]
     assert (trace.operators.start_ns - trace.spans.start_ns.min()).tolist() == [20_000, 30_000]
+
+
+@pytest.mark.parametrize(
+    ("call", "gpu", "device"),
+    [
+        ("cudaLaunchKernel", "NVIDIA H200", "cuda"),
+        ("cudaLaunchKernel", None, "cuda"),
+        ("hipLaunchKernel", None, "rocm"),
+        ("hipExtModuleLaunchKernel", "AMD Instinct MI300X VF", "rocm"),
+        ("cudaLaunchKernel", "AMD Radeon Graphics", "rocm"),  # as torch names calls of older releases
+    ],
+)
+def test_devices_of_amd_are_called_rocm(call: str, gpu: str | None, device: str, tmp_path: Path) -> None:
+    """They were called cuda, as torch calls them; what a CPU did is cpu on any machine."""
+    told = {} if gpu is None else {"deviceProperties": [{"id": 0, "name": gpu}]}
+    launch = event("cuda_runtime", call, "10", "5", correlation=7)
+    kernel = event("kernel", "gemm", "20", "9", device=0, stream=7, correlation=7)
+    assert load_trace(write(tmp_path / "gpu.json", [launch, kernel], **told)).device == device
+    alone = load_trace(write(tmp_path / "cpu.json", [event("cpu_op", "aten::mm", "20", "9")], **told))
+    assert alone.device == "cpu"
+    assert f"device: {device}" in run("overlap", tmp_path / "gpu.json").stdout

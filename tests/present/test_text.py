@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.present.text import percent, size
+from ddp_prof.present.text import milliseconds, percent, size, three_digits
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,25 @@ def test_a_share_is_rounded_but_not_to_nothing_or_all(ratio: float | None, text:
 )
 def test_units_of_sizes_are_of_1024(number: int, text: str) -> None:
     assert size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("ns", "said"),
+    [
+        (9_999_000, "10.0 ms"),
+        (9_994_000, "9.99 ms"),
+        (2_000_000_000, "2,000.0 ms"),
+        (12_345_000_000, "12.35 s"),
+    ],
+)
+def test_long_times_stay_readable(ns: int, said: str) -> None:
+    assert milliseconds(ns) == said
+
+
+@pytest.mark.parametrize(
+    ("value", "said"), [(1076.9, "1,077"), (170.59, "171"), (5.06, "5.06"), (0.00002, "0.000020"), (0, "0")]
+)
+def test_a_bar_has_no_power_of_ten(value: float, said: str) -> None:
+    """From 1,000 ms on it said 1.08e+03."""
+    assert three_digits(value) == said
+    assert "e" not in three_digits(-value, "+")

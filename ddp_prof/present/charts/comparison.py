@@ -14,7 +14,7 @@ from ddp_prof.analyze.variants.waterfall import PARTS, Waterfall
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.headlines import communicating_steps_text, hidden_shares_text
-from ddp_prof.present.text import percent, plain_name, shown_name, to_plain_text
+from ddp_prof.present.text import percent, plain_name, shown_name, three_digits, to_plain_text
 
 _THIN = 0.04
 """Share of the chart's width below which a bar cannot hold its number."""
@@ -65,7 +65,7 @@ def _step_part_bars(summaries: Sequence[VariantSummary]) -> list[dict[str, Any]]
         {
             "type": "bar", "orientation": "h", "name": theme.LEGEND[part], "width": 0.62,
             "x": lengths, "y": list(range(len(summaries))),
-            "text": [f"{length:.3g}" if length else "" for length in lengths],
+            "text": [three_digits(length) if length else "" for length in lengths],
             "textposition": "inside", "insidetextanchor": "middle", "textangle": 0,
             "hovertext": [
                 f"<b>{shown_name(summary.label)}: {theme.LEGEND[part]}</b><br>{length:.3f} ms per step"
@@ -129,7 +129,7 @@ def _thin_labels(rows: Sequence[Mapping[str, float]], longest: float) -> Iterato
         if 0 < exposed < _THIN * longest:
             yield {
                 "xref": "x", "x": parts[theme.COMPUTE_ONLY] + parts[theme.OVERLAPPED] + exposed / 2, "yref": "y",
-                "y": row, "yshift": 19, "showarrow": False, "text": f"{exposed:.3g}",
+                "y": row, "yshift": 19, "showarrow": False, "text": three_digits(exposed),
                 "font": {"size": theme.FONT_SIZE - 1, "color": theme.LIGHT.colors[theme.EXPOSED]},
             }  # fmt: skip
 
@@ -313,7 +313,7 @@ def _waterfall_bars(steps: Sequence[Bar]) -> dict[str, Any]:
     return {
         "type": "bar", "x": list(range(len(steps))), "base": [bar.start for bar in steps],
         "y": [bar.length for bar in steps], "width": 0.75, "showlegend": False,
-        "text": [f"{bar.length:.3g}" if bar.run else f"{bar.length:+.3g}" for bar in steps],
+        "text": [three_digits(bar.length, "" if bar.run else "+") for bar in steps],
         "textposition": "outside", "cliponaxis": False,
         "hovertext": [
             f"<b>{shown_name(bar.run or bar.name)}</b><br>{bar.length:{'' if bar.run else '+'}.3f} ms"

@@ -69,7 +69,7 @@ def write_one_file(
     values = {
         **place_values(runs),
         "story": [*story_of(runs), *([" ".join(of_study.sentences)] if of_study.sentences else [])],
-        "counts": f"{count_noun(len(runs), 'run')}{' of ' + each + ' each' if each else ''}",
+        "counts": f"{count_noun(len(runs), 'run')}{' of ' + each if each else ''}{' each' if each and len(runs) > 1 else ''}",
         "version": __version__,
         "rows": rows,
         "columns": [

@@ -160,8 +160,6 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def _shared_counts(rows: Sequence[Row]) -> dict[str, Any]:
-    if len(rows) < 2:
-        return {}
     return {key: rows[0][key] for key in _COUNTS if len({row[key] for row in rows}) == 1}
 
 

@@ -111,7 +111,7 @@ def _title(result: TraceOverlap) -> str:
     parts = [source_name(result.trace, result.files), profiler_name(result), f"device: {result.device}"]
     attribution = result.attribution
     if attribution.device_time:
-        kind = "device time" if result.device == "cuda" else "time"
+        kind = "device time" if result.device != "cpu" else "time"
         parts.append(
             f"assigned to a step: {attribution.device_time:.1%} of {kind}, {attribution.activities:.1%} of events"
         )

@@ -26,11 +26,15 @@ function niceStep(least) {
   return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
 }
 
+/** A number with so many decimals, and thousands set apart. @param {number} value @param {number} decimals */
+export const fixed = (value, decimals) =>
+  value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+
 /** A time with about three digits, as milliseconds in present/text.py, but also in s and ns. */
 export function milliseconds(ns) {
   const size = Math.abs(ns);
-  if (size >= 1e10) return `${(ns / 1e9).toFixed(2)} s`;
-  if (size >= 1e7 || ns === 0) return `${(ns / 1e6).toFixed(1)} ms`;
+  if (size >= 1e10) return `${fixed(ns / 1e9, 2)} s`;
+  if (size >= 9.995e6 || ns === 0) return `${fixed(ns / 1e6, 1)} ms`;
   if (size >= 1e5) return `${(ns / 1e6).toFixed(2)} ms`;
   return size >= 1000 ? `${(ns / 1e3).toFixed(1)} µs` : `${ns} ns`;
 }

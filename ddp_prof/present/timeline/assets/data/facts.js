@@ -79,7 +79,7 @@ export function kernelFound(timeline, shape, phase) {
 /** A link to the kernel's row in the table of all kernels, if the report has one. */
 function tableFacts(timeline, box) {
   const page = timeline.kernelsPage, { row, track, at } = box;
-  const isKernel = ["compute", "communication"].includes(row.kind) && !row.from_launch && timeline.data.panels[row.panel].device === "cuda";
+  const isKernel = ["compute", "communication"].includes(row.kind) && !row.from_launch && timeline.data.panels[row.panel].device !== "cpu";
   if (!page || !isKernel || !timeline.launches) return [];
   const query = { kernel: nameOf(timeline.texts(track, at)), shape: shapeOf(timeline, box), phase: phaseOf(timeline, box) };
   return [["all like it", "in the table of kernels", { href: `${page}#${new URLSearchParams(query)}` }]];

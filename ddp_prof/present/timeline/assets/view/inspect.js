@@ -2,7 +2,7 @@
 
 /** @import { Timeline } from "./timeline.js" */
 import { element } from "../base/dom.js";
-import { milliseconds, percent, rankName, sizeOf } from "../base/format.js";
+import { fixed, milliseconds, percent, rankName, sizeOf } from "../base/format.js";
 import { bandwidthOf } from "../lanes/launches.js";
 import { scoped } from "./details.js";
 
@@ -102,7 +102,7 @@ export class Readout {
       return shares.map((share, at) => (panels.length > 1 ? `${panels[at].title} ` : "") + percent(share)).join(", ");
     }
     const known = shares.filter((share) => !Number.isNaN(share));
-    return `${percent(Math.min(...known))} to ${percent(Math.max(...known))}`;
+    return [...new Set([Math.min(...known), Math.max(...known)].map(percent))].join(" to ");
   }
 
   /** The name and length of the step that is shown; the window is a little longer. */
@@ -128,7 +128,7 @@ export class Readout {
 /** A cell with a time, in ms unless the window is shorter, and its share of the window; the tooltip has the ns. */
 function sumCell(ns, span) {
   if (ns === null || ns === undefined) return element("td", "n/a");
-  const time = span < 1e6 ? milliseconds(ns) : `${(ns / 1e6).toFixed(2)} ms`;
+  const time = span < 1e6 ? milliseconds(ns) : `${fixed(ns / 1e6, 2)} ms`;
   const made = element("td", time, element("small", ` ${percent(ns / span)}`));
   made.title = `${ns.toLocaleString("en")} ns`;
   return made;

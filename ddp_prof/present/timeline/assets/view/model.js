@@ -15,8 +15,8 @@ import { Arrangement, Folding, TOGETHER } from "../lanes/arrange.js";
 const SHORTEST_SPAN = 100; // ns; for less, the axis would need more digits
 const STEP_MARGIN = 0.02;
 const MOST_LENGTHS = 3; // of a step in several panels; of more, the shortest and the longest
-/** @param {string} text "1.5 ms" or "150.0 µs" */
-const microseconds = (text) => parseFloat(text) * (text.endsWith("ms") ? 1000 : 1);
+/** @param {string} text such as "1,500.0 ms" */
+const microseconds = (text) => parseFloat(text.replaceAll(",", "")) * { ms: 1e3, s: 1e6 }[text.split(" ")[1]] || parseFloat(text);
 const UNDRAWN_WIDTH = 1000, UNDRAWN = { narrow: false, room: 600, headers: [] };
 
 /** @typedef {{row: Row, track: Track, at: number}} BoxPlace a box */
