@@ -99,8 +99,11 @@ def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
     if not step_ns or not idle_ns or exposed_ns is None or idle_ns <= max(exposed_ns, _LEAST_IDLE * step_ns):
         return None
     other = f", longer than communication is exposed ({percent(exposed_ns / step_ns)})" if exposed_ns else ""
-    found = reason or "ddp-prof kernels shows what it waits for"
-    return f"The device is idle for {percent(idle_ns / step_ns)} of a typical step{other}: {found}."
+    share = f"for {percent(idle_ns / step_ns)} of a typical step{other}"
+    if summary.device == "cpu":  # no device waits for a host
+        found = "what no phase holds, such as loading data, takes that time"
+        return f"A rank neither computes nor communicates {share}: {found}."
+    return f"The device is idle {share}: {reason or 'ddp-prof kernels shows what it waits for'}."
 
 
 def cost_text(cost: Cost, bounds: Bounds) -> str | None:

@@ -149,7 +149,9 @@ def test_the_first_screen_of_the_one_file_has_what_the_course_asks_for(visit: Vi
     visit.open(tmp_path / "mail.html")
     for selector in ("h1", ".story >> nth=0", ".sortable", "#chart-sizes", ".pair img"):
         assert all(box["top"] < 900 for box in visit.boxes(selector)), selector
-    assert len(visit.boxes(".pair img")) == 2
+    (curve,), shots = visit.boxes("#chart-sizes .main-svg >> nth=0"), visit.boxes(".pair img")
+    assert len(shots) == 2
+    assert curve["right"] <= shots[0]["left"] < shots[1]["left"] < 1400, "beside each other, and none is cut"
     assert visit.ask("[...document.images].every((image) => image.naturalWidth > 0)")
     assert visit.requests == [(tmp_path / "mail.html").as_uri()]
     assert visit.complaints == []

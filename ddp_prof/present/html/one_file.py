@@ -65,11 +65,12 @@ def write_one_file(
     charts = charts_of(runs, None)
     of_study = study or Study({})
     counts = {key: {row[key] for row in rows} for key in ("ranks", "steps")}
-    each = " and ".join(f"{next(iter(found))} {key}" for key, found in counts.items() if len(found) == 1)
+    known = " and ".join(f"{next(iter(found))} {key}" for key, found in counts.items() if len(found) == 1)
+    each = f" of {known}{' each' if len(runs) > 1 else ''}" if known else ""
     values = {
         **place_values(runs),
         "story": [*story_of(runs), *([" ".join(of_study.sentences)] if of_study.sentences else [])],
-        "counts": f"{count_noun(len(runs), 'run')}{' of ' + each if each else ''}{' each' if each and len(runs) > 1 else ''}",
+        "counts": count_noun(len(runs), "run") + each,
         "version": __version__,
         "rows": rows,
         "columns": [

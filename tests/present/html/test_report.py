@@ -169,6 +169,8 @@ class TestPages:
         runs = [run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")]
         gain = gain_headline(runs[0].summary)
         idle = runs[0].summarized.idle
+        assert idle
+        assert idle.startswith("A rank neither computes nor communicates for "), "a CPU is no device that waits"
         for shown, said in ((runs, f"Most is to be gained in naive: {gain}"), (runs[:1], idle)):
             write_report(shown, tmp_path)
             page = (tmp_path / "index.html").read_text(encoding="utf-8")
