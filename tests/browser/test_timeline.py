@@ -100,7 +100,7 @@ class TestDrawing:
     def test_more_than_may_be_drawn_is_merged_more_coarsely(
         self, visit: Visit, tmp_path: Path, busy_source: Source
     ) -> None:
-        visit.open_timeline(write(build_timeline([busy_source] * 6), tmp_path))
+        visit.open_timeline(write(build_timeline([busy_source] * 6), tmp_path), "#step=all&lanes=")
         assert visit.ask("page.boxes") <= 20_000
         assert visit.ask("page.columnWidth > 1.5 * page.pixel")
 

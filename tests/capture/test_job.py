@@ -613,7 +613,7 @@ def test_a_capture_that_brought_back_nothing_ends_as_a_failure(tmp_path: Path) -
     done = run("capture", "-o", tmp_path / "out", "--profiler", "torch", "--", "sh", "-c", move)
     assert done.exit_code == 1
     assert "nothing was recorded that tells what the program did" in done.stderr
-    assert "missing        this capture is empty: " in done.stdout
+    assert "missing  this capture is empty: " in done.stdout
 
 
 def test_a_program_that_trains_nothing_says_so(tmp_path: Path) -> None:
