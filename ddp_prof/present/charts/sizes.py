@@ -25,7 +25,7 @@ class SizePoint(NamedTuple):
     step_half_ms: float | None = None
 
 
-def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle: str, height: int = 260) -> Chart:
+def draw_sizes(points: Sequence[SizePoint], gradient_bytes: int | None, subtitle: str, height: int = 180) -> Chart:
     """Draw a line for the step and one for the tail, and a dashed one for the tail that is expected.
 
     Of sizes from that of all gradients on, there is one bucket: the axis says so.

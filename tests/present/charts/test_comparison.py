@@ -97,7 +97,7 @@ def test_an_exposed_part_too_thin_for_its_number_has_it_above() -> None:
     )
     texts = [[item.text for item in draw_comparison([result_of(trace)]).layout.annotations] for trace in (thin, wide)]
     assert [len(found) for found in texts] == [2, 1]
-    assert texts[0][1] == "1e-06"  # ms
+    assert texts[0][1] == "0.000001"  # ms
 
 
 def test_without_steps_the_shares_take_the_room_of_the_bars() -> None:

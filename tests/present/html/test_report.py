@@ -214,7 +214,7 @@ class TestPages:
         page = read(tmp_path / "index.html")
         assert charts_of(tmp_path / "index.html") == ["chart-comparison"]
         assert "steps" not in page.sections
-        assert page.rows[0] == ["variant", "device", "ranks", "steps", "overlap %"], "columns of n/a are left out"
+        assert page.rows[0] == ["variant", "overlap %"], "columns of n/a are left out, and what stands above"
         why = (tmp_path / "stepless-why.html").read_text(encoding="utf-8")
         assert "<select" not in why
         assert "the whole capture, in which no steps are marked" in why
