@@ -62,3 +62,16 @@ def test_everything_has_a_user() -> None:
     others = set().union(*CALLED_BY_OTHERS.values())
     assert {name: place for name, place in found.items() if name not in others} == {}
     assert others - found.keys() == set(), "exceptions that are none any more"
+
+
+def test_what_messages_tell_to_install_is_what_the_extras_ask_for() -> None:
+    """They named extras of a package that no index has."""
+    extras = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    told = [
+        requirement
+        for file in (ROOT / "ddp_prof").rglob("*.py")
+        for requirement in re.findall(r"pip install '([^'{]+)'", file.read_text(encoding="utf-8"))
+    ]
+    assert {"choreographer", "mcp", "distributed"} <= {re.split(r"[<>=]", one)[0] for one in told}
+    for requirement in told:
+        assert f'"{requirement}"' in extras, requirement

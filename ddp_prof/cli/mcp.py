@@ -71,13 +71,13 @@ def mcp() -> None:
     """Answer an assistant's questions about traces, by the Model Context Protocol.
 
     A client starts it and talks to it over stdin and stdout. Its tools are commands that only read: summary, info,
-    overlap, collectives, critical, doctor, skew, kernels, compare. Needs: pip install 'ddp-prof[mcp]'.
+    overlap, collectives, critical, doctor, skew, kernels, compare. Needs: pip install 'mcp>=2'.
     """
     try:
         from mcp.server.mcpserver import MCPServer
         from mcp.types import ToolAnnotations
     except ImportError as error:
-        raise DdpProfError("this needs the MCP SDK, version 2 or later: pip install 'ddp-prof[mcp]'") from error
+        raise DdpProfError("this needs the MCP SDK, version 2 or later: pip install 'mcp>=2'") from error
     server = MCPServer("ddp-prof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
     for name in QUESTIONS:
         about = getattr(tables, name).help

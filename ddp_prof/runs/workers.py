@@ -158,7 +158,7 @@ def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple
         from distributed import Client, KilledWorker, as_completed
         from distributed import TimeoutError as DaskTimeoutError  # before Python 3.11 not the built-in one
     except ImportError as error:
-        raise DdpProfError("--scheduler needs Dask: pip install 'ddp-prof[cluster]'") from error
+        raise DdpProfError("--scheduler needs Dask: pip install 'distributed>=2024.8'") from error
     where = {"scheduler_file": scheduler} if Path(scheduler).is_file() else {"address": scheduler}
     try:
         client = Client(**where, set_as_default=False, timeout=SECONDS_TO_CONNECT)

@@ -236,7 +236,7 @@ def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
     done = run("mcp")
     assert done.exit_code == 1
-    assert done.stderr == "Error: this needs the MCP SDK, version 2 or later: pip install 'ddp-prof[mcp]'\n"
+    assert done.stderr == "Error: this needs the MCP SDK, version 2 or later: pip install 'mcp>=2'\n"
 
 
 @pytest.mark.parametrize("number", [None, signal.SIGTERM, signal.SIGINT])

@@ -170,4 +170,4 @@ def test_without_dask_the_way_out_is_said(reports: list[Path], monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "distributed", None)
     result = run("overlap", "--scheduler", "tcp://127.0.0.1:9", str(reports[0]))
     assert result.exit_code == 1
-    assert result.stderr == "Error: --scheduler needs Dask: pip install 'ddp-prof[cluster]'\n"
+    assert result.stderr == "Error: --scheduler needs Dask: pip install 'distributed>=2024.8'\n"

@@ -100,7 +100,7 @@ class Pictures:
     def finish(self) -> None:
         """Wait until all figures are drawn, and write them; else raise ``PictureError``."""
         if not find_spec("choreographer"):
-            raise PictureError("pictures need choreographer, which is not installed: pip install 'ddp-prof[pictures]'")
+            raise PictureError("pictures need choreographer, which is not installed: pip install 'choreographer>=1.3'")
         if self._browser is None:
             missing = "pictures need Chromium, and none was found: apt-get install chromium, or set BROWSER_PATH to one"
             raise PictureError(missing)

@@ -132,7 +132,7 @@ def test_without_choreographer_one_line_says_what_to_install(tmp_path: Path, mon
     monkeypatch.setitem(sys.modules, "choreographer", None)
     with pytest.raises(PictureError) as raised:
         write_pictures([(figure(), tmp_path / "a.png")])
-    assert str(raised.value) == "pictures need choreographer, which is not installed: pip install 'ddp-prof[pictures]'"
+    assert str(raised.value) == "pictures need choreographer, which is not installed: pip install 'choreographer>=1.3'"
     assert list(tmp_path.iterdir()) == []
 
 
