@@ -5,6 +5,7 @@ Nothing depends on it: where it cannot be written or read, its user does without
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -92,7 +93,7 @@ class CacheFolder:
         return min(MOST_BYTES, free // MOST_SHARE_OF_FREE)
 
     def keep(self, path: Path, size: int, write: Callable[[Path], None]) -> bool:
-        """Let ``write`` make a file of about ``size`` bytes that replaces those of other states; whether it is there.
+        """Let ``write`` make a file of ``size`` bytes or more that replaces those of other states; whether it is there.
 
         The files that were not used for longest make room for it. A process that is killed leaves an unfinished file,
         which is no file of the cache and is deleted later.
@@ -103,6 +104,8 @@ class CacheFolder:
                 return False
             with atomic_write(path) as partial:
                 write(partial)
+                if not self._make_room(path, partial.stat().st_size):
+                    raise OSError(errno.EFBIG, "larger than the cache", str(path))  # so the file is deleted
         except (OSError, TraceError) as error:  # it is full, or cannot be written, or holds the trace itself
             _LOG.info("not kept in the cache: %s", printable(str(error)))
             return False

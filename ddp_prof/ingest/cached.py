@@ -116,7 +116,8 @@ def code_version(patterns: tuple[str, ...]) -> str:
     """Return a digest of code of this package, so that whoever changes it need not remember to say so."""
     digest = blake2b(sys.byteorder.encode(), digest_size=16)
     for file in sorted({file for pattern in patterns for file in _PACKAGE.glob(pattern)}):
-        digest.update(file.read_bytes())
+        if file.parent.name != "__pycache__":
+            digest.update(file.read_bytes())
     return digest.hexdigest()
 
 

@@ -1,7 +1,7 @@
 """What was measured of a large trace, kept for the next command beside the trace's columns.
 
 A result is kept for the state of the trace's files, the options that it depends on, and the code that reads and
-measures. A file is a line of JSON, with the key and a checksum, and the result.
+measures. A file is a line of JSON, the key, and the result.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.cache_folder import RESULTS, CacheFolder, mark_used
 from ddp_prof.ingest.cached import READERS, cache_for, code_version
 from ddp_prof.ingest.trace_files import file_state
-from ddp_prof.runs.pickles import pickle_with_names, unpickle_result
+from ddp_prof.runs.pickles import read_result, write_result
 
 _MEASURING = (*READERS, "analyze/**/*.py*", "runs/report.py*")
 _LONGEST_KEY = 1 << 20
@@ -47,11 +47,9 @@ class KeptResults:
         place = self._place(key)
         try:
             with place.open("rb") as opened:
-                head = json.loads(opened.readline(_LONGEST_KEY))
-                data = opened.read()
-            if head["key"] != key or head["crc32"] != zlib.crc32(data):
-                return None
-            found = unpickle_result(data, {str(self.file.absolute()): self.file})
+                if json.loads(opened.readline(_LONGEST_KEY)) != key:
+                    return None
+                found = read_result(opened, {str(self.file.absolute()): self.file})
         except _DAMAGED:
             return None
         mark_used(place)
@@ -62,9 +60,8 @@ class KeptResults:
         if file_state(self.file) != self.state:
             return
         for measure, result in results.items():
-            key, data = self._key(measure), pickle_with_names(result)
-            head = json.dumps({"key": key, "crc32": zlib.crc32(data)}).encode() + b"\n"
-            self.folder.keep(self._place(key), len(head) + len(data), lambda target: _write(target, head, data))  # noqa: B023
+            key = self._key(measure)
+            self.folder.keep(self._place(key), 0, partial(_write, key, result))
 
     def _key(self, measure: str) -> dict[str, Any]:
         import numpy as np
@@ -86,12 +83,13 @@ def read_key_of_result(place: Path) -> dict[str, Any] | None:
     """Return the key with which a result was kept; ``None`` if it is damaged."""
     try:
         with place.open("rb") as opened:
-            key: dict[str, Any] = json.loads(opened.readline(_LONGEST_KEY))["key"]
-            return key
+            key: dict[str, Any] = {**json.loads(opened.readline(_LONGEST_KEY))}
+            return key if "path" in key else None
     except _DAMAGED:
         return None
 
 
-def _write(target: Path, *parts: bytes) -> None:
+def _write(key: dict[str, Any], result: Any, target: Path) -> None:
     with target.open("wb") as file:
-        file.writelines(parts)
+        file.write(json.dumps(key).encode() + b"\n")
+        write_result(result, file)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import pickle
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 class _Pickler(pickle.Pickler):
@@ -17,8 +19,8 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     """Restores paths by the names that they have here."""
 
-    def __init__(self, data: bytes, names: Mapping[str, Path]) -> None:
-        super().__init__(io.BytesIO(data))
+    def __init__(self, file: BinaryIO, names: Mapping[str, Path]) -> None:
+        super().__init__(file)
         self._names = names
 
     def persistent_load(self, path: str) -> Path:
@@ -33,7 +35,7 @@ def pickle_with_names(value: Any) -> bytes:
 
 
 def unpickle_with_names(data: bytes, names: Mapping[str, Path] | None = None) -> Any:
-    return _Unpickler(data, names or {}).load()
+    return _Unpickler(io.BytesIO(data), names or {}).load()
 
 
 _OF_ARRAYS = {
@@ -61,10 +63,39 @@ class _ResultUnpickler(_Unpickler):
         raise pickle.UnpicklingError(f"{module}.{name} is no result")
 
 
-def unpickle_result(data: bytes, names: Mapping[str, Path]) -> Any:
-    """Return the result that :func:`pickle_with_names` made bytes of.
+class _Summing:
+    """Writes to a file, and sums up what is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.crc32 = 0
+
+    def write(self, data: Any) -> int:
+        self.crc32 = zlib.crc32(data, self.crc32)
+        return self._file.write(data)
+
+
+def write_result(result: Any, file: BinaryIO) -> None:
+    """Write a result, which is not held twice, and a checksum."""
+    summing = _Summing(file)
+    _Pickler(summing, pickle.HIGHEST_PROTOCOL).dump(result)
+    file.write(summing.crc32.to_bytes(_SUM_BYTES, "little"))
+
+
+def read_result(file: BinaryIO, names: Mapping[str, Path]) -> Any:
+    """Return the result at the place of a file; ``names`` are those of paths here.
 
     Raises:
-        pickle.UnpicklingError: It names something that results do not consist of.
+        pickle.UnpicklingError: It is damaged, or names something that results do not consist of.
     """
-    return _ResultUnpickler(data, names).load()
+    begin, end, crc32 = file.tell(), file.seek(0, os.SEEK_END) - _SUM_BYTES, 0
+    file.seek(begin)
+    while chunk := file.read(max(0, min(_CHUNK, end - file.tell()))):
+        crc32 = zlib.crc32(chunk, crc32)
+    if file.read() != crc32.to_bytes(_SUM_BYTES, "little"):
+        raise pickle.UnpicklingError("its checksum is another")
+    file.seek(begin)
+    return _ResultUnpickler(file, names).load()
+
+
+_SUM_BYTES, _CHUNK = 4, 1 << 20

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pickle
@@ -17,7 +18,7 @@ from ddp_prof.ingest import cache_folder, cached
 from ddp_prof.ingest.cache_folder import CacheFolder
 from ddp_prof.runs import kept as kept_module
 from ddp_prof.runs import report
-from ddp_prof.runs.pickles import pickle_with_names, unpickle_result
+from ddp_prof.runs.pickles import read_result, write_result
 from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run
 from tests.ingest.test_nsys_export import known_truth
@@ -146,17 +147,21 @@ class _Command:
 def test_bytes_of_others_run_nothing(trace: Path, folder: Path, tmp_path: Path) -> None:
     right = run("overlap", trace).stdout
     (place, *_) = results(folder)
-    head, data = json.loads(place.read_bytes().partition(b"\n")[0]), pickle.dumps(_Command(tmp_path / "made"))
-    place.write_bytes(json.dumps({**head, "crc32": zlib.crc32(data)}).encode() + b"\n" + data)
+    head, data = place.read_bytes().partition(b"\n")[0], pickle.dumps(_Command(tmp_path / "made"))
+    place.write_bytes(head + b"\n" + data + zlib.crc32(data).to_bytes(4, "little"))
     assert run("overlap", trace).stdout == right
     assert not (tmp_path / "made").exists()
+
+
+def _with_checksum(data: bytes) -> io.BytesIO:
+    return io.BytesIO(data + zlib.crc32(data).to_bytes(4, "little"))
 
 
 @pytest.mark.parametrize("name", ["np.ndarray", "replace", "measure_overlap", "dataclass"])
 def test_only_classes_of_results_can_be_named(name: str) -> None:
     module, named = (bytes([0x8C, len(text)]) + text.encode() for text in ("ddp_prof.analyze.overlap", name))
     with pytest.raises(pickle.UnpicklingError):
-        unpickle_result(b"\x80\x04" + module + named + b"\x93.", {})
+        read_result(_with_checksum(b"\x80\x04" + module + named + b"\x93."), {})
 
 
 def test_many_ranks_by_several_processes(folder: Path, tmp_path: Path, measured: list[tuple[str, ...]]) -> None:
@@ -179,5 +184,17 @@ def test_a_result_is_told_by_its_trace(trace: Path, folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def test_results_of_python_are_no_paths() -> None:
-    assert unpickle_result(pickle_with_names({Path("/x"): {1, 2}}), {"/x": Path("x")}) == {Path("x"): {1, 2}}
+def test_paths_in_results_get_the_names_that_they_have_here() -> None:
+    file = io.BytesIO()
+    write_result({Path("/x"): {1, 2}}, file)
+    file.seek(0)
+    assert read_result(file, {"/x": Path("x")}) == {Path("x"): {1, 2}}
+
+
+def test_compiled_code_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cached, "_PACKAGE", tmp_path)
+    (tmp_path / "analyze" / "__pycache__").mkdir(parents=True)
+    (tmp_path / "analyze" / "x.py").write_text("x = 1")
+    version = cached.code_version.__wrapped__(("analyze/**/*.py*",))
+    (tmp_path / "analyze" / "__pycache__" / "x.cpython-311.pyc").write_bytes(b"compiled now")
+    assert cached.code_version.__wrapped__(("analyze/**/*.py*",)) == version

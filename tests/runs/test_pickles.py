@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields, is_dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.errors import TraceError
-from ddp_prof.runs.pickles import pickle_with_names, unpickle_result, unpickle_with_names
+from ddp_prof.runs.pickles import pickle_with_names, read_result, unpickle_with_names, write_result
 from ddp_prof.runs.report import MEASURES, LoadOptions, load_events, measure_events
 from ddp_prof.runs.workers import pack_task, run_task
 
@@ -45,7 +46,10 @@ def test_each_result_survives_the_way(trace: Path) -> None:
         pytest.skip("a trace of another program")
     results = measure_events(events, options, tuple(MEASURES))
     assert same(unpickle_with_names(pickle_with_names(results)), results)
-    assert same(unpickle_result(pickle_with_names(results), {}), results)
+    file = BytesIO()
+    write_result(results, file)
+    file.seek(0)
+    assert same(read_result(file, {}), results)
 
 
 def test_a_task_survives_the_way() -> None:
