@@ -57,7 +57,7 @@ class Change:
 
 @dataclass(frozen=True)
 class LateRank:
-    """A rank that is late in all measurements from position ``first`` to ``last``; ``lag_ns`` is the median."""
+    """A rank that is late in the measurements from position ``first`` to ``last``; ``lag_ns`` is the median."""
 
     rank: int
     first: int
@@ -67,8 +67,7 @@ class LateRank:
 
 def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
     """Return the changes of all figures, in order of time."""
-    steps_ns = [record["step_ns"] for record in records if record["step_ns"] is not None]
-    least_ns = LEAST_SHARE * median(steps_ns) if steps_ns else 0.0
+    least_ns = _least_ns(records)
     changes = []
     for figure in FIGURES:
         known = [(at, record[figure]) for at, record in enumerate(records) if record.get(figure) is not None]
@@ -134,31 +133,72 @@ def _differences(centred: Floats, start: NDArray[np.int64], end: NDArray[np.int6
     return found
 
 
-def find_late_ranks(records: Sequence[Mapping[str, Any]]) -> list[LateRank]:
-    """Return the ranks that arrive last in a row of measurements, by more than chance and by enough to matter.
+def find_late_ranks(records: Sequence[Mapping[str, Any]], changes: Sequence[Change] = ()) -> list[LateRank]:
+    """Return the ranks that are late, by more than chance and by :data:`LEAST_SHARE` of the step or more.
 
-    If all ranks were equal, each would be last in one of ``world_size`` steps. A row counts if that gives so many last
-    steps in at most 1 of 100 logs of this length, and if the median lag is :data:`LEAST_SHARE` of the step or more.
+    In a stretch between changes of the step, the rank whose lag there exceeds its lag elsewhere most; measurements are
+    shuffled to see how large the largest such excess of any rank becomes by chance. And in a row of measurements, the
+    rank that arrives last in all of them: if all ranks were equal, each would be last in one of ``world_size`` steps.
     """
+    bounds = [0, *sorted({change.position for change in changes if change.figure == "step_ns"}), len(records)]
+    found = [late for start, end in pairwise(bounds) if (late := _late_in_stretch(records, start, end))]
+    for _, group in groupby(range(len(records)), lambda at: (records[at].get("late") or {}).get("rank")):
+        row = list(group)
+        late = _late_in_row(records, row[0], row[-1] + 1)
+        if late and not any(one.first <= late.last and late.first <= one.last for one in found):
+            found.append(late)
+    return sorted(found, key=lambda one: one.first)
 
-    def last_rank(at: int) -> int | None:
-        late = records[at].get("late")
-        return late["rank"] if late else None
 
-    found = []
-    for rank, group in groupby(range(len(records)), last_rank):
-        positions = list(group)
-        row = [records[at] for at in positions]
-        if rank is None or len(row) < LEAST:
-            continue
-        lag_ns = median(record["late"]["lag_ns"] for record in row)
-        steps_ns = [record["step_ns"] for record in row if record["step_ns"] is not None]
-        last, steps = (sum(record["late"][name] for record in row) for name in ("steps", "of_steps"))
-        world = max(2, row[0].get("world_size") or 0)
-        chance = len(records) * world * _at_least(last, steps, 1 / world)
-        if chance <= CHANCE and steps_ns and lag_ns >= LEAST_SHARE * median(steps_ns):
-            found.append(LateRank(rank, positions[0], positions[-1], round(lag_ns)))
-    return found
+def _late_in_stretch(records: Sequence[Mapping[str, Any]], start: int, end: int) -> LateRank | None:
+    ranks, lags = _lags(records)
+    inside = np.zeros(len(records), bool)
+    inside[start:end] = True
+    known = ~np.isnan(lags).any(axis=1) if len(ranks) else np.zeros(len(records), bool)
+    inside, lags = inside[known], lags[known]
+    if inside.sum() < LEAST or (~inside).sum() < LEAST:
+        return None
+
+    def excess(chosen: NDArray[np.bool_]) -> Floats:
+        """How much larger the mean lag of each rank is in the chosen measurements than in the others."""
+        return lags[chosen].mean(axis=0) - lags[~chosen].mean(axis=0)  # type: ignore[no-any-return]
+
+    found = excess(inside)
+    late = int(found.argmax())
+    generator = np.random.default_rng(0)
+    as_large = found[late] * (1 - _ROUNDING)
+    larger = sum(bool(excess(generator.permutation(inside)).max() >= as_large) for _ in range(_SHUFFLES))
+    lag_ns = float(np.median(lags[inside, late]))
+    if (larger + 1) / (_SHUFFLES + 1) > CHANCE or lag_ns < _least_ns(records[start:end]):
+        return None
+    return LateRank(ranks[late], start, end - 1, round(lag_ns))
+
+
+def _lags(records: Sequence[Mapping[str, Any]]) -> tuple[list[int], Floats]:
+    """Ranks, and the lag of each in each measurement; not a number where it is not known."""
+    by_record = [
+        {one["rank"]: one["lag_ns"] for one in record["by_rank"] if one.get("lag_ns") is not None} for record in records
+    ]
+    ranks = sorted({rank for lags in by_record for rank in lags if rank is not None})
+    return ranks, np.array([[lags.get(rank, np.nan) for rank in ranks] for lags in by_record], float)
+
+
+def _late_in_row(records: Sequence[Mapping[str, Any]], start: int, end: int) -> LateRank | None:
+    known = [record["late"] for record in records[start:end]]
+    if end - start < LEAST or not known[0]:
+        return None
+    last, steps = (sum(late[name] for late in known) for name in ("steps", "of_steps"))
+    world = max(2, records[start].get("world_size") or 0)
+    lag_ns = median(late["lag_ns"] for late in known)
+    is_chance = len(records) * world * _at_least(last, steps, 1 / world) > CHANCE
+    if is_chance or lag_ns < _least_ns(records[start:end]):
+        return None
+    return LateRank(known[0]["rank"], start, end - 1, round(lag_ns))
+
+
+def _least_ns(records: Sequence[Mapping[str, Any]]) -> float:
+    steps_ns = [record["step_ns"] for record in records if record["step_ns"] is not None]
+    return LEAST_SHARE * median(steps_ns) if steps_ns else math.inf
 
 
 def _at_least(hits: int, draws: int, probability: float) -> float:

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
@@ -96,7 +97,7 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
         "groups": _groups(run),
         "finding": _finding(diagnosis),
         "headline": gain_headline(summary, cost.cost),
-        "by_rank": _by_rank(overlap),
+        "by_rank": _by_rank(overlap, run.skew()),
         "usual_step_ns": _median(part.usual_ns for part in parts if part.usual_ns is not None),
         "recorded_step_ns": _median(ns for part in parts for ns in part.recorded_ns),
         "overhead_ns": max(part.overhead_ns for part in parts),
@@ -194,14 +195,16 @@ def _finding(diagnosis: Diagnosis) -> dict[str, Any] | None:
     return {name: getattr(most, name) for name in names}
 
 
-def _by_rank(overlap: TraceOverlap) -> list[dict[str, Any]]:
-    """Medians over the steps of each rank that communicate, as of the run."""
+def _by_rank(overlap: TraceOverlap, skew: RunSkew) -> list[dict[str, Any]]:
+    """Medians over the steps of each rank that communicate, as of the run; the lag as of ``ddp-prof skew``."""
+    lags_ns = {rank.rank: rank.lag_ns for rank in skew.ranks} if not skew.reason else {}
     return [
         {
             "rank": rank.rank,
             "step_ns": _median(rank.lengths_ns),
             **{name: _median_of_known([getattr(step, name) for step in rank.communicating_steps]) for name in OF_RANKS},
             "overlap_ratio": rank.overlap_ratio,
+            "lag_ns": lags_ns.get(rank.rank),
             "reason": rank.reason,
         }
         for rank in overlap.ranks

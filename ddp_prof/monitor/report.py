@@ -20,15 +20,16 @@ HOW_TO_READ = (
     f"{LEAST} measurements differs from the others' more than in 1 of 100 shuffled courses, by 2 % of the step or more"
 )
 _DRAWN = {
-    "step_ns": ("step", theme.STEP),
-    "exposed_ns": ("exposed communication", theme.EXPOSED),
-    "overlapped_ns": ("overlapped communication", theme.OVERLAPPED),
+    "step_ns": ("step", theme.LIGHT.text),
+    "exposed_ns": ("exposed communication", theme.LIGHT.colors[theme.EXPOSED]),
+    "overlapped_ns": ("overlapped communication", theme.LIGHT.colors[theme.OVERLAPPED]),
 }
 
 
 def monitor_view(log: MonitorLog) -> TableView:
     """Say what changed and who was late; a row per measurement."""
-    changes, late = find_changes(log.records), find_late_ranks(log.records)
+    changes = find_changes(log.records)
+    late = find_late_ranks(log.records, changes)
     said = list(sentences(log.records, changes, late))
     document = {
         "schema": SCHEMA,
@@ -112,7 +113,7 @@ def _row(record: Mapping[str, Any]) -> Row:
 def draw_course(log: MonitorLog) -> Chart:
     """Draw step, exposed and overlapped communication over the steps of the job, with changes and late ranks."""
     records, changes = log.records, find_changes(log.records)
-    late = find_late_ranks(records)
+    late = find_late_ranks(records, changes)
     said = next(iter(sentences(records, changes, late)))
     steps = [record["step"] for record in records]
     traces = [
@@ -120,7 +121,7 @@ def draw_course(log: MonitorLog) -> Chart:
             "type": "scatter", "mode": "lines+markers", "name": name, "x": steps,
             "y": [ms(record.get(figure)) for record in records],
             "hovertemplate": f"step %{{x}}: {name} %{{y:.2f}} ms<extra></extra>",
-            "line": {"color": theme.LIGHT.colors[color], "width": 2}, "marker": {"size": 6},
+            "line": {"color": color, "width": 2}, "marker": {"size": 6},
         }
         for figure, (name, color) in _DRAWN.items()
     ]  # fmt: skip

@@ -1,8 +1,9 @@
-"""Measures what the marks of ``annotate.instrument`` cost in a step of DDP: marked and plain steps in turns, gloo, CPU.
+"""Measures what marks and a monitor cost in a step of DDP: such and plain steps in turns, gloo, CPU.
 
     torchrun --nproc-per-node 2 scripts/dev/marks_cost.py
 
-It prints the median difference of 600 pairs with its 95 % interval, without a profiler and under torch.profiler. Both
+It prints the median difference of 600 pairs with its 95 % interval: of ``annotate.instrument`` without a profiler and
+under torch.profiler, and of ``Monitor.step`` between two measurements. Both
 steps of a pair use the same model, because the time of a step depends on where its tensors are in memory; the model is
 marked for one of them. So each marked step reads the sizes of the buckets again, which usually happens once. Under nsys
 the result would be too small: there a communication hook in Python reduces the buckets, and it stays in DDP.
@@ -26,8 +27,8 @@ from ddp_prof.analyze.statistics import bootstrap_interval
 ROUNDS, PAIRS, WARMUP = 12, 50, 5
 
 
-def make_steps(samples: torch.Tensor) -> dict[bool, Callable[[], float]]:
-    """Return functions that run a plain and a marked step of one new model, and return its seconds."""
+def make_steps(samples: torch.Tensor, *, monitors: bool) -> dict[bool, Callable[[], float]]:
+    """Return functions that run a plain and a marked, or monitored, step of one new model, and return its seconds."""
     model = DistributedDataParallel(
         nn.Sequential(*[layer for _ in range(8) for layer in (nn.Linear(512, 512), nn.ReLU())])
     )
@@ -56,12 +57,21 @@ def make_steps(samples: torch.Tensor) -> dict[bool, Callable[[], float]]:
         finally:
             marks.remove()
 
-    return {False: lambda: timed(step), True: timed_marked}
+    monitor = annotate.Monitor(every=10**9)
+
+    def monitored_step() -> None:
+        step()
+        monitor.at_step(100 + next(numbers))  # never one that is measured
+
+    return {
+        False: lambda: timed(step),
+        True: (lambda: timed(monitored_step)) if monitors else timed_marked,
+    }
 
 
-def measure_pairs(samples: torch.Tensor) -> list[tuple[float, float]]:
-    """Return the lengths of plain and marked steps of a new model; they take turns in going first."""
-    steps = make_steps(samples)
+def measure_pairs(samples: torch.Tensor, *, monitors: bool) -> list[tuple[float, float]]:
+    """Return the lengths of plain and of other steps of a new model; they take turns in going first."""
+    steps = make_steps(samples, monitors=monitors)
     pairs = []
     for pair in range(WARMUP + PAIRS):
         lengths = {marked: steps[marked]() for marked in ((False, True) if pair % 2 else (True, False))}
@@ -69,8 +79,8 @@ def measure_pairs(samples: torch.Tensor) -> list[tuple[float, float]]:
     return pairs[WARMUP:]
 
 
-def measure(name: str, samples: torch.Tensor) -> None:
-    pairs = np.array([pair for _ in range(ROUNDS) for pair in measure_pairs(samples)])
+def measure(name: str, samples: torch.Tensor, *, monitors: bool = False) -> None:
+    pairs = np.array([pair for _ in range(ROUNDS) for pair in measure_pairs(samples, monitors=monitors)])
     cost, step = pairs[:, 1] - pairs[:, 0], float(np.median(pairs[:, 0]))
     low, high = bootstrap_interval(cost) or (float("nan"), float("nan"))
     if dist.get_rank() == 0:
@@ -85,6 +95,7 @@ if __name__ == "__main__":
     dist.init_process_group("gloo")
     torch.set_num_threads(1)
     samples = torch.randn(256, 512)
+    measure("monitor", samples, monitors=True)
     measure("no profiler", samples)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
         measure("torch.profiler", samples)

@@ -89,6 +89,8 @@ def test_the_figures_are_those_of_the_kept_traces(job: tuple[Path, list[dict[str
     overlap = json.loads(run("overlap", *traces, "--one-run", "--format", "json").stdout)
     steps = [sorted(step["exposed_ns"] for step in rank["steps"]) for rank in overlap["ranks"]]
     assert [rank["exposed_ns"] for rank in record["by_rank"]] == [round(sum(of) / 2) for of in steps]
+    skew = json.loads(run("skew", *traces, "--one-run", "--format", "json").stdout)
+    assert [rank["lag_ns"] for rank in record["by_rank"]] == [rank["lag_ns"] for rank in skew["ranks"]]
 
 
 def test_the_warm_up_step_is_left_out(job: tuple[Path, list[dict[str, Any]]]) -> None:

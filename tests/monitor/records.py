@@ -10,8 +10,8 @@ MS = 1_000_000
 
 
 def record(number: int, **figures: Any) -> dict[str, Any]:
-    """The record of measurement ``number``; times are given in ms, ``late`` as (rank, lag)."""
-    late = figures.pop("late", None)
+    """The record of measurement ``number``; times are given in ms, ``late`` as (rank, lag), ``lag`` is of rank 1."""
+    late, lag_ns = figures.pop("late", None), round(figures.pop("lag", 0.5) * MS)
     known = {"step": 50.0, "comm": 20.0, "exposed": 10.0, "overlapped": 10.0, "blocking": 9.0, "contention": None}
     times = {f"{name}_ns": None if value is None else round(value * MS) for name, value in {**known, **figures}.items()}
     of_rank = {name: times[name] for name in ("step_ns", "comm_ns", "exposed_ns", "overlapped_ns", "blocking_ns")}
@@ -30,8 +30,8 @@ def record(number: int, **figures: Any) -> dict[str, Any]:
         "finding": None,
         "failed": [],
         "by_rank": [
-            {"rank": 0, **of_rank, "tail_ns": 5 * MS, "overlap_ratio": 0.5},
-            {"rank": 1, **of_rank, "tail_ns": None, "overlap_ratio": 0.4},
+            {"rank": 0, **of_rank, "tail_ns": 5 * MS, "overlap_ratio": 0.5, "lag_ns": -lag_ns},
+            {"rank": 1, **of_rank, "tail_ns": None, "overlap_ratio": 0.4, "lag_ns": lag_ns},
         ],
         "text": f"step {1000 * number}",
     }

@@ -80,6 +80,17 @@ def test_a_row_that_chance_explains_is_none() -> None:
     assert find_late_ranks(late(1, 1, 1, 1, 1))
 
 
+@pytest.mark.parametrize(("lag", "rank"), [(20.0, 1), (-20.0, 0), (0.5, None), (0.9, None)])
+def test_in_a_stretch_between_changes_the_lag_tells_the_rank(lag: float, rank: int | None) -> None:
+    """Even if it is last in some steps only."""
+    records = courses("..........####..........", 50, 80, "step")
+    for at in range(10, 14):
+        records[at]["by_rank"] = record(at, lag=lag + at % 3 / 10)["by_rank"]
+    found = find_late_ranks(records, find_changes(records))
+    assert [(one.rank, one.first, one.last) for one in found] == ([] if rank is None else [(rank, 10, 13)])
+    assert not found or abs(found[0].lag_ns - 20 * MS) < MS
+
+
 def test_a_lag_below_two_per_cent_of_the_step_is_none() -> None:
     assert not find_late_ranks(late(1, 1, 1, 1, 1, 1, lag=0.9))
     assert find_late_ranks(late(1, 1, 1, 1, 1, 1, lag=1.1))
