@@ -1,4 +1,4 @@
-"""Ranks compared: which collectives are the same, who is late, and the mean step by parts."""
+"""Ranks compared: which collectives are the same, and the mean step by parts."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from collections import Counter
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import combinations, permutations
-from math import comb
 from statistics import median
 
 import numpy as np
 
 from ddp_prof.trace import Category
 from tests.oracle.ranks import Event, Rank
-from tests.oracle.steps import window_of_length
+from tests.oracle.steps import hides_waits, window_of_length
 
 Row = list[Event | None]
 
@@ -63,7 +62,9 @@ def _pair(ranks: list[Rank], streams: list[dict[int, int]]) -> list[Row]:
     for column, (rank, of_rank) in enumerate(zip(ranks, streams, strict=True)):
         every = rank.collectives()
         every = [e for e in every if e.operation != "peer_copy"]
-        kinds = [(_key(rank, e), of_rank.get(e.stream), e.bucket if has_buckets else None, e.operation) for e in every]
+        kinds = [
+            (key_of(rank, e), of_rank.get(e.stream), e.bucket if has_buckets else None, e.operation) for e in every
+        ]
         for place, (e, kind) in enumerate(zip(every, kinds, strict=True)):
             if kind[0] is not None:
                 key = (kind, kinds[:place].count(kind), kinds.count(kind))
@@ -156,126 +157,10 @@ def _meet(ranks: list[Rank], row: Row) -> bool:
     return all(one.start <= other.end for file, one in parts for name, other in parts if name == file)
 
 
-@dataclass
-class StepSkew:
-    """What ``StepSkew`` says."""
-
-    step: int
-    lags_ns: list[int | None]
-    last: int | None
-    cost_ns: int | None
-
-
-@dataclass
-class RankSkew:
-    """What ``RankSkew`` says."""
-
-    collectives: int
-    last_collectives: int
-    last_steps: int
-    lag_ns: int | None
-    lag_when_last_ns: int | None
-    worst_lag_ns: int | None
-    exposed_wait_ns: int | None
-    cost_ns: int | None
-
-
-def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[RankSkew], int | None]:
-    """Of each step and each rank, and the straggler; after :func:`explain`. A capture without steps has none."""
-    rows, found = match(ranks, apart)
-    residual = found.residual or 0
-    lags = [
-        [None if found.residual is None else _lag(row, index, ranks, found.offset) for index in range(len(ranks))]
-        for row in rows
-    ]
-    late = [_late_at(row, residual) for row in lags]
-    has_steps = any(rank.has_steps for rank in ranks) and any(_key_of(row, ranks) is not None for row in rows)
-    units = _steps(rows, ranks) if has_steps else [(0, [place]) for place in range(len(rows))]
-    largest = [
-        [max((lag for place in places if (lag := lags[place][i]) is not None), default=None) for i in range(len(ranks))]
-        for _, places in units
-    ]
-    last = [_late_at(unit, residual) for unit in largest]
-    costs = [
-        _cost([rows[place] for place in places if late[place] == who], who)
-        for (_, places), who in zip(units, last, strict=True)
-    ]
-    steps = [
-        StepSkew(key, [_whole(lag) for lag in unit], who, cost)
-        for (key, _), unit, who, cost in zip(units, largest, last, costs, strict=True)
-    ]
-    each = [
-        RankSkew(
-            collectives=sum(row[i] is not None for row in rows),
-            last_collectives=late.count(i),
-            last_steps=last.count(i) if has_steps else 0,
-            lag_ns=_median([unit[i] for unit in largest]),
-            lag_when_last_ns=_median([unit[i] for unit, who in zip(largest, last, strict=True) if who == i]),
-            worst_lag_ns=_whole(max((lag for unit in largest if (lag := unit[i]) is not None), default=None)),
-            exposed_wait_ns=_waits([rows[place] for _, places in units for place in places], i) if rows else None,
-            cost_ns=sum(cost for cost, who in zip(costs, last, strict=True) if who == i)
-            if has_steps
-            else _cost([row for row, who in zip(rows, late, strict=True) if who == i], i),
-        )
-        for i in range(len(ranks))
-    ]
-    return steps if has_steps else [], each, _straggler([rank.last_steps for rank in each])
-
-
-def _steps(rows: list[Row], ranks: list[Rank]) -> list[tuple[int, list[int]]]:
-    """The key of each step and the places of its collectives; what lies outside of steps is in none."""
-    keys = [_key_of(row, ranks) for row in rows]
-    return [(key, [place for place, own in enumerate(keys) if own == key]) for key in sorted({*keys} - {None})]
-
-
-def _cost(rows: list[Row], who: int | None) -> int:
-    """The longest exposed wait of another rank in all of them."""
-    return 0 if who is None or not rows else max(_waits(rows, i) for i in range(len(rows[0])) if i != who)
-
-
-def _waits(rows: list[Row], index: int) -> int:
-    return sum(e.exposed_wait for row in rows if (e := row[index]) is not None)
-
-
-def _whole(lag: Fraction | None) -> int | None:
-    return None if lag is None else round(float(lag))
-
-
-def _median(lags: list[Fraction | None]) -> int | None:
-    known = [lag for lag in lags if lag is not None]
-    return round(float(median(known))) if known else None
-
-
-def _straggler(times_last: list[int]) -> int | None:
-    """Who is last so often that in less than a run of twenty equal ranks any one would be, by all ways to be last."""
-    most, trials, ranks = max(times_last, default=0), sum(times_last), len(times_last)
-    if ranks < 2 or not most:
-        return None
-    ways = sum(comb(trials, times) * (ranks - 1) ** (trials - times) for times in range(most, trials + 1))
-    return times_last.index(most) if 20 * ranks * ways < ranks**trials else None
-
-
-def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
-    """Who arrives last at a collective, by more than the clocks' residual."""
-    most = max((lag for lag in lags if lag is not None), default=residual)
-    return lags.index(most) if most > residual else None
-
-
-def _key(rank: Rank, e: Event) -> int | None:
+def key_of(rank: Rank, e: Event) -> int | None:
     if not rank.has_steps:
         return 0
     return None if e.step is None else rank.key(e.step)
-
-
-def _key_of(row: Row, ranks: list[Rank]) -> int | None:
-    return next(_key(rank, e) for rank, e in zip(ranks, row, strict=True) if e is not None)
-
-
-def _lag(row: Row, index: int, ranks: list[Rank], offset: dict[str, int]) -> Fraction | None:
-    starts = [None if e is None else Fraction(e.start + offset[rank.file]) for rank, e in zip(ranks, row, strict=True)]
-    own = starts[index]
-    others = [start for place, start in enumerate(starts) if place != index and start is not None]
-    return None if own is None else own - median(others)
 
 
 @dataclass
@@ -362,14 +247,8 @@ def _is_unknown(rank: Rank) -> bool:
         rank.is_blind
         or not rank.events
         or any(event.category is Category.OTHER for event in rank.events)
-        or _hides_waits(rank)
+        or hides_waits(rank)
     )
-
-
-def _hides_waits(rank: Rank) -> bool:
-    """A CPU that marks no wait: what of a collective is within a phase was computing or waiting."""
-    both = rank.instants(Category.COMPUTE) & rank.instants(Category.COMMUNICATION)
-    return rank.device is None and not rank.synchronize and bool(both)
 
 
 PARTS = ("compute", "transfer", "tail", "wait", "calls")

@@ -44,13 +44,21 @@ def step_figures(rank: Rank, step: Step) -> dict[str, int | None]:
         "idle_ns": None if hides else len(idle),
         "other_comm_ns": len(idle & every),
     }
-    if hides_graphs(rank):
+    if hides_waits(rank):
+        figures |= dict.fromkeys(("overlapped_ns", "exposed_ns", "tail_ns", "backward_overlapped_ns"))
+    elif hides_graphs(rank):
         figures = dict.fromkeys(figures) | {name: figures[name] for name in ("comm_ns", "window_ns")}
     return known | (dict.fromkeys(figures) if misses_launches(rank) or _is_unnamed(rank) else figures)
 
 
 def _is_unnamed(rank: Rank) -> bool:
-    return rank.is_unnamed and not hides_graphs(rank)
+    return (rank.is_unnamed and not hides_graphs(rank)) or takes_no_time(rank)
+
+
+def takes_no_time(rank: Rank) -> bool:
+    """Whether it communicates, and all of that takes no time, if nothing worse is known of it."""
+    sent = rank.select_category(Category.COMMUNICATION)
+    return bool(sent) and not united(sent) and not (rank.is_blind or hides_graphs(rank))
 
 
 def tail(rank: Rank, step: Step) -> set[int]:
@@ -68,6 +76,12 @@ def tail(rank: Rank, step: Step) -> set[int]:
 def hides_graphs(rank: Rank) -> bool:
     """Whether graphs were recorded whole: what computed is not known, nor what it hid."""
     return any(e.category == Category.OTHER for e in rank.events)
+
+
+def hides_waits(rank: Rank) -> bool:
+    """A CPU that marks no wait: what of a collective is within a phase was computing or waiting."""
+    both = rank.instants(Category.COMPUTE) & rank.instants(Category.COMMUNICATION)
+    return rank.device is None and not rank.synchronize and bool(both)
 
 
 def misses_launches(rank: Rank) -> bool:
@@ -154,8 +168,10 @@ def length_figures(rank: Rank, step: Step) -> dict[str, int | None]:
     hides = any(e.category in (Category.OTHER, Category.UNKNOWN) for e in rank.events)
     if hides:
         figures |= {"compute_only_ns": None, "idle_ns": None}
-    if rank.is_blind or not rank.events or hides_graphs(rank) or rank.is_unnamed:
+    if rank.is_blind or not rank.events or hides_graphs(rank) or rank.is_unnamed or takes_no_time(rank):
         figures = dict.fromkeys(names)
+    elif hides_waits(rank):
+        figures |= dict.fromkeys(("overlapped_ns", "exposed_ns"))
     start = first_work(rank, step) if runs_ahead(rank) else step.start
     return {"start_ns": start, "ns": len(window), **figures}
 
@@ -172,6 +188,10 @@ def rank_figures(rank: Rank) -> dict[str, int | None]:
         "exposed_ns": len(every - compute),
         "backward_overlapped_ns": len(every & backward) if backward else None,
     }
-    if hides_graphs(rank) and every:
+    if (hides_graphs(rank) or hides_waits(rank)) and every:
         known |= dict.fromkeys(("overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
+    if takes_no_time(rank):
+        known |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns", "backward_overlapped_ns"))
+    if hides_waits(rank):
+        known["compute_ns"] = None
     return {name: None if blind else value for name, value in known.items()}

@@ -8,6 +8,8 @@ input was there::
     rank 0         ...AAAAAAAAABBBB      without the lag the step ends 4 earlier
     without lag    ...AAAAABBBB
 
+On none it gets shorter than it was where it took the shortest: what did not wait gains nothing.
+
 What a rank gains is then exposed time that is no longer there or, where a stream stands still beside compute of another
 one, the standstill that is not. A lag that is the same at each collective costs itself at most; one that grows costs
 what the rank would be late at the last collective, if the others had not queued.
@@ -73,6 +75,7 @@ def measure_lateness(
     chosen = chosen[np.lexsort((arrival_ns[chosen], step[chosen]))]
     turn = count_before(step[chosen])
     queues = [find_queue(rank.timings) for rank in ranks]
+    waits_ns = _waits(ranks, matches)
     start_shift_ns, end_shift_ns = ([np.zeros(len(rank.timings), np.int64) for rank in ranks] for _ in range(2))
     # The n-th collective of all steps at once: each comes after those behind which it may have queued.
     for of_turn in np.split(chosen[np.argsort(turn, kind="stable")], np.cumsum(np.bincount(turn))[:-1]):
@@ -92,7 +95,9 @@ def measure_lateness(
         for index in range(len(ranks)):
             row = matches[of_turn, index]
             here = row != UNKNOWN
-            end_shift_ns[index][row[here]] = gained_ns[here]
+            is_late = late[step[of_turn]] == index  # it arrives so much earlier
+            most_ns = take_or_unknown(start_shift_ns[index], row, 0) + waits_ns[of_turn, index]
+            end_shift_ns[index][row[here]] = np.where(is_late, gained_ns, np.minimum(gained_ns, most_ns))[here]
     for index, rank in enumerate(ranks):
         step_of = np.full(len(rank.timings), UNKNOWN, np.int64)
         own = matches[chosen, index]
@@ -101,6 +106,19 @@ def measure_lateness(
         gains[:, index] = _gain_of_rank(rank, step_of, shifts, exposed_ns[index], len(late))
     gains[np.arange(len(late))[late != UNKNOWN], late[late != UNKNOWN]] = 0
     return gains
+
+
+def _waits(ranks: Sequence[RankCollectives], matches: Ints) -> Ints:
+    """By how much each part of a match is longer than its shortest part; the same shape as ``matches``."""
+    longest = np.iinfo(np.int64).max
+    lengths = [
+        take_or_unknown(rank.timings.end_ns - rank.timings.start_ns, matches[:, index], longest)
+        for index, rank in enumerate(ranks)
+    ]
+    length_ns = np.stack(lengths, axis=1)
+    shortest = length_ns.min(axis=1, keepdims=True)
+    waits: Ints = np.where(matches == UNKNOWN, 0, length_ns - shortest)
+    return waits
 
 
 def _gain_of_rank(

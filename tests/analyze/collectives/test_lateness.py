@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -98,3 +99,17 @@ def test_it_costs_what_the_step_would_be_shorter(late_ms: int, transfer_ms: int,
 def test_lateness_older_than_the_step_is_told(tmp_path: Path) -> None:
     assert re.search(r"6\.00 ms late when the step begins", told(job(6, begins_late=True), tmp_path)[0])
     assert "when the step begins" not in told(job(6), tmp_path)[0]
+
+
+def test_a_rank_that_did_not_wait_gains_nothing(tmp_path: Path) -> None:
+    """Rank 2's times are all 0.15 ms later, as on a clock that is off: each collective takes as long on each rank."""
+    capture = job(0)
+    process = 100 + LATE
+    moved = [
+        replace(one, start=one.start + MS * 3 // 20, end=one.end + MS * 3 // 20) if one.process == process else one
+        for one in capture.kernels
+    ]
+    skew, doctor, cause, cost = told(replace(capture, kernels=moved), tmp_path)
+    assert "Rank 2 arrives last in 6 of 6 steps, by 0.15 ms" in skew
+    assert (doctor, cost) == (None, 0)
+    assert "late" not in cause

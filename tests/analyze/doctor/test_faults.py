@@ -56,4 +56,4 @@ def test_a_finding_names_its_ranks_where_it_is_not_about_all() -> None:
     for ranks, words in ((("rank 1",), " on rank 1"), (("rank 0", "rank 1"), "")):
         diagnosis = Diagnosis((replace(finding, ranks=ranks),), ())
         first = doctor_view(run.analysis(), diagnosis).title.splitlines()[1]
-        assert first.startswith(f"1. straggler{words} (expected gain 324.5 ms")
+        assert first.startswith(f"1. straggler{words} (expected gain 322.8 ms")

@@ -1,0 +1,130 @@
+"""Who arrives last, by how much, and what that costs the others."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from math import comb
+from statistics import median
+
+from tests.oracle.lateness import cost_of_lag
+from tests.oracle.ranks import Rank
+from tests.oracle.several_ranks import Row, key_of, match
+
+
+@dataclass
+class StepSkew:
+    """What ``StepSkew`` says."""
+
+    step: int
+    lags_ns: list[int | None]
+    last: int | None
+    cost_ns: int | None
+
+
+@dataclass
+class RankSkew:
+    """What ``RankSkew`` says."""
+
+    collectives: int
+    matched: int
+    last_collectives: int
+    last_steps: int
+    lag_ns: int | None
+    lag_when_last_ns: int | None
+    worst_lag_ns: int | None
+    exposed_wait_ns: int | None
+    cost_ns: int | None
+
+
+def skew_figures(ranks: list[Rank], apart: int) -> tuple[list[StepSkew], list[RankSkew], int | None]:
+    """Of each step and each rank, and the straggler; after :func:`explain`. A capture without steps has none."""
+    rows, found = match(ranks, apart)
+    residual = found.residual or 0
+    lags = [
+        [None if found.residual is None else _lag(row, index, ranks, found.offset) for index in range(len(ranks))]
+        for row in rows
+    ]
+    late = [_late_at(row, residual) for row in lags]
+    has_steps = any(rank.has_steps for rank in ranks) and any(_key_of(row, ranks) is not None for row in rows)
+    units = _steps(rows, ranks) if has_steps else [(0, [place]) for place in range(len(rows))]
+    largest = [
+        [max((lag for place in places if (lag := lags[place][i]) is not None), default=None) for i in range(len(ranks))]
+        for _, places in units
+    ]
+    last = [_late_at(unit, residual) for unit in largest]
+    costs = [
+        cost_of_lag(ranks, [rows[place] for place in places], who, found.offset)
+        for (_, places), who in zip(units, last, strict=True)
+    ]
+    steps = [
+        StepSkew(key, [_whole(lag) for lag in unit], who, cost)
+        for (key, _), unit, who, cost in zip(units, largest, last, costs, strict=True)
+    ]
+    each = [
+        RankSkew(
+            collectives=len(ranks[i].collectives()),
+            matched=sum(row[i] is not None for row in rows),
+            last_collectives=late.count(i),
+            last_steps=last.count(i) if has_steps else 0,
+            lag_ns=_median([unit[i] for unit in largest]),
+            lag_when_last_ns=_median([unit[i] for unit, who in zip(largest, last, strict=True) if who == i]),
+            worst_lag_ns=_whole(max((lag for unit in largest if (lag := unit[i]) is not None), default=None)),
+            exposed_wait_ns=_waits([rows[place] for _, places in units for place in places], i) if rows else None,
+            cost_ns=sum(cost for cost, who in zip(costs, last, strict=True) if who == i)
+            if has_steps
+            else _cost([row for row, who in zip(rows, late, strict=True) if who == i], i),
+        )
+        for i in range(len(ranks))
+    ]
+    return steps if has_steps else [], each, _straggler([rank.last_steps for rank in each])
+
+
+def _steps(rows: list[Row], ranks: list[Rank]) -> list[tuple[int, list[int]]]:
+    """The key of each step and the places of its collectives; what lies outside of steps is in none."""
+    keys = [_key_of(row, ranks) for row in rows]
+    return [(key, [place for place, own in enumerate(keys) if own == key]) for key in sorted({*keys} - {None})]
+
+
+def _cost(rows: list[Row], who: int | None) -> int:
+    """The longest exposed wait of another rank in all of them."""
+    return 0 if who is None or not rows else max(_waits(rows, i) for i in range(len(rows[0])) if i != who)
+
+
+def _waits(rows: list[Row], index: int) -> int:
+    return sum(e.exposed_wait for row in rows if (e := row[index]) is not None)
+
+
+def _whole(lag: Fraction | None) -> int | None:
+    return None if lag is None else round(float(lag))
+
+
+def _median(lags: list[Fraction | None]) -> int | None:
+    known = [lag for lag in lags if lag is not None]
+    return round(float(median(known))) if known else None
+
+
+def _straggler(times_last: list[int]) -> int | None:
+    """Who is last so often that in less than a run of twenty equal ranks any one would be, by all ways to be last."""
+    most, trials, ranks = max(times_last, default=0), sum(times_last), len(times_last)
+    if ranks < 2 or not most:
+        return None
+    ways = sum(comb(trials, times) * (ranks - 1) ** (trials - times) for times in range(most, trials + 1))
+    return times_last.index(most) if 20 * ranks * ways < ranks**trials else None
+
+
+def _late_at(lags: list[Fraction | None], residual: float) -> int | None:
+    """Who arrives last at a collective, by more than the clocks' residual."""
+    most = max((lag for lag in lags if lag is not None), default=residual)
+    return lags.index(most) if most > residual else None
+
+
+def _key_of(row: Row, ranks: list[Rank]) -> int | None:
+    return next(key_of(rank, e) for rank, e in zip(ranks, row, strict=True) if e is not None)
+
+
+def _lag(row: Row, index: int, ranks: list[Rank], offset: dict[str, int]) -> Fraction | None:
+    starts = [None if e is None else Fraction(e.start + offset[rank.file]) for rank, e in zip(ranks, row, strict=True)]
+    own = starts[index]
+    others = [start for place, start in enumerate(starts) if place != index and start is not None]
+    return None if own is None else own - median(others)
