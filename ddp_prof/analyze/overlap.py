@@ -29,7 +29,8 @@ from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
-    NO_NCCL_KERNEL,
+    NO_DURATIONS,
+    NOT_TIMED,
     NOTHING,
     Attribution,
     Diagnostics,
@@ -401,13 +402,15 @@ class RankPart(NamedTuple):
     """One rank in a span of time: what is measured there, and what decides which figures of the rank are known.
 
     ``is_blind``, ``hides_work`` and ``hides_graphs`` are the results of the functions of :mod:`.quality` with these
-    names. ``lost_ns`` is how long communication without a recorded launch ran during steps.
+    names, ``hides_waits`` is of ``RankEvents``. ``lost_ns`` is how long communication without a recorded launch ran
+    during steps.
     """
 
     overlap: RankOverlap
     is_blind: bool
     hides_work: bool
     hides_graphs: bool
+    hides_waits: bool
     lost_ns: int
 
 
@@ -452,7 +455,8 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         held_work_ns=None if rank.clocks_disagree else lead.held_ns,
         clocks_disagree=rank.clocks_disagree,
     )
-    return RankPart(overlap, has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), (lost & span).length_ns)
+    hidden = has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), rank.hides_waits
+    return RankPart(overlap, *hidden, (lost & span).length_ns)
 
 
 def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
@@ -471,11 +475,17 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
         total |= dict.fromkeys(_TIMES)
         steps = [step for step in steps if step.host_ns is not None]
         steps = [replace(step, length=StepLength(step.length.start_ns, step.length.ns)) for step in steps]
-    elif ranks[0].reason == NO_NCCL_KERNEL and all(rank.reason == NO_NCCL_KERNEL for rank in ranks):
+    elif (reasons := {rank.reason for rank in ranks}) <= NOT_TIMED:
         # Sums over the rank are of what was recorded; what a step communicated is not known.
+        if NO_DURATIONS in reasons:
+            total |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns"))
         steps = [
             replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns)) for step in steps
         ]
+    elif any(part.hides_waits for part in parts):
+        # Whether the host computed or waited while it communicated is not known.
+        total |= dict.fromkeys(("compute_ns", "overlapped_ns", "exposed_ns"))
+        steps = [replace(step, **_IN_WAITS, length=replace(step.length, **_LENGTH_IN_WAITS)) for step in steps]
     elif any(part.hides_graphs for part in parts):
         # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
         if total["comm_ns"]:
@@ -510,6 +520,10 @@ _IN_GRAPHS: dict[str, Any] = _PARTS_IN_GRAPHS | dict.fromkeys(
     ("other_comm_ns", "backward_overlapped_ns", "tail_ns", "blocking_ns", "blocking_at_most_ns")
 )
 """Figures of a step, and of its length, that are not known if graphs were recorded as a whole."""
+_OF_BOTH = ("overlapped_ns", "exposed_ns", "blocking_ns", "blocking_at_most_ns")
+_LENGTH_IN_WAITS: dict[str, Any] = dict.fromkeys((*_OF_BOTH, "blocking_exposed_ns", "blocking_memory_ns"))
+_IN_WAITS: dict[str, Any] = dict.fromkeys((*_OF_BOTH, "backward_overlapped_ns", "tail_ns"))
+"""Those that are not known if a host that communicates may have waited meanwhile."""
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

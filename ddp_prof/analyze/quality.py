@@ -33,7 +33,12 @@ EMPTY = "this capture is empty"
 
 NO_NCCL_KERNEL = "no NCCL kernel was recorded, although ranges name collectives"
 
+ONLY_MPI = "only calls of MPI communicate in this trace, and what they move is not measured"
+
 NO_DURATIONS = "the collectives in this trace take no time, so how long they took is not known"
+
+NOT_TIMED = frozenset((NO_NCCL_KERNEL, NO_DURATIONS))
+"""Reasons for which what a step communicates, and what fills it besides compute, is not in the trace."""
 
 _WAITED_FOR = "torch.profiler records until when the host waited for them, not when they ran"
 
@@ -64,8 +69,9 @@ def why_unknown(rank: RankEvents) -> str | None:
         return NO_DURATIONS
     if rank.including_warmup.union_of(Category.COMMUNICATION).length_ns:
         return INCOMPLETE_COMMUNICATES if rank.incomplete_steps else WARMUP_COMMUNICATES
-    is_named = rank.device is not None and named_collectives(rank.trace)
-    return NO_NCCL_KERNEL if is_named else NO_COMMUNICATION
+    if rank.device is not None and named_collectives(rank.trace):
+        return NO_NCCL_KERNEL
+    return ONLY_MPI if _calls_mpi(rank) else NO_COMMUNICATION
 
 
 def named_collectives(trace: Trace) -> list[str]:
@@ -76,6 +82,17 @@ def named_collectives(trace: Trace) -> list[str]:
 
 _NCCL_RANGE = re.compile(
     r"nccl:_?(all|reduce|broadcast|gather|scatter|coalesced|send|recv)|nccl(All|Reduce|Broadcast|Send|Recv)", re.I
+)
+
+
+def _calls_mpi(rank: RankEvents) -> bool:
+    """Whether a range of the process is a call that communicates, as ``nsys --trace=mpi`` names them: ``MPI_Send``."""
+    names = [number for number, name in enumerate(rank.trace.names) if _MPI_CALL.match(name)]
+    return bool(np.isin(rank.trace.spans.name_id[rank.trace.spans.process == rank.process], names).any())
+
+
+_MPI_CALL = re.compile(
+    r"MPI_I?([bsr]?send|m?recv|all|reduce|bcast|gather|scatter|put|get_acc|r?accumulate|neighbor)", re.I
 )
 
 

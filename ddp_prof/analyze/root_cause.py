@@ -168,6 +168,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
     same = [collective for collective in step if collective.op == own[0].op]
     last = {_pass_key(collective): collective.index for collective in sorted(same, key=lambda one: one.index)}
     of_pass = [collective for collective in mine if _pass_key(collective) == _pass_key(own[0])]
+    sizes = {collective.bytes for collective in own if collective.bytes is not None}
     leads = [lead for collective in own if (lead := collective.before_backward_end_ns) is not None]
     lengths = [
         length_ns
@@ -204,7 +205,7 @@ def find_root_cause(found: RunCollectives, skew: RunSkew | None = None) -> RootC
         times_per_step=sum(_match_key(collective) == culprit for collective in mine),
         is_last=all(collective.index == last[_pass_key(collective)] for collective in own),
         collective_ns=culprit_ns,
-        bytes=own[0].bytes,
+        bytes=sizes.pop() if len(sizes) == 1 else None,  # those of an all-to-all differ between ranks
         parameters=_parameter_names(run.manifest, culprit[0]),
         lead_ns=round(median(leads)) if leads else None,
         passes=len({end_ns for collective in mine if (end_ns := collective.backward_end_ns) is not None}),

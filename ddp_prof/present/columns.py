@@ -155,7 +155,7 @@ _COLUMNS = (
     Column("when_backward_ms", "exposed during backward"),
     Column("when_tail_ms", "exposed after the last compute of its pass of backward"),
     Column("when_optimizer_ms", "exposed during the optimizer"),
-    Column("when_outside_ms", "exposed between phases, or outside of steps"),
+    Column("when_outside_ms", "exposed outside of named phases, or of steps"),
     Column("when_unknown_ms", "exposed where the trace names no phases, or in a phase outside of steps"),
     Column("why_blocking_call_ms", "exposed in a collective launched after backward, or on the stream of compute"),
     Column("why_launched_late_ms", "exposed because the host launched it late"),
@@ -188,6 +188,7 @@ _COLUMNS = (
     _name("evidence", "what the traces show", ALWAYS),
     _name("advice", "what to change", ALWAYS),
     # Skew.
+    _count("matched", "collectives that are found on another rank", WITH_ROOM),
     _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
     _count("last_steps", "steps in which the rank arrived last", ALWAYS),
     _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
@@ -273,3 +274,8 @@ _COLUMNS = (
 )
 
 CATALOGUE = {column.key: column for column in _COLUMNS}
+
+DESCRIBING = frozenset(column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]) | {
+    *("kernel", "shape", "phase", "kind"),
+}
+"""Keys of columns that say what a row describes."""

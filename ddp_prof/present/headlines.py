@@ -98,7 +98,7 @@ def idle_headline(summary: VariantSummary, reason: str = "") -> str | None:
     idle_ns, exposed_ns = parts["idle"], parts["exposed"]
     if not step_ns or not idle_ns or exposed_ns is None or idle_ns <= max(exposed_ns, _LEAST_IDLE * step_ns):
         return None
-    other = f", longer than communication is exposed ({percent(exposed_ns / step_ns)})" if exposed_ns else ""
+    other = ", longer than communication is exposed" if exposed_ns else ""
     share = f"for {percent(idle_ns / step_ns)} of a typical step{other}"
     if summary.device == "cpu":  # no device waits for a host
         found = "what no phase holds, such as loading data, takes that time"
@@ -300,7 +300,7 @@ WHEN = {
     BACKWARD: "during backward",
     OPTIMIZER: "during the optimizer",
     TAIL: "tail",
-    OUTSIDE: "between phases",
+    OUTSIDE: "outside of named phases",
     UNKNOWN_WHEN: "",
 }
 WHY = {
@@ -535,9 +535,9 @@ def _last_at_collectives(skew: RunSkew) -> str:
     if not most:
         return "no rank is late by more than the clocks' residual."
     if len(latest) > 1:
-        return f"{len(latest)} ranks arrive last most often, each at {most} of {latest[0].collectives} collectives."
+        return f"{len(latest)} ranks arrive last most often, each at {most} of {latest[0].matched} collectives."
     (last,) = latest
-    where = f"at {most} of {last.collectives} collectives" if last.collectives > 1 else "at the only collective"
+    where = f"at {most} of {last.matched} collectives" if last.matched > 1 else "at the only collective"
     return f"{last.name} arrives last {where}, {_lateness_text(last, most)}."
 
 

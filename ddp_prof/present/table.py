@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 from ddp_prof.errors import DdpProfError, printable, printable_lines
-from ddp_prof.present.columns import ALWAYS, Column, Row, Value, columns_of
+from ddp_prof.present.columns import ALWAYS, DESCRIBING, Column, Row, Value, columns_of
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -154,7 +154,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
 
     The run is left out if it is the same in all rows, since the title names it, and so are columns without any value.
     If there is too little room, columns of zeros go first, then those with the same value in all rows, then the least
-    important ones; among equally important times the ones with the smallest sums.
+    important ones; among equally important times the ones with the smallest sums. What tells rows apart stays.
     """
     columns = columns_of(rows)
     if len(columns) > 1:
@@ -173,7 +173,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
     for column in sorted(left, key=worth):
         if sum(_least_width(one, rows) for one in left) + GAP * (len(left) - 1) <= width:
             break
-        if column.stays != ALWAYS:
+        if column.stays != ALWAYS and not _tells_rows_apart(column, left, rows):
             dropped.append(column)
             left.remove(column)
     names = []
@@ -187,6 +187,14 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
             names += [f"{column.heading} ({mark})" for column in of_kind]
     names += [column.heading for column in columns if column in dropped and column not in zeros]
     return left, [f"not shown: {', '.join(names)}; all columns: --wide"] if names else []
+
+
+def _tells_rows_apart(column: Column, columns: Sequence[Column], rows: Sequence[Row]) -> bool:
+    """Whether, without this column, more of the rows would have the same names and numbers of what they describe."""
+    keys = [one.key for one in columns if one.key in DESCRIBING]
+    others = [key for key in keys if key != column.key]
+    told, left = (len({tuple(row[key] for key in of) for row in rows}) for of in (keys, others))
+    return column.key in keys and left < told
 
 
 def _is_constant(column: Column, rows: Sequence[Row]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.analyze.core.recording import CLOCKS
-from tests.cli.test_one_value import COMMANDS, Document, Entity, documents_of, entities_of
+from tests.cli.test_one_value import COMMANDS, OPTIONS, Document, Entity, documents_of, entities_of
 from tests.command_line import each_read_once, run
 from tests.conftest import ROOT
 
@@ -37,7 +37,7 @@ SHIFT_NS = -140_000_000
 
 BY_LAUNCHES = {
     "launch_ns", "queueing_ns", "ready_ns", "slack_ns", "blocking_ns", "blocking_at_most_ns", "gain_ns",
-    "standstill_ns", "before_ready_ns",
+    "standstill_ns", "before_ready_ns", "host_delay_ns",
 }  # fmt: skip
 """Names of figures that rest on a time between a launch and its work."""
 LENGTHS = {
@@ -145,7 +145,7 @@ def test_a_shifted_clock_leaves_nothing_that_rests_on_launches(trace: Path, tmp_
     copy, _ = damaged(trace, tmp_path, "shift")
     with each_read_once():
         sound, shifted = documents_of(trace), documents_of(copy)
-        texts = [run(command, copy).stdout for command in (*COMMANDS, "doctor")]
+        texts = [run(command, *OPTIONS.get(command, ()), copy).stdout for command in COMMANDS]
     before = {(command, entity, name): value for command, entity, name, value in figures_of(sound)}
     for command, entity, name, value in figures_of(shifted):
         if name in BY_LAUNCHES and command != "critical":
@@ -153,11 +153,61 @@ def test_a_shifted_clock_leaves_nothing_that_rests_on_launches(trace: Path, tmp_
         elif entity[0] in ("rank", "step") and name not in LENGTHS and command in ("overlap", "kernels"):
             assert value == before[command, entity, name] or value is None, (command, entity, name)
     assert not shifted["critical"]["steps"]
+    check_verdicts(shifted, sound)
+    check_findings(shifted)
     for text in texts:
         words = " ".join(line for line in text.splitlines() if not line.startswith("note:"))
         for said in SAYS_NOT:
             assert not re.search(said, words), words
     assert all(CLOCKS in re.sub(r"\s+", " ", text) for text in texts if text.strip())
+
+
+def check_verdicts(shifted: dict[str, Document], sound: dict[str, Document]) -> None:
+    """A gate measures on the device's clock what it measured before; blocking and cost rest on launches."""
+    for verdict, before in zip(verdicts_of(shifted), verdicts_of(sound), strict=True):
+        if verdict["requirement"] in ("max blocking", "max cost"):
+            assert verdict["measured"] is None or "limit" in verdict["reason"]
+            assert verdict["requirement"] == "max cost" or verdict["status"] == "unknown"
+        else:
+            assert verdict["measured"] in (before["measured"], None)
+
+
+def check_whole_steps(dropped: dict[str, Document], sound: dict[str, Document]) -> None:
+    """Medians of other steps may differ a little; what a gate cannot judge of the sound capture, it cannot here.
+
+    The doctor finds no rule that the sound capture does not show, nor one that is about a step that was lost.
+    """
+    (whole,), (rest,) = sound["compare"]["variants"], dropped["compare"]["variants"]
+    assert 0 < rest["steps"] < whole["steps"]
+    for verdict, before in zip(verdicts_of(dropped), verdicts_of(sound), strict=True):
+        if before["measured"] is None:
+            assert verdict["measured"] is None
+        elif verdict["measured"] is not None and verdict["unit"] == "ns":
+            assert verdict["measured"] == pytest.approx(before["measured"], rel=0.25)
+    rules = {one["rule"] for one in sound["doctor"]["findings"]}
+    assert {one["rule"] for one in dropped["doctor"]["findings"]} <= rules
+    kept = {step["step"] for rank in dropped["overlap"]["ranks"] for step in rank["steps"]}
+    for one in dropped["doctor"]["findings"]:
+        assert set(one["steps"]) <= kept
+
+
+def verdicts_of(documents: dict[str, Document]) -> list[Document]:
+    found: list[Document] = documents["check"]["runs"][0]["verdicts"]
+    return found
+
+
+OF_LAUNCHES = {
+    "gradients reduced after backward", "gradients ready in another order than buckets", "launch-bound host",
+    "host synchronization in backward", "copies out of buckets", "the last bucket is needed first",
+    "single hardware queue",
+}  # fmt: skip
+"""Rules about when something was launched, or what waited for it."""
+
+
+def check_findings(shifted: dict[str, Document]) -> None:
+    found = {one["rule"] for one in shifted["doctor"]["findings"]}
+    assert not found & OF_LAUNCHES, found
+    assert not any(one["expected_gain_ns"] for one in shifted["doctor"]["findings"])
 
 
 @pytest.mark.slow
@@ -178,4 +228,5 @@ def test_lost_records_change_no_figure_of_a_whole_step(trace: Path, tmp_path: Pa
         found += 1
         assert value == before[command, entity, name] or value is None, (command, entity, name, value)
     assert found
+    check_whole_steps(dropped, sound)
     assert any("left out" in warning for warning in dropped["overlap"]["warnings"])

@@ -21,13 +21,14 @@ from tests.examples import examples
 from tests.nsys_factory import write_capture
 from tests.runs.test_parts import capture_of
 
-COMMANDS = ("summary", "overlap", "collectives", "critical", "skew", "kernels", "compare", "info")
+COMMANDS = ("summary", "overlap", "collectives", "critical", "skew", "kernels", "compare", "info", "check", "doctor")
 OWN = [*sorted((ROOT / "traces").glob("*.sqlite")), *sorted((ROOT / "traces" / "h200").glob("*/*.json.gz"))[:4]]
 PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
 
-OTHERS = {("critical", "host_ns"), ("skew", "collectives")}
-"""Names that mean something else there, which their documents keep: the host's part of a path, and how many collectives
-ranks have in common."""
+LIMITS = ("overlap", "exposed", "tail", "blocking", "cost")
+OPTIONS = {"check": ("--min-overlap", "0", *(word for name in LIMITS[1:] for word in (f"--max-{name}-ms", "0")))}
+RUN_FIGURES = {"max exposed": "exposed_ns", "max tail": "tail_ns", "max blocking": "blocking_ns"}
+"""What ``check`` measures, by its name in a run of one rank, whose medians over steps are those of the run."""
 
 Document = dict[str, Any]
 Entity = tuple[Any, ...]
@@ -36,9 +37,9 @@ Entity = tuple[Any, ...]
 def documents_of(trace: Path) -> dict[str, Document]:
     found = {}
     for command in COMMANDS:
-        result = run(command, "--format", "json", trace)
-        assert result.exit_code in (0, 1), result.stderr
-        if result.exit_code == 0:
+        result = run(command, *OPTIONS.get(command, ()), "--format", "json", trace)
+        assert result.exit_code in (0, 1, 3), result.stderr
+        if result.exit_code != 1:
             document = json.loads(result.stdout)
             found[command] = document[0] if isinstance(document, list) else document
     return found
@@ -48,6 +49,32 @@ def check_sums(documents: dict[str, Document]) -> None:
     for whole, parts in wholes_of(documents):
         if whole is not None and None not in parts:
             assert sum(parts) == whole, (whole, parts)
+
+
+def check_gate(documents: dict[str, Document]) -> None:
+    """A gate measures of a run of one rank what other commands tell of it; who decides is one of its ranks."""
+    ranks, (variant,) = documents["overlap"]["ranks"], documents["compare"]["variants"]
+    for verdict in documents["check"]["runs"][0]["verdicts"]:
+        measured, name = verdict["measured"], verdict["requirement"]
+        assert verdict["process"] in {None, *(rank["process"] for rank in ranks)}
+        if name == "min overlap" and measured is not None:
+            assert measured == min(rank["overlap_ratio"] for rank in ranks)
+        elif name in RUN_FIGURES and len(ranks) == 1 and measured is not None and not verdict["reason"]:
+            assert round(measured) == variant[RUN_FIGURES[name]]
+
+
+def check_advice(documents: dict[str, Document]) -> None:
+    """A summary names the doctor's first finding; each one's expected gain is in its interval, and below its cost."""
+    (summary,), findings = documents["summary"]["runs"], documents["doctor"]["findings"]
+    assert summary["advice"] == (findings[0]["advice"] if findings else None)
+    for one in findings:
+        told = [one[name] for name in ("gain_low_ns", "expected_gain_ns", "gain_high_ns", "cost_ns")]
+        known = [ns for ns in told if ns is not None]
+        assert known == sorted(known), one
+        assert one["cost_ns"] is None or one["cost_ns"] >= 0
+    for command in ("collectives", "critical", "doctor", "kernels", "skew", "overlap"):
+        assert documents[command]["device"] == summary["device"], command
+        assert documents[command]["label"] == summary["label"], command
 
 
 def wholes_of(documents: dict[str, Document]) -> Iterator[tuple[int | None, list[int | None]]]:
@@ -72,7 +99,7 @@ def wholes_of(documents: dict[str, Document]) -> Iterator[tuple[int | None, list
             yield one["exposed_ns"], [part["ns"] for part in one["exposed_by"] or []]
         yield one["duration_ns"], [one["transfer_ns"], one["wait_ns"]]
     for path in documents["critical"]["steps"]:
-        yield path["window_ns"], list(path["parts_ns"].values())
+        yield path["path_ns"], list(path["parts_ns"].values())
 
 
 def check_names(documents: dict[str, Document]) -> None:
@@ -81,7 +108,7 @@ def check_names(documents: dict[str, Document]) -> None:
     for command, document in documents.items():
         for entity, figures in entities_of(command, document):
             for name, value in figures.items():
-                if isinstance(value, (dict, list)) or (command, name) in OTHERS or not _is_figure(name):
+                if isinstance(value, (dict, list)) or not _is_figure(name):
                     continue
                 other, before = seen.setdefault((entity, name), (command, value))
                 assert value == before, f"{name} of {entity}: {before} in {other}, {value} in {command}"
@@ -108,10 +135,20 @@ def entities_of(command: str, document: Document) -> Iterator[tuple[Entity, Docu
         yield from _costs(document["label"], document)
         for process, figures in _by_process(document["ranks"]).items():
             yield ("process", process), figures
-    if command == "critical" and len({path["rank"] for path in document["steps"]}) == 1:
-        yield from ((("path", path["step_key"]), path) for path in document["steps"])
+    if command == "critical":
+        yield from ((("path", path["rank"], path["step_key"]), path) for path in document["steps"])
+    if command == "overlap":
+        for rank in document["ranks"]:
+            for step in rank["steps"]:
+                own = {name: step[name] for name in ("window_ns", "host_ns") if step[name] is not None}
+                yield ("path", _name_of(rank), step["step_key"]), own
     if command == "collectives":
         yield from _sums(document["collectives"])
+
+
+def _name_of(rank: Document) -> str:
+    """As a path names it."""
+    return f"process {rank['process']}" if rank["rank"] is None else f"rank {rank['rank']}"
 
 
 def _costs(label: str, document: Document) -> Iterator[tuple[Entity, Document]]:
@@ -175,6 +212,8 @@ def check(trace: Path) -> None:
         if "overlap" in documents:
             check_sums(documents)
             check_names(documents)
+            check_gate(documents)
+            check_advice(documents)
             check_words(trace, documents["summary"])
 
 

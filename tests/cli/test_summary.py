@@ -406,7 +406,7 @@ def test_idle_time_is_told_first_where_it_is_the_larger_loss(tmp_path: Path) -> 
     trace = write_capture(tmp_path / "x.sqlite", bucket_steps(14, 14, 14))
     first, second, *_ = run(trace).stdout.splitlines()
     assert first.startswith("idle  ")
-    sentence = "The device is idle for 48 % of a typical step, longer than communication is exposed (10 %)"
+    sentence = "The device is idle for 48 % of a typical step, longer than communication is exposed"
     assert first.endswith(f"  {sentence}: the host launches work too late.")
     assert second.split()[0] == "gain"
     (found,) = summary(trace)["runs"]

@@ -102,7 +102,7 @@ def test_the_headline_names_pair_bucket_size_parameters_and_time() -> None:
         ),
         (
             {"when": "outside", "collectives_per_step": 1, "same_operation_per_step": 1, "bucket": None},
-            "between phases, in transfer: it is that of the only collective (61 MiB, embedding, norm).",
+            "outside of named phases, in transfer: it is that of the only collective (61 MiB, embedding, norm).",
         ),
         (
             {"when": "forward", "operation": "broadcast", "same_operation_per_step": 1, "bucket": None},

@@ -182,6 +182,7 @@ class Collective(RankResult):
 
 
 _WHY_COLUMNS = tuple(f"why_{why}_" for why in WHYS if why not in (PEER_WAIT, UNKNOWN_WHY))
+_WHEN_OF_BACKWARD = ("when_backward_ms", "when_tail_ms")
 _EXPOSURE_COLUMNS = ("overlapped_", "exposed_", "blocking_", "slack_", "when_", "why_", "cause")
 
 
@@ -251,10 +252,18 @@ class RunCollectives(FrameResult):
     def _without_launches(self) -> frozenset[str]:
         return frozenset(rank.name for rank in self.run.ranks if rank.clocks_disagree)
 
+    @cached_property
+    def _without_backward(self) -> frozenset[str]:
+        """The ranks of which no pass of backward is known, so that what is exposed in one, or after one, is not."""
+        known = {one.name for one in self.collectives if one.before_backward_end_ns is not None}
+        return frozenset(one.name for one in self.collectives) - known
+
     def only_known(self, row: dict[str, Any], rank: str) -> dict[str, Any]:
-        """The row of a rank, with ``None`` in columns about exposed time, or about its reasons, if not known."""
+        """The row of a rank, with ``None`` in columns about exposed time, when it is, or its reasons, if not known."""
         if rank in self._without_launches:
             row = {name: None if name.startswith(_WHY_COLUMNS) else value for name, value in row.items()}
+        if rank in self._without_backward:
+            row = {name: None if name in _WHEN_OF_BACKWARD else value for name, value in row.items()}
         if rank not in self._unknown_ranks:
             return row
         return {name: None if name.startswith(_EXPOSURE_COLUMNS) else value for name, value in row.items()}

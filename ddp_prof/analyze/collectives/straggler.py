@@ -48,7 +48,7 @@ class RankSkew(RankResult):
     """The skew of one rank; ``None`` if nothing was matched.
 
     Attributes:
-        collectives: Number of its matched collectives.
+        collectives: Number of its collectives, ``matched`` of which are found on another rank.
         last_collectives: Number of collectives at which it arrived last, with a lag above the residual.
         last_steps: Number of steps in which it had the largest lag, above the residual; 0 without steps.
         lag_ns: Median over steps, or over collectives if there are no steps; negative if the rank is early.
@@ -74,6 +74,7 @@ class RankSkew(RankResult):
     of_several: bool = False
     lag_when_last_ns: int | None = None
     lag_before_ns: int | None = None
+    matched: int = 0
 
     @property
     def cost_when_last_ns(self) -> int | None:
@@ -185,7 +186,8 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
             rank=rank.rank,
             process=rank.process,
             device=rank.device,
-            collectives=int(takes_part[:, index].sum()),
+            collectives=len(rank.timings),
+            matched=int(takes_part[:, index].sum()),
             last_collectives=int((last == index).sum()),
             last_steps=sum(one.last == index for one in steps),
             lag_ns=_median_lag(compared[:, index]),

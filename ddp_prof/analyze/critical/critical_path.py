@@ -36,7 +36,7 @@ from ddp_prof.analyze.critical.replay import (
     join_replays,
     measure_gains,
 )
-from ddp_prof.analyze.quality import NO_NCCL_KERNEL, hides_work, why_no_steps, why_unknown, why_unknown_work
+from ddp_prof.analyze.quality import NOT_TIMED, hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
 from ddp_prof.table import (
     NO_TIME,
@@ -82,6 +82,7 @@ class StepEnds(Table):
         waited: Row of what the host waited for last before the end of the step's range; ``UNKNOWN`` if nothing.
         host_end_ns: End of that range; ``NO_TIME`` if the step does not last as long as its range.
         host_ns: Length of that range.
+        window_ns: From the start of the step's first device work to the end of its last.
     """
 
     last: Ints
@@ -90,6 +91,7 @@ class StepEnds(Table):
     waited: Ints
     host_end_ns: Ints
     host_ns: Ints
+    window_ns: Ints
 
 
 @dataclass(frozen=True)
@@ -136,22 +138,26 @@ class StepPath:
         step: The step's own number, ``None`` if it has none.
         step_key: See ``Steps.keys``.
         rank: The rank on which the step ended last.
-        window_ns: Length of that rank's step: of its window, or to the next step where the host runs ahead.
-        parts_ns: The parts of the path, by :data:`PARTS`; they sum to ``window_ns``.
+        path_ns: Length of the path: that of this rank's window or, where the host runs ahead, to its next step.
+        parts_ns: The parts of the path, by :data:`PARTS`; they sum to ``path_ns``.
         changes: How often the path changes to another rank.
         collectives: The collectives on the path, from the last to the first.
-        host_ns: How long the host, with its launches, delayed the end of the step: on the path that goes back from the
-            end of the step's range on the host or, where the host runs ahead or no steps are marked, on this one.
+        host_delay_ns: How long the host, with its launches, delayed the end of the step: on the path that goes back
+            from the end of the step's range on the host or, where the host runs ahead or no steps are marked, on this
+            one.
+        window_ns, host_ns: Those of the step on this rank, as in ``StepOverlap``.
     """
 
     step: int | None
     step_key: int | None
     rank: str
-    window_ns: int
+    path_ns: int
     parts_ns: dict[str, int]
     changes: int
     collectives: tuple[PathCollective, ...]
-    host_ns: int
+    host_delay_ns: int
+    window_ns: int
+    host_ns: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,15 +177,15 @@ class RunCritical(FrameResult):
     @property
     def median(self) -> StepPath | None:
         """The path with the median length; its step may differ from the one with the median exposed time."""
-        by_length = sorted(self.steps, key=lambda path: path.window_ns)
+        by_length = sorted(self.steps, key=lambda path: path.path_ns)
         return by_length[len(by_length) // 2] if by_length else None
 
     def to_frame(self) -> DataFrame:
         """One row per step; times in nanoseconds."""
-        columns = ("step", "rank", "window_ns", *(f"{part}_ns" for part in PARTS), "changes")
+        own = ("step", "rank", "window_ns", "path_ns", "changes")
+        columns = (*own[:-1], *(f"{part}_ns" for part in PARTS), own[-1])
         rows = [
-            {"step": path.step, "rank": path.rank, "window_ns": path.window_ns, "changes": path.changes}
-            | {f"{part}_ns": ns for part, ns in path.parts_ns.items()}
+            {name: getattr(path, name) for name in own} | {f"{part}_ns": ns for part, ns in path.parts_ns.items()}
             for path in self.steps
         ]
         return make_frame_from_rows(columns, rows)
@@ -189,8 +195,8 @@ def find_rank_work(rank: RankEvents) -> RankWork:
     coverage = rank.blocking.coverage
     on_host = rank.device is None or coverage.source == "host"
     reason = why_unknown_work(rank) if on_host or hides_work(rank) else coverage.reason
-    if why_unknown(rank) == NO_NCCL_KERNEL:  # what the step waited for is not in the trace
-        reason = NO_NCCL_KERNEL
+    if (unknown := why_unknown(rank)) in NOT_TIMED:  # what the step waited for is not in the trace
+        reason = unknown
     if on_host:
         reason = reason or why_unknown(rank) or NO_HOST_PATH
     if reason:
@@ -249,6 +255,7 @@ def find_rank_work(rank: RankEvents) -> RankWork:
             waited=take_or_unknown(calls.latest, waits),
             host_end_ns=np.where(rank.has_steps and not rank.runs_ahead, rank.steps.end_ns, NO_TIME),
             host_ns=rank.steps.end_ns - rank.steps.start_ns,
+            window_ns=rank.breakdown.window_ns,
         ),
         replay=find_replay(rank, work, ends),
         without={name: find_replay(rank, work, ends, left_out) for name, left_out in _left_out(rank, work)},
@@ -309,8 +316,8 @@ class _Walker:
 
     def walk(self, index: int, step: int) -> StepPath:
         first, own = self.run.ranks[index], self.ranks[index].steps
-        end_ns, window_ns = int(own.end_ns[step]), int(own.end_ns[step] - own.start_ns[step])
-        parts, on_path, changes = self._follow(index, int(own.last[step]), end_ns, window_ns)
+        end_ns, path_ns = int(own.end_ns[step]), int(own.end_ns[step] - own.start_ns[step])
+        parts, on_path, changes = self._follow(index, int(own.last[step]), end_ns, path_ns)
         to_host = parts
         if (host_end_ns := int(own.host_end_ns[step])) != NO_TIME:
             to_host = self._follow(index, int(own.waited[step]), host_end_ns, int(own.host_ns[step]))[0]
@@ -320,7 +327,7 @@ class _Walker:
             step=None if (number := int(first.step_numbers[step])) == UNKNOWN else number,
             step_key=key if self.run.has_steps else None,
             rank=first.name,
-            window_ns=window_ns,
+            path_ns=path_ns,
             parts_ns=parts,
             changes=changes,
             collectives=tuple(
@@ -333,7 +340,9 @@ class _Walker:
                 )
                 for (rank, timing, used), gain in zip(on_path, gains, strict=True)
             ),
-            host_ns=to_host["host"] + to_host["launch"],
+            host_delay_ns=to_host["host"] + to_host["launch"],
+            window_ns=int(own.window_ns[step]),
+            host_ns=int(own.host_ns[step]) if first.marks_steps else None,
         )
 
     def _follow(

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from ddp_prof.analyze.doctor import communication, hosts
 from ddp_prof.analyze.doctor.evidence import Abstained, Finding, RunEvidence
 from ddp_prof.analyze.doctor.gains import with_expected_gain
+from ddp_prof.analyze.quality import NO_COMMUNICATION
+
+ABOUT_COMMUNICATION = "all rules about communication"
+"""They find nothing where it is not known what communicated, or what hid it; then this one abstains for all of them."""
 
 RULES: tuple[Callable[[RunEvidence], Finding | Abstained | None], ...] = (
     communication.compute_stream,
@@ -50,4 +54,7 @@ def diagnose_run(run: RunEvidence) -> Diagnosis:
     results = [rule(run) for rule in RULES]
     found = [with_expected_gain(run, one) for one in results if isinstance(one, Finding)]
     findings = sorted(found, key=lambda one: -(one.cost_ns or 0))
-    return Diagnosis(tuple(findings), tuple(one for one in results if isinstance(one, Abstained)))
+    abstained = [one for one in results if isinstance(one, Abstained)]
+    if (reason := run.collectives.reason) not in (None, NO_COMMUNICATION):
+        abstained.insert(0, Abstained(ABOUT_COMMUNICATION, reason))
+    return Diagnosis(tuple(findings), tuple(abstained))

@@ -313,11 +313,11 @@ def bucket_count(run: RunEvidence) -> Finding | Abstained | None:
     count = np.sort(every.counts)[len(every.counts) // 2]
     sizes = every.bytes[every.bytes != UNKNOWN]
     if count >= _MANY and (not len(sizes) or median_or_zero(sizes) < _SMALL_BYTES):
-        typical = f", half of them of {median_or_zero(sizes) / 1e6:.2f} MB or less" if len(sizes) else ""
+        typical = f", half of them of {median_or_zero(sizes) / 2**20:.3g} MiB or less" if len(sizes) else ""
         return Finding(
             "one collective per parameter",
             f"A typical {every.unit_name} reduces its gradients by {count} collectives{typical}.",
-            "Put gradients into buckets of some MB: each collective costs its latency.",
+            "Put gradients into buckets of some MiB: each collective costs its latency.",
             *run.where(every),
         )
     if count > 1 or 2 * np.count_nonzero(every.blocking == _AFTER_BACKWARD) > len(every):
@@ -351,8 +351,8 @@ def last_bucket(run: RunEvidence) -> Finding | None:
     cost_ns = min(tail_ns, blocking.typical_ns) if blocking else tail_ns
     return Finding(
         "large last bucket",
-        f"{tail_ns / 1e6:.2f} ms of a typical step are the tail of the last bucket, of {(cause.bytes or 0) / 1e6:.2f} "
-        "MB, after backward.",
+        f"{tail_ns / 1e6:.2f} ms of a typical step are the tail of the last bucket, of "
+        f"{(cause.bytes or 0) / 2**20:.3g} MiB, after backward.",
         f"{advice[:1].upper()}{advice[1:]}.",
         cost_ns=cost_ns,
         argument="bucket_cap_mb",
@@ -375,7 +375,7 @@ def time_without_size(run: RunEvidence) -> Finding | None:
     operation = f"{alike.operation.replace('_', '-')}s"
     return Finding(
         "time does not depend on size",
-        f"{operation} of {alike.small_bytes / 1e6:.2f} and of {alike.large_bytes / 1e6:.2f} MB take "
+        f"{operation} of {alike.small_bytes / 2**20:.3g} and of {alike.large_bytes / 2**20:.3g} MiB take "
         f"{alike.small_ns / 1e6:.2f} and {alike.large_ns / 1e6:.2f} ms (medians).",
         "It is not bandwidth: neither fewer bytes nor a faster link would shorten them. Record all ranks and see which "
         "arrives late (ddp-prof skew), or measure the latency of a small all-reduce.",
@@ -442,7 +442,7 @@ def bucket_copies(run: RunEvidence) -> Finding | Abstained | None:
     if 2 * len(copied) <= needed:
         return None
     copies_ns = run.cost_ns([ns for facts in run.facts for ns in facts.copies_ns]) or 0
-    most_ns = math.inf if run.critical.reason else median_or_zero([path.host_ns for path in run.critical.steps])
+    most_ns = math.inf if run.critical.reason else median_or_zero([path.host_delay_ns for path in run.critical.steps])
     cost_ns = max(
         median_or_zero(facts.copies_ns) + round(min(median_or_zero(facts.copy_launches_ns), most_ns))
         for facts in run.facts

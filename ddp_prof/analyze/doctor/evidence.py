@@ -23,7 +23,7 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.device_use import measure_starvation
 from ddp_prof.analyze.kernels.kernel_times import Contention, SlowdownLimit, limit_slowdown
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import NO_NCCL_KERNEL, why_no_steps, why_unknown
+from ddp_prof.analyze.quality import NOT_TIMED, why_no_steps, why_unknown
 from ddp_prof.analyze.root_cause import RootCause
 from ddp_prof.range_names import FORWARD, PHASES
 from ddp_prof.table import (
@@ -96,8 +96,8 @@ class RankFacts:
         syncs: How often a thread that trains waited for the device between the first launch of a pass of backward and
             the last launch of a collective of this pass.
         sync_ns: How long these waits were together.
-        bare_ns: The part of the step in which its stream with most compute does not compute: no earlier launch can make
-            the step shorter by more.
+        bare_ns: The part of the step in which its stream with most compute does nothing, not even communicate: no
+            earlier launch can make the step shorter by more.
         copies_ns: How long copies ran on its stream of compute, in steps with a known length or else in windows.
         copy_launches_ns: How long the host was at most busy with the launches of these copies: from its launch before.
         knows_syncs: Whether the trace contains the waits of the host.
@@ -331,7 +331,7 @@ def median_or_zero(values: Sequence[int] | Ints) -> int:
 def measure_facts(rank: RankEvents) -> RankFacts:
     syncs, sync_ns = _syncs_in_backward(rank)
     serialized, could_begin = _count_serialized(rank)
-    compute_ns, length_ns = _compute_stream_ns(rank, rank.events.category == Category.COMPUTE)
+    busy_ns, length_ns = _compute_stream_ns(rank, np.ones(len(rank.events), np.bool_))
     is_copy = take_or_unknown(rank.trace.activities.kind, rank.events.activity) == Kind.COPY
     named = np.zeros(len(rank.steps), np.int64)
     # Where the clocks disagree, a range of the host says nothing about times of the device.
@@ -356,7 +356,7 @@ def measure_facts(rank: RankEvents) -> RankFacts:
         device=rank.device,
         syncs=syncs,
         sync_ns=sync_ns,
-        bare_ns=tuple((length_ns - compute_ns).tolist()),
+        bare_ns=tuple((length_ns - busy_ns).tolist()),
         copies_ns=tuple(_compute_stream_ns(rank, is_copy)[0].tolist()),
         copy_launches_ns=tuple(_launches_ns(rank, is_copy & (rank.events.lane == rank.compute_stream)).tolist()),
         knows_syncs=_knows_syncs(rank),
@@ -407,7 +407,7 @@ def _syncs_in_backward(rank: RankEvents) -> tuple[Ints, Ints]:
 
 def _between_steps_ns(rank: RankEvents) -> list[int]:
     """See ``RankFacts.between_ns``."""
-    if not rank.has_steps or rank.runs_ahead or why_unknown(rank) == NO_NCCL_KERNEL:
+    if not rank.has_steps or rank.runs_ahead or why_unknown(rank) in NOT_TIMED:
         return []
     start_ns, end_ns = rank.steps.end_ns[:-1], rank.steps.start_ns[1:]
     busy = union(rank.events.start_ns, rank.events.end_ns)

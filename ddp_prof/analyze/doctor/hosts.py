@@ -122,7 +122,7 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     """The host launches too slowly, so the device waits for it.
 
     Found if the host and its launches, on the path that goes back from the end of the step, are at least a quarter of
-    the median step, and the stream of compute does not compute for so long. If the path is not known: if the device is
+    the median step, and the stream of compute has nothing to do for so long. If the path is not known: if the device is
     idle for a quarter of the median step before its next work is launched. On a CPU: if time outside of phases and
     communication is at least a quarter of the median step. Everywhere: if nothing runs for a quarter of the time from
     step to step, between them.
@@ -136,19 +136,20 @@ def launch_bound(run: RunEvidence) -> Finding | Abstained | None:
     lengths_ns = {(rank.name, step.step_key): step.length.ns for rank in run.overlap.ranks for step in rank.steps}
     bare = {rank.name: median_or_zero(one.bare_ns) for rank, one in zip(run.analysis.ranks, run.facts, strict=True)}
     late = [
-        (path, min(path.host_ns, bare[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.window_ns)
+        (path, min(path.host_delay_ns, bare[path.rank]), lengths_ns.get((path.rank, path.step_key)) or path.path_ns)
         for path in run.critical.steps
     ]
     shares = sorted(ns / step_ns for _, ns, step_ns in late)
     if not shares or shares[len(shares) // 2] < _HOST_SHARE:
         return None
     cost = median_or_zero([ns for _, ns, _ in late])
-    between = median_or_zero([max(0, step_ns - path.window_ns) for path, _, step_ns in late])
+    between = median_or_zero([max(0, step_ns - path.path_ns) for path, _, step_ns in late])
     whole = "a typical step" if run.analysis.has_steps else "the capture"
+    where = "on the critical path" + (", or in the next step," if run.analysis.has_steps else "")
     return Finding(
         "launch-bound host",
-        f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is the host: what came next on the critical "
-        f"path{', or in the next step,' if run.analysis.has_steps else ''} could not begin before it was launched.",
+        f"{shares[len(shares) // 2]:.0%} of {whole}, {cost / 1e6:.2f} ms, is the host with its launches: what came "
+        f"next {where} could not begin before it was launched.",
         _LOAD_AHEAD if 2 * between > cost else _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS,
         tuple(dict.fromkeys(path.rank for path, _, _ in late)),
         tuple(path.step for path, ns, step_ns in late if path.step is not None and ns >= _HOST_SHARE * step_ns),
@@ -186,10 +187,12 @@ def _idle_between_steps(run: RunEvidence) -> Finding | None:
 
 def _starved_devices(run: RunEvidence) -> Finding | None:
     starved = [median_or_zero(facts.starved_ns) for facts in run.facts]
-    windows = [median_or_zero([step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks]
+    lengths = [
+        median_or_zero(rank.lengths_ns or [step.window_ns or 0 for step in rank.steps]) for rank in run.overlap.ranks
+    ]
     whole = "a typical step" if run.analysis.has_steps else "the capture"
     evidence = f"For {{}} of {whole}, {{}}, the device was idle and its next work was not launched yet."
-    return _name_late_hosts(run, starved, windows, evidence, _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS)
+    return _name_late_hosts(run, starved, lengths, evidence, _LAUNCH_LESS if run.analysis.has_steps else _MARK_STEPS)
 
 
 def _launch_bound_on_host(run: RunEvidence) -> Finding | Abstained | None:

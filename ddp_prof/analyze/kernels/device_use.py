@@ -28,7 +28,9 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.kernels.kernel_times import KernelTime, kind_of_compute
 from ddp_prof.analyze.quality import (
-    NO_NCCL_KERNEL,
+    GRAPHS,
+    NO_DURATIONS,
+    NOT_TIMED,
     has_no_usable_events,
     hides_graphs,
     hides_work,
@@ -101,10 +103,10 @@ class IdleTime:
 def _why_idle_unknown(rank: RankEvents) -> str | None:
     if has_no_usable_events(rank) or rank.why_left_out:
         return why_unknown_work(rank)
-    if why_unknown(rank) == NO_NCCL_KERNEL:
-        return NO_NCCL_KERNEL
+    if (reason := why_unknown(rank)) in NOT_TIMED:
+        return reason
     if hides_work(rank):
-        return "CUDA graphs were recorded whole, or kernels have no name: what ran is not known"
+        return GRAPHS if hides_graphs(rank) else "some kernels have no name, so what ran is not known"
     if rank.device is not None and len(rank.events) == 1:
         return "a single kernel or copy was recorded, and nothing lies between the first and the last"
     return None
@@ -193,7 +195,8 @@ class DeviceUse(FrameResult):
 
 def measure_rank_use(rank: RankEvents) -> RankUse:
     communicates = rank.union_of(Category.COMMUNICATION).length_ns > 0
-    is_unknown = has_no_usable_events(rank) or (hides_graphs(rank) and communicates)
+    is_unknown = has_no_usable_events(rank) or rank.hides_waits or (hides_graphs(rank) and communicates)
+    is_unknown |= why_unknown(rank) == NO_DURATIONS
     hidden = () if is_unknown else measure_hidden(rank)
     return RankUse(
         process=rank.process,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
-from ddp_prof.analyze.quality import GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL, reason_of_run
+from ddp_prof.analyze.quality import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.analyze.statistics import RatioOfRepeats, StepMedian, median_of_steps, ratio_of_repeats
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
@@ -28,7 +28,7 @@ class VariantSummary:
         ranks: Number of the job's ranks that were measured.
         steps, communicating_steps: Number of steps, and of steps that communicate, of the rank with most of these.
         others_communicate: Whether other steps communicate, too, but not in backward.
-        step_spread_ns: Interquartile range of ``step_ns``.
+        step_spread_ns: Interquartile range of ``step_ns``; ``None`` of a single step.
         step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
         collectives: Number of collectives per step.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
@@ -209,7 +209,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     communicating = [rank.communicating_steps for rank in result.ranks]
     by_rank = communicating if any(communicating) else [rank.marked_steps for rank in result.ranks]
     reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
-    is_lost = any(rank.comm_ns for rank in result.ranks) or reason in (GRAPHS, NO_DURATIONS, NO_NCCL_KERNEL)
+    is_lost = any(rank.comm_ns for rank in result.ranks) or reason == GRAPHS or reason in NOT_TIMED
     if not any(communicating) and is_lost:
         by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]
@@ -241,7 +241,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         ranks=len(result.job_ranks),
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
-        step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if lengths else None,
+        step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if len(lengths) > 1 else None,
         collectives=_median(steps, "collectives"),
         overlapped_ns=(figures_ns["comm_ns"] or 0) - (exposed_ns or 0) if is_known else None,
         exposed_ns=exposed_ns,

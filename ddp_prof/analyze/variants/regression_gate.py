@@ -202,6 +202,8 @@ def _judge_worst(
         if not (met and unknown):
             return GateResult(requirement, unit, measured, limit, "passed" if met else "failed", rank=decides)
     reason, of_rank = unknown[0] if unknown else ("no ranks in this trace", None)
+    if not known and len({why for why, _ in unknown}) == 1 < len(unknown):
+        of_rank = None  # all ranks alike
     return GateResult(requirement, unit, None, limit, "unknown", reason, of_rank)
 
 

@@ -17,6 +17,9 @@ from ddp_prof.present.text import collective_name, count_noun, join_lines, milli
 
 COLLECTIVES_SCHEMA = 2
 """2: ``exposed_by`` (when and why) in place of ``causes``."""
+CRITICAL_SCHEMA = SKEW_SCHEMA = 2
+"""2: ``window_ns``, ``host_ns`` and ``collectives`` mean what they do in ``overlap``; what they meant before is called
+``path_ns``, ``host_delay_ns`` and ``matched``."""
 SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
 """Times that are summed if a row stands for several collectives."""
 _OF_MATCHED = ("wait", "exposed_wait")
@@ -69,6 +72,10 @@ def collectives_view(
     else:
         rows = list(_summed_rows(result, by or ""))
         is_summed = by != "step"
+    if any(_runs_at_once(row) for row in shown or rows) and (is_summed or by == "step"):
+        notes.append(
+            "durations are summed over collectives that may run at once, so they may exceed the time that passed"
+        )
     steps = len(run.step_names)
     if is_summed and rows and steps > 1:
         notes.insert(0, f"times are in all, summed over {steps} steps; of each step: --by step")
@@ -169,6 +176,12 @@ def _summed_rows(result: RunCollectives, by: str) -> Iterable[Row]:
         yield result.only_known(row, members[0].name)
 
 
+def _runs_at_once(row: Row) -> bool:
+    parts = [row["duration_ms"], row["overlapped_ms"], row["exposed_ms"]]
+    whole, *known = (part for part in parts if isinstance(part, (int, float)))
+    return len(known) == len(parts) - 1 and whole > sum(known) + 1e-6  # a nanosecond
+
+
 def _exposed_columns(members: Sequence[Collective]) -> Row:
     """Return exposed time by when and by why; each of the two groups of columns sums to the exposed time."""
     whens: Row = {f"when_{when}_ms": ms(sum(member.when_ns(when) for member in members)) for when in WHENS}
@@ -189,13 +202,16 @@ def _rank(collective: Collective) -> str | int:
     return collective.name if collective.rank is None or collective.of_several else collective.rank
 
 
-SKEW_DIGEST = Digest("costs_others_ms", ("collectives", "last_collectives", "last_steps", "last_%", "costs_others_ms"))
+SKEW_DIGEST = Digest(
+    "costs_others_ms", ("collectives", "matched", "last_collectives", "last_steps", "last_%", "costs_others_ms")
+)
 
 
 def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
     headline = skew_headline(skew).text
     document = run_document(
         run,
+        schema=SKEW_SCHEMA,
         ranks=[asdict(rank) for rank in skew.ranks],
         steps=[asdict(step) for step in skew.steps],
         straggler=skew.straggler,
@@ -227,7 +243,7 @@ def _skew_row(rank: RankSkew, skew: RunSkew) -> Row:
     per_step = 1e6 * max(1, steps)
     return {
         "rank": rank.name.removeprefix("rank "),
-        **values_of(rank, "collectives", "last_collectives"),
+        **values_of(rank, "collectives", "matched", "last_collectives"),
         "last_steps": rank.last_steps if steps else None,
         "last_%": 100 * rank.last_steps / steps if steps else None,
         **times_of(rank, "lag", "worst_lag"),
@@ -266,7 +282,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
             "run": run.label,
             "step": path.step,
             "ends_on": path.rank.removeprefix("rank "),
-            "path_ms": ms(path.window_ns),
+            "path_ms": ms(path.path_ns),
             **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
             "on_path": len(path.collectives),
             "rank_changes": path.changes,
@@ -280,6 +296,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     ]
     document = run_document(
         run,
+        schema=CRITICAL_SCHEMA,
         steps=[asdict(path) for path in critical.steps],
         reason=critical.reason,
         gain_reason=critical.gain_reason,
@@ -295,10 +312,10 @@ def critical_headline(critical: RunCritical) -> str:
     if path is None:
         return f"The critical path is not known: {critical.reason}."
     parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
-    words = [f"{percent(ns / path.window_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.window_ns >= 0.005]
+    words = [f"{percent(ns / path.path_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.path_ns >= 0.005]
     whole = "the capture" if path.step_key is None else "median length"
     where = "" if path.step is None else f" in step {path.step}, counted from its first device work to its end"
-    text = f"The critical path of {whole}, {milliseconds(path.window_ns)}{where}, is {', '.join(words)}"
+    text = f"The critical path of {whole}, {milliseconds(path.path_ns)}{where}, is {', '.join(words)}"
     if not path.collectives:
         return f"{text}: no collective is on it."
     best = max(path.collectives, key=lambda one: (one.gain_ns or 0, one.index))

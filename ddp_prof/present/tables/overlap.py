@@ -13,7 +13,7 @@ from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
-from ddp_prof.analyze.quality import NOTHING_LEFT
+from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING_LEFT
 from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
@@ -43,11 +43,16 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
             "process": rank.process,
             "device": "cpu" if rank.device is None else rank.device,
         }
-        of_rank = [_step_row(step, has_passes=has_passes) for step in rank.steps] if by_step else [_rank_row(rank)]
+        of_rank = (
+            [_step_row(rank, step, has_passes=has_passes) for step in rank.steps] if by_step else [_rank_row(rank)]
+        )
         rows += [{**identity, **row} for row in of_rank]
     notes = overlap_notes(result, headline)
     if by_step and any(step.window_ns != step.length.ns for rank in result.ranks for step in rank.marked_steps):
-        notes.append("parts are those of the window, from a step's first device work to its last; step is its length")
+        notes.append(
+            "window: from a step's first device work to its last; the times after it, up to idle, are its parts; "
+            "step: how long the step took"
+        )
     if not by_step and any(len(rank.steps) > 1 for rank in result.ranks):
         notes.append("times of a rank are in all, over its steps and what lies outside of them; of each step: --steps")
     if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
@@ -190,23 +195,35 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
     return labels
 
 
+def _communication_row(rank: RankOverlap, of: RankOverlap | StepOverlap) -> Row:
+    """Return times of communication; none is no zero where what communicated was not recorded."""
+    if rank.reason not in (None, NO_COMMUNICATION) and not of.comm_ns:
+        return {"comm_ms": None, "overlapped_ms": None, "exposed_ms": None}
+    return times_of(of, "comm", "overlapped", "exposed")
+
+
 def _rank_row(rank: RankOverlap) -> Row:
     return {
         "steps": len(rank.marked_steps),
         **values_of(rank, "kernels", "collectives"),
-        **times_of(rank, "compute", "comm", "overlapped", "exposed", "blocking"),
+        **times_of(rank, "compute"),
+        **_communication_row(rank, rank),
+        **times_of(rank, "blocking"),
         "overlap_%": in_percent(rank.overlap_ratio),
         "in_backward_%": in_percent(rank.backward_overlap_ratio),
     }
 
 
-def _step_row(step: StepOverlap, *, has_passes: bool) -> Row:
+def _step_row(rank: RankOverlap, step: StepOverlap, *, has_passes: bool) -> Row:
+    communication = _communication_row(rank, step)
     return {
         **values_of(step, "step", "kernels", "collectives", *(["passes"] if has_passes else [])),
+        **times_of(step, "window", "compute_only"),
+        **{name: communication[name] for name in ("overlapped_ms", "exposed_ms")},
+        **times_of(step, "exposed_memory", "idle"),
         "step_ms": ms(step.length.ns),
-        **times_of(
-            step, "window", "compute_only", "overlapped", "exposed", "exposed_memory", "idle", "comm", "blocking"
-        ),
+        "comm_ms": communication["comm_ms"],
+        **times_of(step, "blocking"),
         "overlap_%": in_percent(step.overlap_ratio),
         **times_of(step, "tail"),
     }
@@ -251,6 +268,8 @@ def _how_made(run: Manifest) -> str:
 
 
 _LONGEST_NAME = 60
+_LONGEST_TYPE = 4000
+"""Characters in which a function's parameters begin, else its name counts as it is."""
 _DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so they may exceed the time that passed"
 _SLOWDOWN = (
     f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
@@ -259,8 +278,8 @@ _SLOWDOWN = (
 _NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
 _IDLE = (
     "idle time from the first to the last work of a step, or of a capture that marks none, summed over ranks; "
-    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': the next work "
-    "was queued but had not started"
+    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': from the "
+    "beginning of the call that launched the next work to that of the work"
 )
 NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
 
@@ -292,7 +311,7 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
     idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
     return {
         "kernels": TableView(join_lines([title, "kernels by time"]), rows, notes, document, shown),
-        "hidden": TableView("what hid communication", hidden, _hidden_notes(use), document),
+        "hidden": TableView("what hid communication", hidden, _hidden_notes(result.ranks, use), document),
         "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
     }
 
@@ -309,12 +328,27 @@ def most_of(view: TableView) -> str:
 
 def short_name(name: str) -> str:
     plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
+    plain = _without_return_type(plain)
     outer, bracket, inner = plain.partition("(")[0].partition("<")
     *_, folder, last = ("", *outer.split("::"))
     short = f"{folder}::{last}" if last.lower() == "kernel" else last
     types = re.sub(r"\b(?:[A-Za-z_]\w*::)+", "", inner)
     named = plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
     return f"{named}…" if named.count("<") > named.count(">") and not named.endswith("…") else named
+
+
+def _without_return_type(name: str) -> str:
+    """Cut what stands before the name of a function template: ``enable_if<(n > 0), void>::type f<n>(int)``."""
+    inside = in_types = begin = 0  # of parentheses, of angle brackets outside of them; where the name begins
+    for at, letter in enumerate(name[:_LONGEST_TYPE]):
+        if letter == "(" and not inside and not in_types:
+            return name[begin:]
+        inside += (letter == "(") - (letter == ")")
+        if not inside:
+            in_types = max(0, in_types + (letter == "<") - (letter == ">"))
+        if letter == " " and not inside and not in_types:
+            begin = at + 1
+    return name
 
 
 def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
@@ -362,8 +396,8 @@ def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
     return [_DURATIONS_ADD_UP, _SLOWDOWN, *shapes, *more]
 
 
-def _hidden_notes(use: DeviceUse) -> list[str]:
-    reasons = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.overlapped_ns is None)
+def _hidden_notes(ranks: Sequence[RankOverlap], use: DeviceUse) -> list[str]:
+    reasons = dict.fromkeys(filter(None, (of.reason for of in ranks if of.reason != NO_COMMUNICATION)))
     notes = [f"overlapped time not known: {reason}" for reason in reasons]
     if not any(rank.overlapped_ns for rank in use.ranks):
         return notes or ["no communication was overlapped"]

@@ -10,7 +10,7 @@ from string import digits
 
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.cost import RunCost
-from ddp_prof.analyze.doctor import Diagnosis
+from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import NOTHING_LEFT
@@ -304,8 +304,10 @@ def main_advice(run: SummarizedRun) -> str:
 
 
 def _undecided(diagnosis: Diagnosis) -> str:
-    undecided = len(diagnosis.abstained)
-    return f"; {count_noun(undecided, 'rule')} could not be decided" if undecided else ""
+    rules = [one.rule for one in diagnosis.abstained if one.rule != ABOUT_COMMUNICATION]
+    which = [ABOUT_COMMUNICATION] if len(rules) < len(diagnosis.abstained) else []
+    which += [f"{len(rules)} more" if which else count_noun(len(rules), "rule")] if rules else []
+    return f"; {' and '.join(which)} could not be decided" if which else ""
 
 
 def _rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:

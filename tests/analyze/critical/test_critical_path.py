@@ -36,7 +36,7 @@ def paths_of(*traces: Trace) -> tuple[StepPath, ...]:
     run = merge_analyses([analyze_trace(trace, of_trace) for trace, of_trace in ranks])
     work = [(trace.path, find_rank_work(rank)) for trace, of_trace in ranks for rank in of_trace]
     found = measure_critical_paths(run, in_order_of_ranks(run, work)).steps
-    assert all(sum(path.parts_ns.values()) == path.window_ns for path in found)
+    assert all(sum(path.parts_ns.values()) == path.path_ns for path in found)
     return found
 
 
@@ -46,7 +46,7 @@ def test_a_frame_has_a_row_per_step_and_a_column_per_part() -> None:
     found = measure_critical_paths(analyze_trace(trace, [rank]), [find_rank_work(rank)])
     (row,) = found.to_frame().to_dict("records")
     (path,) = found.steps
-    assert (row["window_ns"], row["rank"], row["changes"]) == (path.window_ns, path.rank, 0)
+    assert (row["path_ns"], row["rank"], row["changes"]) == (path.path_ns, path.rank, 0)
     assert {part: row[f"{part}_ns"] for part in path.parts_ns} == path.parts_ns
 
 
@@ -234,7 +234,7 @@ def test_a_rank_without_steps_ends_no_step_of_the_others() -> None:
     marked, other = rank_of(0, 4, 12, then=5), rank_of(1, 12, 40, then=3)
     unmarked = replace(other, spans=empty(Spans))
     path, alone = path_of(marked, unmarked), path_of(marked)
-    assert (path.step, path.rank, path.window_ns, path.parts_ns) == (0, "rank 0", alone.window_ns, alone.parts_ns)
+    assert (path.step, path.rank, path.path_ns, path.parts_ns) == (0, "rank 0", alone.path_ns, alone.parts_ns)
 
 
 def test_on_another_rank_the_path_goes_back_before_the_step_of_that_rank() -> None:
@@ -258,7 +258,7 @@ def test_on_another_rank_the_path_goes_back_before_the_step_of_that_rank() -> No
         trace = device.trace()
         traces.append(replace(trace, path=Path(f"rank{number}.sqlite"), ranks={PID: number}, world_size=2, epoch_ns=0))
     path = paths_of(*traces)[1]
-    assert (path.step, path.changes, path.window_ns) == (1, 1, 33)
+    assert (path.step, path.changes, path.path_ns) == (1, 1, 33)
     assert parts_of(path) == (5 + 20 + 4, 4, 0)
 
 
@@ -384,7 +384,7 @@ def test_a_receive_that_is_posted_ahead_does_not_make_the_path_longer_than_its_s
     (rank,) = find_rank_events(trace)
     assert rank.runs_ahead
     assert rank.step_times.length_ns.tolist() == [27, 27, 27, UNKNOWN]
-    assert [path.window_ns for path in paths_of(trace)] == [27, 27, 27, 25]
+    assert [path.path_ns for path in paths_of(trace)] == [27, 27, 27, 25]
 
 
 def test_a_receive_that_runs_on_into_the_next_step_does_not_end_the_path() -> None:
@@ -393,7 +393,7 @@ def test_a_receive_that_runs_on_into_the_next_step_does_not_end_the_path() -> No
     (rank,) = find_rank_events(trace)
     assert not rank.runs_ahead
     assert rank.breakdown.window_ns.tolist() == [105, 69, 69, 27]
-    assert [path.window_ns for path in paths_of(trace)] == [81, 45, 45, 27]
+    assert [path.path_ns for path in paths_of(trace)] == [81, 45, 45, 27]
 
 
 @pytest.mark.slow
@@ -418,7 +418,7 @@ def test_what_a_collective_would_gain_is_how_much_earlier_the_next_step_begins(d
     (rank,) = find_rank_events(trace)
     assume(rank.runs_ahead and rank.step_times.length_ns[0] > 0)
     path = paths_of(trace)[0]
-    assert (path.step, path.window_ns) == (0, rank.step_times.length_ns[0])
+    assert (path.step, path.path_ns) == (0, rank.step_times.length_ns[0])
     collectives = [row for row, one in enumerate(operations) if one.is_collective]
     collectives.sort(key=lambda row: (operations[row].launch, operations[row].start))
     told = {collectives[one.index]: one.gain_ns for one in path.collectives}
@@ -442,9 +442,9 @@ def test_no_path_is_longer_than_its_step(
     traces = run_pipeline(steps, batches, ahead, kernels, transfer, gap)
     for trace in traces[1:]:
         longest = longest_paths(trace)
-        assert all(path.window_ns <= longest[path.step or 0] for path in paths_of(trace))
+        assert all(path.path_ns <= longest[path.step or 0] for path in paths_of(trace))
     of_rank = {f"rank {number}": longest_paths(trace) for number, trace in enumerate(traces)}
-    assert all(path.window_ns <= of_rank[path.rank][path.step or 0] for path in paths_of(*traces))
+    assert all(path.path_ns <= of_rank[path.rank][path.step or 0] for path in paths_of(*traces))
 
 
 RANKS = st.integers(1, 4).flatmap(

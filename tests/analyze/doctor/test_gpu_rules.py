@@ -580,7 +580,7 @@ def test_without_steps_a_capture_is_not_taken_for_one() -> None:
 
 def test_the_sizes_of_many_collectives_differ() -> None:
     _, finding = diagnose(load_trace(TRACES / "naive.sqlite")).findings
-    assert "39 collectives, half of them of 0.26 MB or less" in finding.evidence  # 37 MB in all
+    assert "39 collectives, half of them of 0.25 MiB or less" in finding.evidence  # 37 MB in all
 
 
 def test_a_device_that_copies_while_the_path_is_on_the_host_is_not_said_to_be_idle() -> None:

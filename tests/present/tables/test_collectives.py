@@ -175,7 +175,7 @@ def test_the_path_of_median_length_is_not_called_that_of_the_typical_step(tmp_pa
     last = next(kernel for kernel in capture.kernels if kernel.kind == "memcpy")
     last.end = 37 * US
     (run,) = load_runs(write_capture(tmp_path / "x.sqlite", capture))
-    assert {path.step: path.window_ns // US for path in run.critical().steps} == {0: 36, 1: 27, 2: 37}
+    assert {path.step: path.path_ns // US for path in run.critical().steps} == {0: 36, 1: 27, 2: 37}
     assert run.collectives().typical_step == 1
     headline = critical_headline(run.critical())
     assert headline.startswith("The critical path of median length, 36.0 µs in step 0, counted from its first ")

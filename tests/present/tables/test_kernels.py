@@ -32,6 +32,12 @@ from tests.nsys_factory import write_capture
             "nchwToNhwcKernel<__half, float, 0, 0>",
         ),
         ("void xmma::strided_dgrad_indexed::kernel<xmma::Traits>(T)", "strided_dgrad_indexed::kernel<Traits>"),
+        (
+            "std::enable_if<((8)>(0))&&a::b<c>::d, void>::type vllm::fused_add_rms_norm_kernel<c10::BFloat16, 8>(x*)",
+            "fused_add_rms_norm_kernel<BFloat16, 8>",
+        ),
+        ("unsigned long long n::count<a::b<int> >(int)", "count<b<int> >"),
+        ("a kernel without parameters", "a kernel without parameters"),
     ],
 )
 def test_names_are_short(name: str, short: str) -> None:

@@ -1,0 +1,204 @@
+"""Sentences and tables that a reader could refute with the figures beside them, each on a small capture."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.test_reported import MAIN, PHASES, STEP, USUAL, job, step, usual
+from tests.command_line import csv_rows, run
+from tests.kineto_factory import event, write_kineto
+from tests.nsys_factory import NCCL, US, Capture, Range, write_capture
+
+
+def text_of(*arguments: object) -> str:
+    result = run(*arguments)
+    assert result.exit_code in (0, 3), result.stderr
+    return re.sub(r"\s+", " ", result.stdout)
+
+
+def document_of(*arguments: object) -> Any:
+    return json.loads(run(*arguments, "--format", "json").stdout)
+
+
+def silent_nccl(folder: Path) -> Path:
+    """NCCL's ranges without its kernels."""
+    work = tuple(one for one in USUAL if one[0] != NCCL)
+    capture = job(*(step(index, work, (*PHASES, ("nccl:all_reduce", 300, 310))) for index in range(3)))
+    return write_capture(folder / "silent.sqlite", capture)
+
+
+def graphs_alone(folder: Path) -> Path:
+    """CUDA graphs that were recorded whole, and a kernel between them."""
+    capture = job(*(step(index, (("graph", 20, 600, 7, 10, MAIN), USUAL[-1]), ()) for index in range(3)))
+    capture.kernels = [replace(one, kind="graph") if one.name == "graph" else one for one in capture.kernels]
+    return write_capture(folder / "graphs.sqlite", capture)
+
+
+@pytest.mark.parametrize("make", [silent_nccl, graphs_alone])
+def test_what_was_not_recorded_is_no_zero_and_no_clean_bill(make: Any, tmp_path: Path) -> None:
+    trace = make(tmp_path)
+    for options in ((), ("--steps",)):
+        for row in csv_rows("overlap", *options, trace):
+            assert (row["comm_ms"], row["overlapped_ms"], row["exposed_ms"]) == ("", "", "")
+    assert "no communication was overlapped" not in text_of("kernels", trace)
+    assert "overlapped time not known" in text_of("kernels", trace)
+    told = "all rules about communication"
+    assert told in [one["rule"] for one in document_of("doctor", trace)["abstained"]]
+    assert f"not decided: {told}" in text_of("doctor", trace)
+
+
+def test_a_job_that_does_not_communicate_has_zeros_and_a_clean_bill(tmp_path: Path) -> None:
+    work = tuple(one for one in USUAL if one[0] != NCCL)
+    trace = write_capture(tmp_path / "x.sqlite", job(*(step(index, work) for index in range(3))))
+    assert {row["comm_ms"] for row in csv_rows("overlap", trace)} == {"0.0"}
+    assert "no communication was overlapped" in text_of("kernels", trace)
+    assert "all rules about communication" not in text_of("doctor", trace)
+
+
+def test_a_program_that_calls_mpi_is_not_said_to_work_alone(tmp_path: Path) -> None:
+    work = tuple(one for one in USUAL if one[0] != NCCL)
+    capture = job(*(step(index, work) for index in range(3)))
+    capture.ranges.append(Range("MPI_Send", 500 * US, 520 * US, MAIN))
+    trace = write_capture(tmp_path / "x.sqlite", capture)
+    said = text_of("summary", trace)
+    assert "works alone" not in said
+    assert "only calls of MPI communicate in this trace" in said
+    capture.ranges[-1] = Range("MPI_Init", 500 * US, 520 * US, MAIN)
+    assert "works alone" in text_of("summary", write_capture(tmp_path / "y.sqlite", capture))
+
+
+def test_one_step_has_no_spread(tmp_path: Path) -> None:
+    (one,) = document_of("compare", write_capture(tmp_path / "x.sqlite", usual(1)))["variants"]
+    assert (one["step_ns"], one["step_spread_ns"]) == (STEP * US, None)
+    (several,) = document_of("compare", write_capture(tmp_path / "y.sqlite", usual(3)))["variants"]
+    assert several["step_spread_ns"] == 0
+
+
+def test_collectives_on_the_stream_of_compute_are_not_a_late_host(tmp_path: Path) -> None:
+    """Compute 570 us, collectives 310, and 120 of the host after them: the host delays the step by 120 at most."""
+    work = (("gemm", 2, 252, 7, 1, MAIN), (NCCL, 252, 562, 7, 2, MAIN), ("gemm", 562, 882, 7, 3, MAIN))
+    trace = write_kineto(tmp_path / "x.json", job(*(step(index, work, ()) for index in range(5))))
+    found = {one["rule"]: one["cost_ns"] for one in document_of("doctor", trace)["findings"]}
+    assert found == {"communication on the compute stream": 310 * US}
+
+
+def sized(folder: Path, *counts: int, rank: int = 0, op: str = "allreduce") -> Path:
+    """A step each with a collective of so many floats, in a job of two ranks."""
+    events = []
+    for number, count in enumerate(counts, 1):
+        at = (10 + STEP * number) * US
+        about = {"Collective name": op, "In msg nelems": count, "dtype": "Float", "Group size": 2}
+        of_device = {"correlation": number, "stream": 20, "device": rank}
+        events += [
+            event("user_annotation", f"ProfilerStep#{number}", at, at + STEP * US, 1, 1),
+            event("cuda_runtime", "cudaLaunchKernel", at + 5 * US, at + 6 * US, 1, 1, correlation=number),
+            event("kernel", NCCL, at + 50 * US, at + 500 * US, rank, 20, **of_device, **about),
+        ]
+    return write_kineto(folder / f"job.rank{rank}.json", Capture(), rank=rank, others=events)
+
+
+def test_rows_of_buckets_can_be_told_apart_in_a_narrow_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Collectives of one position and other sizes in other steps."""
+    monkeypatch.setenv("COLUMNS", "40")
+    said = run("collectives", "--by", "bucket", sized(tmp_path, 1000, 2000, 3000)).stdout
+    assert re.findall(r" (4000|8000|12000) ", said) == ["4000", "8000", "12000"], said
+
+
+def test_without_a_backward_nothing_is_said_to_be_no_tail(tmp_path: Path) -> None:
+    work = (("gemm", 20, 200, 7, 10, MAIN), (NCCL, 100, 300, 20, 50, MAIN), ("adam", 300, 400, 7, 60, MAIN))
+    capture = job(*(step(index, work, (("forward", 5, 100),)) for index in range(3)))
+    capture.threads.clear()
+    trace = write_capture(tmp_path / "x.sqlite", capture)
+    for by in ("collective", "step", "bucket"):
+        for row in csv_rows("collectives", "--by", by, trace):
+            assert (row["when_tail_ms"], row["when_backward_ms"]) == ("", "")
+            assert float(row["exposed_ms"]) > 0
+    assert {row["when_tail_ms"] for row in csv_rows("collectives", write_capture(tmp_path / "y.sqlite", usual(3)))} == {
+        "0.2"
+    }
+
+
+def test_idle_and_exposed_time_have_one_share_each(tmp_path: Path) -> None:
+    """The share of the typical step is not that of the medians, so a second one contradicts the first."""
+    work = tuple((what, start // 10, end // 10, *more) for what, start, end, *more in USUAL)
+    steps = [step(index, tuple((a, b, c, d, e // 10, f) for a, b, c, d, e, f in work)) for index in range(5)]
+    idle = document_of("summary", write_capture(tmp_path / "x.sqlite", job(*steps)))["runs"][0]["idle"]
+    assert "longer than communication is exposed" in idle
+    assert len(re.findall(r"\d %", idle)) == 1, idle
+
+
+def test_sizes_that_differ_between_ranks_are_not_those_of_the_first(tmp_path: Path) -> None:
+    for rank, count in enumerate((1000, 2_000_000)):
+        sized(tmp_path, *[count] * 3, rank=rank, op="all_to_allv")
+    said = document_of("summary", tmp_path)["runs"][0]["cause"]
+    assert "iB" not in said, said
+
+
+def test_a_launch_that_lasts_is_not_called_queued_work(tmp_path: Path) -> None:
+    """A call may take milliseconds, to load a module: its work is not queued meanwhile."""
+    work = (*USUAL[:3], ("adam", 850, 900, 7, 510, MAIN))
+    said = text_of("kernels", write_capture(tmp_path / "x.sqlite", job(*(step(index, work) for index in range(3)))))
+    assert "from the beginning of the call that launched the next work" in said
+    assert "was queued but had not started" not in said
+
+
+def test_durations_of_collectives_that_run_at_once_are_called_sums(tmp_path: Path) -> None:
+    work = (*USUAL, (NCCL, 410, 790, 21, 301, MAIN))
+    both = write_capture(tmp_path / "x.sqlite", job(*(step(index, work) for index in range(3))))
+    note = "durations are summed over collectives that may run at once"
+    assert note in text_of("collectives", "--by", "step", both)
+    assert note not in text_of("collectives", "--by", "step", write_capture(tmp_path / "y.sqlite", usual(3)))
+
+
+def test_a_requirement_that_no_rank_can_judge_was_decided_by_none(tmp_path: Path) -> None:
+    two = [
+        step(index, tuple(one for one in USUAL if one[0] != NCCL), process=process)
+        for index in range(3)
+        for process in (100, 200)
+    ]
+    trace = write_capture(tmp_path / "x.sqlite", job(*two))
+    (row,) = csv_rows("check", "--max-tail-ms", "1", trace)
+    assert (row["verdict"], row["decided_by"]) == ("unknown", "all ranks")
+
+
+def test_parts_of_a_window_stand_beside_the_window(tmp_path: Path) -> None:
+    (row, *_) = csv_rows("overlap", "--steps", write_capture(tmp_path / "x.sqlite", usual(3)))
+    names = list(row)
+    after = names[names.index("window_ms") + 1 :][:5]
+    assert after == ["compute_only_ms", "overlapped_ms", "exposed_ms", "exposed_memory_ms", "idle_ms"]
+    assert sum(float(row[name]) for name in after) == pytest.approx(float(row["window_ms"]))
+
+
+def test_a_host_that_may_have_waited_hid_nothing_that_is_known(tmp_path: Path) -> None:
+    """Of gloo in a phase it is not known whether the host computed meanwhile: no command tells what was overlapped."""
+    process = Range("process|rank=0|world=2|variant=overlap|backend=gloo|device=cpu", 0, 900, 1, domain="ddp_prof")
+    step_range = Range("step|index=0", 10, 800, 1, domain="ddp_prof")
+    phases = [Range("forward", 20, 100, 1, domain="ddp_prof"), Range("backward", 100, 500, 1, domain="ddp_prof")]
+    collective = Range("all_reduce|bucket=0|bytes=8|params=1", 300, 700, 2, domain="ddp_prof")
+    capture = Capture(ranges=[process, step_range, *phases, collective])
+    trace = write_capture(tmp_path / "x.sqlite", capture)
+    (rank,) = document_of("overlap", trace)["ranks"]
+    (one,) = document_of("collectives", trace)["collectives"]
+    names = ("overlapped_ns", "exposed_ns")
+    assert [rank[name] for name in names] == [one[name] for name in names] == [None, None]
+    assert (rank["comm_ns"], rank["compute_ns"]) == (400, None)
+    (step_found,) = rank["steps"]
+    assert {step_found[name] for name in (*names, "tail_ns")} == {None}
+    assert (step_found["compute_only_ns"], step_found["idle_ns"]) == (280, 110)
+    assert document_of("kernels", trace)["ranks"][0]["overlapped_ns"] is None
+
+
+def test_collectives_that_take_no_time_are_of_unknown_length(tmp_path: Path) -> None:
+    work = tuple((what, start, start if what == NCCL else end, *more) for what, start, end, *more in USUAL)
+    steps = [step(index, tuple((a, b, c, d, e, f) for a, b, c, d, e, f in work)) for index in range(3)]
+    trace = write_capture(tmp_path / "x.sqlite", job(*steps))
+    (rank,) = document_of("overlap", trace)["ranks"]
+    figures = [rank, *rank["steps"], *document_of("collectives", trace)["collectives"]]
+    assert {one[name] for one in figures for name in ("overlapped_ns", "exposed_ns")} == {None}
+    assert rank["collectives"] == 3
