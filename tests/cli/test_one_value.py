@@ -138,7 +138,8 @@ def entities_of(command: str, document: Document) -> Iterator[tuple[Entity, Docu
     if command == "critical":
         yield from ((("path", path["rank"], path["step_key"]), path) for path in document["steps"])
     if command == "overlap":
-        for rank in document["ranks"]:
+        names = [_name_of(rank) for rank in document["ranks"]]
+        for rank in (rank for rank in document["ranks"] if names.count(_name_of(rank)) == 1):
             for step in rank["steps"]:
                 own = {name: step[name] for name in ("window_ns", "host_ns") if step[name] is not None}
                 yield ("path", _name_of(rank), step["step_key"]), own
