@@ -345,6 +345,22 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
     return tuple(lines)
 
 
+def tells_damage(note: str) -> bool:
+    """Whether a note says that something was recorded wrongly or not at all, without which figures would be others.
+
+    Notes on what a program did, or what was chosen or inferred, do not. Those are texts of this package, some of which
+    have passed through files and other processes.
+    """
+    return _DAMAGE.search(note) is not None
+
+
+_DAMAGE = re.compile(
+    "profiler lost|have no activity|clocks of host and device disagree|impossible end|still open when the recording|"
+    "duplicate collective|have no start|ending after later ones|no end, or one before|is taken for a rank|"
+    "itself reports|figures per step leave it out|disagree on the number of ranks"
+)
+
+
 def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
     known = sorted({size for size in sizes if size})
     numbers = ", ".join(map(str, known))

@@ -58,7 +58,7 @@ def check_gate(documents: dict[str, Document]) -> None:
         measured, name = verdict["measured"], verdict["requirement"]
         assert verdict["process"] in {None, *(rank["process"] for rank in ranks)}
         if name == "min overlap" and measured is not None:
-            assert measured == min(rank["overlap_ratio"] for rank in ranks)
+            assert measured == min(ratio for rank in ranks if (ratio := rank["overlap_ratio"]) is not None)
         elif name in RUN_FIGURES and len(ranks) == 1 and measured is not None and not verdict["reason"]:
             assert round(measured) == variant[RUN_FIGURES[name]]
 

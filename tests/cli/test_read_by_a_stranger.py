@@ -10,7 +10,19 @@ from typing import Any
 
 import pytest
 
-from tests.cli.test_reported import MAIN, PHASES, STEP, USUAL, job, step, usual
+from tests.cli.test_reported import (
+    MAIN,
+    PHASES,
+    STEP,
+    USUAL,
+    job,
+    lost_first,
+    open_range,
+    overlong,
+    step,
+    usual,
+    without_times,
+)
 from tests.command_line import csv_rows, run
 from tests.kineto_factory import event, write_kineto
 from tests.nsys_factory import NCCL, US, Capture, Range, write_capture
@@ -202,3 +214,34 @@ def test_collectives_that_take_no_time_are_of_unknown_length(tmp_path: Path) -> 
     figures = [rank, *rank["steps"], *document_of("collectives", trace)["collectives"]]
     assert {one[name] for one in figures for name in ("overlapped_ns", "exposed_ns")} == {None}
     assert rank["collectives"] == 3
+
+
+def test_shares_of_a_step_stand_beside_its_length(tmp_path: Path) -> None:
+    """The median of two steps of 1000 and 1100 us is no step: shares of it would be of another length."""
+    longer = step(1, USUAL)
+    longer.kernels[-1] = replace(longer.kernels[-1], end=longer.kernels[-1].end + 90 * US)
+    longer.ranges[0] = replace(longer.ranges[0], end=(longer.ranges[0].end or 0) + 100 * US)
+    trace = write_capture(tmp_path / "x.sqlite", job(step(0), longer, step(3), step(4, late=50)))
+    (found,) = document_of("summary", trace)["runs"]
+    said = text_of("summary", trace)
+    (beside,) = re.findall(r"(\S+) ms: compute alone", said)
+    assert beside == f"{found['nearest_step_ns'] / 1e6:.2f}", said
+
+
+DAMAGED = {
+    "16 of 16 launches in them have no activity": lost_first,
+    "an activity in it has an impossible end": overlong,
+    "have no start and are left out": without_times,
+    "still open when the recording ended": open_range,
+}
+
+
+@pytest.mark.parametrize("told", DAMAGED)
+def test_the_short_answer_tells_what_was_recorded_wrongly(told: str, tmp_path: Path) -> None:
+    """What was chosen or inferred is left to the notes; of what is damaged the answer speaks itself."""
+    path = tmp_path / "x.json"
+    assert told in text_of("summary", write_kineto(path, DAMAGED[told]()))
+    said = text_of("summary", write_capture(tmp_path / "y.sqlite", usual()))
+    assert "blocking" in said
+    assert "note" in said
+    assert " notes " not in said

@@ -13,7 +13,7 @@ from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import NOTHING_LEFT
+from ddp_prof.analyze.quality import NOTHING_LEFT, tells_damage
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.errors import shell_quote
@@ -181,6 +181,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
+    doubts += filter(tells_damage, notes)
     read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
     why = ("cause", None if summary.reason or run.idle else cause)
     is_of_cause = of_cause and not findings and run.diagnosis and not summary.reason
@@ -190,7 +191,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
         ("gain", gain_in_short(summary, *costs)),
         *((why, change) if is_of_cause and not run.idle else (change, why)),  # what a cause advises speaks of it
-        ("step", _shares(summary)),
+        (_name_of_step(summary), _shares(summary)),
         ("comm", _communication(summary, in_short=True)),
         ("notes", "; ".join(doubts)),
         ("read", " · ".join([*read, *([f"{count_noun(len(notes), 'note')}: --notes"] if notes else [])])),
@@ -266,7 +267,7 @@ def _parts(summary: VariantSummary) -> str | None:
 
 
 def _shares(summary: VariantSummary) -> str | None:
-    """Return the median length of a step, and the shares of it in the step nearest to all medians."""
+    """Return the length and the shares of the parts of the step nearest to all medians."""
     step_ns = summary.communicating_step_ns or summary.step_ns
     if not summary.step_ns or not step_ns:
         return None
@@ -275,7 +276,16 @@ def _shares(summary: VariantSummary) -> str | None:
         return f"{milliseconds(summary.step_ns)}, the median of all steps"
     shares = [(name, (summary.parts_ns[key] or 0) / summary.nearest_step_ns) for key, name in _SHORT_PARTS.items()]
     shown = ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= _LEAST_SHARE)
-    return f"{milliseconds(step_ns)}{which}: {shown}"
+    whole, own = milliseconds(step_ns), milliseconds(summary.nearest_step_ns)
+    if summary.comm_ns or own == whole:  # the headline has told the median
+        return f"{own}{which}: {shown}"
+    return f"{whole}{which}; the typical one, {own}: {shown}"
+
+
+def _name_of_step(summary: VariantSummary) -> str:
+    """Return ``sample`` where the step that is shown is not as long as the median."""
+    lengths = summary.communicating_step_ns or summary.step_ns, summary.nearest_step_ns
+    return "sample" if None not in lengths and len({milliseconds(ns or 0) for ns in lengths}) == 2 else "step"
 
 
 def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | None:
