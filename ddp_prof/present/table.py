@@ -44,6 +44,8 @@ NAMES = frozenset({"run", "variant", "node", "rank", "decided_by"})
 """Columns of names that users chose, so they may be long."""
 NEXT = "next"
 """Label of a line that is a command."""
+BESIDE = "consumer"
+"""A column that names a kernel beside figures of something else: where nothing wraps, its name is cut."""
 ENDLESS = 10_000
 """Width of output that does not go to a terminal, so that no column is cut."""
 
@@ -132,6 +134,18 @@ def shorten(rows: Sequence[Row], digest: Digest) -> Sequence[Row]:
         known = [value for row in others if isinstance(value := row[key], (int, float))]
         rest[key] = sum(known) if known else None
     return [*first, {**rest, digest.named: f"{len(others):,} others"}]
+
+
+def cut_beside(rows: Sequence[Row]) -> Sequence[Row]:
+    """Shorten names of kernels that stand beside other figures: one of a template has hundreds of characters."""
+    longest = 2 * WORDS
+    if not rows or BESIDE not in rows[0]:
+        return rows
+    names = [str(row[BESIDE] or "") for row in rows]
+    return [
+        {**row, BESIDE: f"{name[: longest - 1]}…"} if len(name) > longest else row
+        for row, name in zip(rows, names, strict=True)
+    ]
 
 
 def cut_names(rows: Sequence[Row]) -> Sequence[Row]:
@@ -324,7 +338,8 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
     whole = () if view.is_text and not options.columns else view.readable_rows
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
-    rows = select_columns(short if width is None else cut_names(short), options.columns)
+    piped = short if options.wide else cut_beside(short)
+    rows = select_columns(piped if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
     columns, left_out = (columns_of(rows), []) if is_whole else fit_columns(rows, width or ENDLESS)
     if view.title:
@@ -338,7 +353,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
     notes = [*own, *([cut] if short is not whole else [])]
     if list(rows) != list(select_columns(short, options.columns)):
-        notes.append("long names without their middle; whole: --wide")
+        notes.append(f"long names without their {'end' if width is None else 'middle'}; whole: --wide")
     notes += [*left_out, *shared]
     for note in () if options.quiet else notes:
         console.print(Text(_wrap_line(f"note: {printable(note)}", console.width), style="dim"))

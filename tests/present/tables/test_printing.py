@@ -64,3 +64,17 @@ def test_what_is_piped_is_laid_out_as_on_a_terminal(rows: list[Row]) -> None:
     terminal = Console(file=io.StringIO(), width=1000, height=100, emoji=False, highlight=False)
     terminal.print(_table(rows, columns_of(rows)))
     assert list(plain_lines(rows, columns_of(rows))) == terminal.file.getvalue().splitlines()
+
+
+def test_a_pipe_gets_no_line_of_a_thousand_characters(capsys: pytest.CaptureFixture[str]) -> None:
+    """A consumer's template made each line of collectives as long; CSV has the whole name."""
+    name = "void kernel<" + "std::tuple<int, float>, " * 40 + ">"
+    view = TableView("", [{"step_ms": 1.5, "consumer": name}, {"step_ms": 2.5, "consumer": None}], [], {})
+    show(TableOptions(), [view])
+    piped = capsys.readouterr().out
+    assert max(map(len, piped.splitlines())) < 80
+    assert "long names without their end; whole: --wide" in piped
+    show(TableOptions(wide=True), [view])
+    assert name in capsys.readouterr().out
+    show(TableOptions("csv"), [view])
+    assert name in capsys.readouterr().out
