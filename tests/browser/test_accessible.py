@@ -17,6 +17,7 @@ TIMELINES = ("naive.html", "known.html")
 PAGES = (
     "index.html", *TIMELINES, "naive-why.html", "known-why.html", "naive-kernels.html", "known-kernels.html",
     "waterfall-page.html", "collectives-page.html", "skew-page.html", "variants.html", "buckets.html", "model.html",
+    "one-file.html",
 )  # fmt: skip
 
 
@@ -34,6 +35,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
             ["collectives", naive, "--html", folder / "collectives-page.html"],
             ["skew", naive, "--html", folder / "skew-page.html"],
             ["results", _results(folder), "-o", folder],
+            ["report", naive, flat, "--one-file", folder / "one-file.html"],
         ):
             result = run(*arguments)
             assert result.exit_code == 0, result.output
