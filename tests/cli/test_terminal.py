@@ -51,14 +51,14 @@ def test_no_line_is_longer(command: str, trace: str, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("command", [*OF_ONE, "compare"])
 def test_no_line_of_a_gpu_capture_is_longer(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kernels have names of templates, longer than any line."""
+    """Kernels have names of templates, longer than any line. A path, which is copied, has a line of its own."""
     capture = known_truth()
     for kernel in capture.kernels:
         kernel.name += f"<{', '.join(['at::native::Functor<float, (int)4>'] * 9)}>(void)"
     trace = write_capture(tmp_path / "a_name_that_is_rather_long_for_a_file.sqlite", capture)
     for width in (80, 120):
         said = printed([*command.split(), str(trace)], width, monkeypatch)
-        assert max(map(len, said.splitlines())) <= width
+        assert max(len(line) for line in said.splitlines() if line != str(trace)) <= width
 
 
 @pytest.mark.parametrize("command", [*OF_ALL, "results"])
