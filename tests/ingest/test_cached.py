@@ -127,6 +127,19 @@ class TestStore:
             assert stored_bytes(trace) >= 0.8 * file.stat().st_size
             assert read_trace(file, {"of": "another"}, trace.path, trace.manifest) is None
 
+    @pytest.mark.slow
+    def test_captures_by_others_come_back(self, shared_traces: Path, tmp_path: Path) -> None:
+        read = 0
+        for path in sorted(shared_traces.glob("*.*[ez]")):
+            try:
+                trace = load_trace(path, LAUNCHES)
+            except TraceError:
+                continue  # a trace of another program
+            write_trace(trace, tmp_path / "kept", {})
+            assert_same(trace, read_trace(tmp_path / "kept", {}, path, trace.manifest))
+            read += 1
+        assert read > 20
+
     def test_columns_are_mapped_and_take_no_memory(self, trace: Path, folder: Path) -> None:
         load_trace(trace)
         column = load_trace(trace).activities.start_ns
