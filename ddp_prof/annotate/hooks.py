@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from functools import wraps
@@ -155,6 +156,8 @@ class Instrumented:
             for index, unit in enumerate(units):
                 mark_fsdp_unit(unit, index)
         for inner in () if is_marked else steppers:
+            if not self._take(inner):
+                continue
             marks = OptimizerMarks()
             self._undo += [
                 inner.register_step_pre_hook(marks.begin).remove,
@@ -166,6 +169,14 @@ class Instrumented:
         while self._undo:
             self._undo.pop()()
 
+    def _take(self, one: Any) -> bool:
+        """Whether it has no marks yet; from now on it has."""
+        if one in _marked:
+            return False
+        _marked.add(one)
+        self._undo.append(lambda: _marked.discard(one))
+        return True
+
     def _replace(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
         marked = wraps(original)(make(original))
@@ -174,8 +185,8 @@ class Instrumented:
 
     def _mark_forward(self, model: torch.nn.Module) -> None:
         wrapped = getattr(model, "_orig_mod", model)  # of what torch.compile made
-        if "register_comm_hook" in vars(wrapped):
-            return  # is marked already
+        if "register_comm_hook" in vars(wrapped) or not self._take(wrapped):
+            return
         opened: list[NestedRange] = []
         process = None
         buckets = BucketMarks(wrapped) if isinstance(wrapped, DistributedDataParallel) else None
@@ -229,6 +240,8 @@ class Instrumented:
         ]
 
 
+_marked: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Models and optimizers that have marks."""
 _NOT_THE_WRAPPER = "annotate.instrument got the module inside a DistributedDataParallel, whose buckets are not marked"
 _WRAP_FIRST = "call it after DistributedDataParallel(...), with what that returns"
 
@@ -254,10 +267,11 @@ def _take_optimizers(given: Sequence[Any]) -> list[Any]:
     """Return torch's optimizers: those of Accelerate and others wrap them, and never call the hooks of the wrapper."""
     found = [getattr(one, "optimizer", one) for one in _each(given)]
     for one in found:
-        if not hasattr(one, "register_step_pre_hook"):
+        if isinstance(one, type) or not hasattr(one, "register_step_pre_hook"):
+            name = f"the class {one.__name__}" if isinstance(one, type) else f"a {type(one).__name__}"
             raise TypeError(
                 "annotate.instrument takes optimizers, or lists of them, after the model, as "
-                f"instrument(model, optimizer): a {type(one).__name__} is no torch.optim.Optimizer"
+                f"instrument(model, optimizer): {name} is no torch.optim.Optimizer"
             )
     return found
 

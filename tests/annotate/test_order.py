@@ -48,13 +48,34 @@ def test_lists_of_models_and_optimizers_are_taken() -> None:
     assert phases == ["forward", "backward", "optimizer"] * 2
 
 
-@pytest.mark.parametrize("arguments", ["optimizer first", "a model as optimizer", "neither"])
+@pytest.mark.parametrize("is_wrapped", [False, True])
+@pytest.mark.usefixtures("_group")
+def test_what_is_marked_twice_has_each_range_once(is_wrapped: bool) -> None:
+    """By two calls, or by a list that names it twice; and again after the marks were taken off."""
+    inner = nn.Linear(2, 2)
+    model = DistributedDataParallel(inner) if is_wrapped else inner
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        recorder = annotate.Recorder()
+        with annotate.only_sink(recorder), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            marks = [annotate.instrument(model, optimizer), annotate.instrument([model, model], [optimizer, optimizer])]
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        for one in marks:
+            one.remove()
+        phases = [each.text for each in recorder.ranges if each.text in ("forward", "backward", "optimizer")]
+        assert phases == ["forward", "backward", "optimizer"]
+
+
+@pytest.mark.parametrize("arguments", ["optimizer first", "a model as optimizer", "a class", "neither"])
 def test_what_is_no_model_or_optimizer_is_refused(arguments: str) -> None:
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     given: dict[str, tuple[Any, ...]] = {
         "optimizer first": (optimizer,),
         "a model as optimizer": (model, model),
+        "a class": (model, torch.optim.SGD),
         "neither": ([model, 1],),
     }
     with pytest.raises(TypeError, match=r"instrument\(model, optimizer\)"):
