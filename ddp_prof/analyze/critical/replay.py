@@ -302,7 +302,8 @@ def weigh(replay: Replay, weights: Mapping[str, float] | None = None) -> Replay:
 
     def along(of_each_ns: Ints) -> Ints:
         sums_ns = np.append(0, np.cumsum(np.round(of_each_ns * of_kind).astype(np.int64)))
-        return sums_ns[links.end_row] - sums_ns[links.first_row]
+        found_ns: Ints = sums_ns[links.end_row] - sums_ns[links.first_row]
+        return found_ns
 
     weighted = along(computed.compute_ns), along(computed.beside_ns)
     return replace(replay, links=replace(links, compute_ns=weighted[0], beside_ns=weighted[1]))

@@ -214,7 +214,13 @@ def _let_ranks_meet(replay: Replay, arrivals: Ints, late: int | None) -> Replay 
             rows = rows if late is None or index == late else rows[by[rows] != late]
             nothing = np.zeros(len(rows), np.int64)
             added.append(
-                Links(tail[rows], ends[rows, index], transfer_ns[rows, index], *[nothing] * 5, nothing + index)
+                Links(
+                    tail=tail[rows],
+                    head=ends[rows, index],
+                    length_ns=transfer_ns[rows, index],
+                    rank=nothing + index,
+                    **dict.fromkeys(("is_duration", "compute_ns", "beside_ns", "first_row", "end_row"), nothing),
+                )
             )
     links = concatenate(replace(links, length_ns=length_ns), *added)
     return replace(replay, links=links) if np.all(links.tail < links.head) else None

@@ -345,7 +345,7 @@ def _doubt_of_rest(key: Ints, compared: Mask, beside_ns: Ints, done_ns: Floats) 
     return left * (interval[1] - interval[0]) / 2 * math.sqrt(1 + count / others) * of_few
 
 
-def _interval_of_kernels(compared_ns: Floats, done_ns: Floats) -> tuple[float, float] | None:
+def _interval_of_kernels(compared_ns: Numbers, done_ns: Numbers) -> tuple[float, float] | None:
     """The 95 % interval of the contended share of compared kernels, which are drawn; ``None`` for too few."""
     sums = np.column_stack([compared_ns, done_ns])
     return bootstrap_interval(
