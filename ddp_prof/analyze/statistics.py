@@ -24,6 +24,10 @@ from numpy.typing import NDArray
 LEAST_STEPS = 3
 """An interval needs at least this number of steps, or other units."""
 
+FEW_STEPS = "too few steps for an interval"
+EACH_ALONE = "each interval is for itself: of twenty, one leaves out what is true"
+"""What is said where several ratios with intervals stand in one table."""
+
 _DRAWS = 1000
 _PERCENTILES = (2.5, 97.5)
 _BATCH_VALUES = 2**20

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.analyze.core.attribution import bus_factor
-from ddp_prof.analyze.statistics import LEAST_STEPS
+from ddp_prof.analyze.statistics import EACH_ALONE, LEAST_STEPS
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.benchmark.bucket_model import BucketModel
 from ddp_prof.benchmark.charts import draw_figures
@@ -32,7 +32,7 @@ HOW_TO_READ = (
 )
 SPREAD = (
     "±: half of the 95 % interval, by bootstrap over runs; of three runs it is half of their range and too narrow. "
-    "That of a speedup is by Student's t over repeats, and covers. "
+    f"That of a speedup is by Student's t over repeats, and covers; {EACH_ALONE}. "
     "Sentences compare pairs of runs of one repeat, so they know more than ± says"
 )
 NO_SPREAD = f"no ±: fewer than {LEAST_STEPS} runs of a setting"

@@ -8,6 +8,7 @@ from dataclasses import asdict, replace
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.statistics import EACH_ALONE
 from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import (
@@ -92,11 +93,11 @@ def how_to_read(summaries: Iterable[VariantSummary]) -> str:
     if not known:
         return HOW_TO_READ
     if known[0].speedup_from != TURNS:
-        return f"{HOW_TO_READ}; speedup: over {BASELINE}, of captures that were made one after another"
+        return f"{HOW_TO_READ}; speedup: over {BASELINE}, of captures that were made one after another; {EACH_ALONE}"
     rounds = count_noun(max(len(summary.turns_ns) for summary in known), "round")
     return (
         f"{HOW_TO_READ}; speedup: over {BASELINE}, of training in turns without a profiler, ±: half of the 95 % "
-        f"interval over {rounds}, each with new ranks; all other columns are of the captures"
+        f"interval over {rounds}, each with new ranks; {EACH_ALONE}; all other columns are of the captures"
     )
 
 
