@@ -11,9 +11,19 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 
 from ddp_prof.analyze.kernels.kernel_times import Contention
-from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
-from ddp_prof.analyze.step_cost import NO_OVERLAP, ON_CPU, PARTS, StepCost, divide_step, find_slowed
+from ddp_prof.analyze.statistics import FEW_STEPS
+from ddp_prof.analyze.step_cost import (
+    NO_BLOCKING,
+    NO_LENGTH,
+    NO_OVERLAP,
+    ON_CPU,
+    PARTS,
+    StepCost,
+    divide_step,
+    find_slowed,
+)
 from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
 
 
@@ -22,14 +32,14 @@ class Cost:
     """The cost of communication in a step of a run, or of a rank: medians over the steps that communicate.
 
     Attributes:
-        blocking_ns: ``None`` if not known.
+        blocking_ns: ``None`` if not known, for ``blocking_reason``.
         contention_ns: What communication adds to the compute beside it, by its slowdown; ``None`` with a reason.
         contention_low_ns, contention_high_ns: Its 95 % interval. Without a known slowdown, from nothing to all time
             beside communication; ``None`` if that is not known either.
         kappa: How many times as long the same kernels take beside communication, see :class:`Contention`; of a rank,
             that of its run.
         kernels_compared: Number of different kernels that ``kappa`` was measured with.
-        reason: Why ``contention_ns`` is not known.
+        reason: Why ``contention_ns`` is not known, or only its interval is not.
         medians_ns: The median of each part of :class:`StepCost`, and of ``step``; medians need not sum. ``None`` for a
             part that is not known in some step.
     """
@@ -42,11 +52,12 @@ class Cost:
     kernels_compared: int
     reason: str | None
     medians_ns: dict[str, int | None] | None = None
+    blocking_reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What a step could gain at most; ``None`` if not known.
+    """What a step could gain at most; ``None`` if not known, for ``reason``.
 
     Attributes:
         schedule_ns: By hiding communication: what waits for it, or what is exposed if that is not known.
@@ -58,6 +69,7 @@ class Bounds:
     network_ns: int | None
     low_ns: int | None
     high_ns: int | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +128,18 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
     costs = []
     for at, rank in enumerate(result.ranks):
         (own,) = compare_variants([replace(result, ranks=(rank,))])
-        cost = add_medians(measure_cost(own, contention), [at])
+        cost = add_medians(_with_blocking_reason(measure_cost(own, contention), [rank]), [at])
         costs.append(RankCost(rank.name, cost, find_bounds(own, cost), tuple(of_ranks[at])))
-    cost = add_medians(measure_cost(summary, contention), range(len(result.ranks)))
+    cost = _with_blocking_reason(measure_cost(summary, contention), result.ranks)
+    cost = add_medians(cost, range(len(result.ranks)))
     return RunCost(cost, find_bounds(summary, cost), tuple(costs))
+
+
+def _with_blocking_reason(cost: Cost, ranks: Sequence[RankOverlap]) -> Cost:
+    if cost.blocking_ns is not None:
+        return cost
+    reasons = (rank.dependencies.reason if rank.dependencies else rank.reason for rank in ranks)
+    return replace(cost, blocking_reason=next(filter(None, reasons), NO_BLOCKING))
 
 
 def _medians(steps: Sequence[StepCost]) -> dict[str, int | None] | None:
@@ -152,14 +172,14 @@ def measure_cost(summary: VariantSummary, contention: Contention) -> Cost:
         contention_high_ns=high_ns,
         kappa=contention.slowdown,
         kernels_compared=contention.kernels,
-        reason=None,
+        reason=None if low_ns is not None and high_ns is not None else FEW_STEPS,
     )
 
 
 def find_bounds(summary: VariantSummary, cost: Cost) -> Bounds:
     """Return what no schedule, and no network, can gain more than."""
     if summary.gain_at_most is None or not summary.communicating_step_ns:
-        return Bounds(None, None, None, None)
+        return Bounds(None, None, None, None, summary.reason or cost.reason or NO_LENGTH)
     schedule_ns = round(summary.gain_at_most * summary.communicating_step_ns)
 
     def with_contention(contention_ns: int | None) -> int | None:
@@ -170,4 +190,5 @@ def find_bounds(summary: VariantSummary, cost: Cost) -> Bounds:
         network_ns=with_contention(cost.contention_ns),
         low_ns=with_contention(cost.contention_low_ns),
         high_ns=with_contention(cost.contention_high_ns),
+        reason=cost.reason,
     )

@@ -116,11 +116,11 @@ def json_keys() -> str:
     )
 
 
-def json_keys_of(*path: str) -> str:
-    """Return the keys of an entry of a list in the document of ``overlap``; ``path`` names the list."""
-    found = _json_document(JSON_COMMANDS[0])
+def json_keys_of(*path: str, command: str = "overlap") -> str:
+    """Return the keys of an object in a command's document; of a list in ``path``, the first entry counts."""
+    found = _json_document(next(one for one in JSON_COMMANDS if one.partition(" ")[0] == command))
     for key in path:
-        found = found[key][0]
+        found = found[key][0] if isinstance(found[key], list) else found[key]
     return f"{_keys(found)}\n\n"
 
 

@@ -72,7 +72,7 @@ def test_an_unknown_slowdown_is_a_range_and_never_0() -> None:
     cost = measure_cost(SUMMARY, Contention(reason="no kernel ran both ways"))
     assert cost == Cost(0, None, 0, 4_500_000, None, 0, "no kernel ran both ways")
     bounds = find_bounds(SUMMARY, cost)
-    assert bounds == Bounds(0, None, 0, 4_500_000)
+    assert bounds == Bounds(0, None, 0, 4_500_000, "no kernel ran both ways")
     assert gain_headline(SUMMARY, cost) == gain_headline(SUMMARY)
     assert cost_text(cost, bounds) == (
         "what communication slows is not known, at most 4.50 ms per step: no kernel ran both ways; no schedule "
@@ -191,6 +191,29 @@ def test_a_gate_cannot_judge_a_cost_that_nothing_bounds() -> None:
     found = run("check", "--max-cost-ms", 200, "--format", "json", "traces/torch.sqlite")
     ((one,),) = [of_run["verdicts"] for of_run in json.loads(found.stdout)["runs"]]
     assert (one["status"], one["reason"]) == ("unknown", ON_CPU)
+
+
+def _unexplained(one: object) -> list[str]:
+    """Keys of times, at any depth of a cost or of bounds, that are null while no reason beside them is given."""
+    if isinstance(one, list):
+        return [found for part in one for found in _unexplained(part)]
+    if not isinstance(one, dict):
+        return []
+    reasons = [value for key, value in one.items() if "reason" in key and value]
+    own = [key for key, value in one.items() if key.endswith("_ns") and value is None and not reasons]
+    return own + [found for key in ("cost", "bounds", "ranks", "steps") for found in _unexplained(one.get(key, []))]
+
+
+@pytest.mark.parametrize("trace", ["traces/torch.sqlite", "traces/naive.sqlite"])
+def test_what_is_not_known_of_costs_has_a_reason(trace: str) -> None:
+    document = json.loads(run("overlap", trace, "--format", "json").stdout)
+    costs = [{name: one[name] for name in ("cost", "bounds")} for one in (document, *document["ranks"])]
+    costs += [{"cost": step["cost"]} for rank in document["ranks"] for step in rank["steps"]]
+    assert _unexplained(costs) == []
+    findings = json.loads(run("doctor", trace, "--format", "json").stdout)["findings"]
+    for one in findings:
+        assert one["cost_ns"] is not None or one["cost_reason"]
+        assert one["expected_gain_ns"] is not None or one["gain_reason"]
 
 
 def test_copies_out_of_buckets_cost_less_than_they_take(shared_traces: Path) -> None:

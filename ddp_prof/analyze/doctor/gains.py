@@ -13,6 +13,7 @@ from ddp_prof.analyze.critical.critical_path import COPIES, HOST_WAITS
 from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
 from ddp_prof.analyze.doctor.communication import are_barriers, are_broadcasts_in_forward
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
+from ddp_prof.analyze.statistics import FEW_STEPS
 from ddp_prof.table import UNKNOWN, Mask, begins_run
 
 ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
@@ -27,7 +28,6 @@ ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
 """The setting behind the advice of a rule: an argument of DistributedDataParallel, or a variable of the environment."""
 
 NOT_SIMULATED = "how much else would change with it is not in the trace"
-FEW_STEPS = "too few steps for an interval"
 NO_BOUND = "the trace does not tell how much of a step it takes"
 MODEL_ERROR = 0.19
 """Of a gain: by how much a replay missed what other captures then measured, in root mean square.
@@ -51,8 +51,7 @@ def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
     if simulate is _without_straggler and finding.cost_ns is not None:
         # That is what others wait for. Collectives that wait slow the compute beside them, too, which a replay knows.
         finding = replace(finding, cost_ns=max(finding.cost_ns, gain.ns, gain.high_ns or 0))
-
-    gain = _with_model_error(gain)
+    wider = _with_model_error(gain)
 
     def bounded(ns: int | None) -> int | None:
         return ns if ns is None or finding.cost_ns is None else min(ns, finding.cost_ns)
@@ -60,8 +59,8 @@ def with_expected_gain(run: RunEvidence, finding: Finding) -> Finding:
     return replace(
         finding,
         expected_gain_ns=bounded(max(0, gain.ns)),
-        gain_low_ns=bounded(gain.low_ns),
-        gain_high_ns=bounded(gain.high_ns),
+        gain_low_ns=bounded(wider.low_ns),
+        gain_high_ns=bounded(wider.high_ns),
         gain_reason=FEW_STEPS if gain.low_ns is None else None,
     )
 
