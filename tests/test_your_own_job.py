@@ -44,7 +44,7 @@ def test_every_capture_is_understood(command: str, tmp_path: Path) -> None:
 
 
 def test_the_page_has_snippets_and_commands() -> None:
-    assert (len(SNIPPETS), len(COMMANDS)) == (2, 6)
+    assert (len(SNIPPETS), len(COMMANDS)) == (3, 7)
 
 
 def run_code(code: str, folder: Path, *_: object) -> None:
@@ -53,7 +53,7 @@ def run_code(code: str, folder: Path, *_: object) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("snippet", SNIPPETS, ids=["annotate", "torch.profiler"])
+@pytest.mark.parametrize("snippet", SNIPPETS, ids=["annotate", "monitor", "torch.profiler"])
 def test_snippets_run(snippet: str, tmp_path: Path) -> None:
     from tests.ddp.gloo_ranks import fork_ranks  # imports torch
 
