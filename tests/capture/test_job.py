@@ -6,7 +6,6 @@ import gzip
 import json
 import multiprocessing.util
 import os
-import re
 import shlex
 import signal
 import subprocess
