@@ -17,7 +17,19 @@ import numpy as np
 from ddp_prof.analyze.intervals import Intervals, innermost, union
 from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER, PHASES, STEP, SYNCHRONIZE, parse_ranges
 from ddp_prof.table import count_before
-from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, Spans, Table, Trace, distinct_rows, select, take_or_unknown
+from ddp_prof.trace import (
+    NO_TIME,
+    UNKNOWN,
+    Ints,
+    Mask,
+    Spans,
+    Table,
+    Trace,
+    distinct,
+    distinct_rows,
+    select,
+    take_or_unknown,
+)
 
 _LOOPS = "training loops"
 _OURS = "ddp_prof, training loops"
@@ -187,7 +199,8 @@ def find_steps(trace: Trace, process: int, pattern: str | None = None) -> tuple[
     """
     mine = trace.spans.process == process
     if pattern is not None:
-        return _steps_from_names(trace, mine, _match_step_names(trace, pattern, re.RegexFlag(0)))
+        steps, notes = _steps_from_names(trace, mine, _match_step_names(trace, pattern, re.RegexFlag(0)))
+        return steps, (*notes, *_hint_at_end(trace, mine, pattern))
     ours = parse_ranges(trace.names, STEP).items()
     named = {index: (name.number("index"), bool(name.number("warmup"))) for index, name in ours}
     unfinished = {index for index, name in ours if name.number("unfinished")}
@@ -217,6 +230,17 @@ def _match_step_names(trace: Trace, pattern: str, flags: re.RegexFlag) -> dict[i
             text = hit.group(1) if hit.re.groups else None
             found[index] = (int(text) if text is not None and _STEP_NUMBER.match(text) else None), False
     return found
+
+
+def _hint_at_end(trace: Trace, mine: Mask, pattern: str) -> tuple[str, ...]:
+    """A hint where a pattern fits some names of ranges to their end, and of others the beginning: ``sample_0.conv``."""
+    match, names = re.compile(pattern).search, map(trace.names.__getitem__, distinct(trace.spans.name_id[mine]))
+    fitting = {name: hit.end() for name in names if (hit := match(name))}
+    going_on = sorted(name for name, end in fitting.items() if end < len(name))
+    if not 0 < len(going_on) < len(fitting):
+        return ()
+    longer = f"--step-range also fits names that go on, such as '{going_on[0][:60]}'"
+    return (f"{longer}: end the pattern with $ to leave these out",)
 
 
 def _steps_from_names(

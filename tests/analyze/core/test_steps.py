@@ -45,6 +45,20 @@ def test_a_step_in_which_the_program_ended_is_left_out() -> None:
     assert notes == ("1 range that could be a step left out: the program ended in it",)
 
 
+@pytest.mark.parametrize(("pattern", "hints"), [(r"sample_(\d+)", 1), (r"sample_(\d+)$", 0), (r"sample_(\d+)\.", 0)])
+def test_a_pattern_that_fits_the_beginning_of_other_names_gets_a_hint(pattern: str, hints: int) -> None:
+    ranges = [
+        ("sample_0", "########........"),
+        ("sample_1", "........########"),
+        ("sample_0.blocks", "..##............"),
+        ("sample_1.blocks", "..........##...."),
+    ]
+    _, notes = find_steps_and_notes(draw_trace(ranges=ranges), PID, pattern)
+    found = [note for note in notes if "end the pattern with $" in note]
+    assert len(found) == hints
+    assert all("'sample_0.blocks'" in note for note in found)
+
+
 @given(
     st.lists(st.tuples(st.integers(0, 30), st.integers(1, 20)), max_size=10),
     st.lists(st.integers(-2, 60), max_size=20),
