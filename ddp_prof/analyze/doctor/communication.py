@@ -88,7 +88,8 @@ def one_communicator(run: RunEvidence) -> Finding | None:
 def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
     """All streams share a hardware queue: collectives wait for operations of other streams that were launched before.
 
-    Found if most collectives of a rank could have begun earlier, but began when an operation of another stream ended.
+    Found if most collectives of a rank could have begun earlier, but began when an operation of another stream ended,
+    or when one of those launched before them began.
     """
     if run.is_cpu or not any(len(rank.timings) for rank in run.analysis.ranks):
         return None
@@ -106,7 +107,7 @@ def hardware_queue(run: RunEvidence) -> Finding | Abstained | None:
     return Finding(
         "single hardware queue",
         f"{serialized:,} of {could:,} collectives could have begun, but began only when an operation of another stream "
-        "ended.",
+        "ended, or one launched before them began.",
         "Unset CUDA_DEVICE_MAX_CONNECTIONS, or set it to 8 or more: with 1 all streams share one queue. If it is not "
         "set, kernels that take all multiprocessors may hold collectives up.",
         tuple(name for name, _ in late),

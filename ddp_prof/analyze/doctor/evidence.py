@@ -17,6 +17,7 @@ from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.critical.critical_path import RunCritical
+from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
 from ddp_prof.analyze.critical.replay import find_work
 from ddp_prof.analyze.critical.what_if import WhatIf
 from ddp_prof.analyze.intervals import union
@@ -40,9 +41,6 @@ from ddp_prof.table import (
     take_or_unknown,
 )
 from ddp_prof.trace import HOST_WAITS, Category, Kind, SyncKind
-
-NEXT_NS = 20_000
-"""Largest gap between the end of an operation and the start of another one that may have waited for it."""
 
 WORTH = 0.01
 """Waits are reported if they take a larger share of a step."""
@@ -104,7 +102,7 @@ class RankFacts:
         first_share: How much of each pass of backward that communicates, from 0 to 1, was launched before its first
             collective after the first launch of the pass. NaN if not known.
         serialized: Number of collectives that could have begun earlier, but began when an operation of another stream
-            ended.
+            ended, or when one that was launched before them began.
         could_begin: Number of collectives for which it is known when they could have begun.
         graphs: Number of CUDA graphs that were recorded as a whole.
         outside_ns: The host's time outside of all phases while nothing communicated; empty without ranges of forward.
@@ -456,7 +454,9 @@ def _count_serialized(rank: RankEvents) -> tuple[int, int]:
     by_end = np.argsort(work.end_ns, kind="stable")
     first = np.searchsorted(work.end_ns[by_end], work.start_ns[late] - NEXT_NS)
     last = np.searchsorted(work.end_ns[by_end], work.start_ns[late], side="right")
-    found = 0
+    is_held = find_held_ns(rank, work)[late] > NEXT_NS
+    found = int(np.count_nonzero(is_held))
+    late, first, last = late[~is_held], first[~is_held], last[~is_held]
     for row, low, high in zip(late.tolist(), first.tolist(), last.tolist(), strict=True):
         ended = by_end[low:high]
         found += bool(np.any((stream[ended] != stream[row]) & (work.start_ns[ended] < bound_ns[row])))
