@@ -50,6 +50,8 @@ class Program:
             after which the host waits in backward. None of it where it is 0, or -1.
         vote, barrier: How long after its last rank arrived a small all-reduce ends that follows the buckets, and a
             barrier between forward and backward. None where it is 0.
+        behind: How many more layers the host launches before the all-reduce of a bucket.
+        one_queue: Whether an operation begins only after all that were launched before it, on any stream, have begun.
     """
 
     kappas: tuple[float, float]
@@ -63,6 +65,8 @@ class Program:
     wait: int = -1
     vote: int = 0
     barrier: int = 0
+    behind: int = 0
+    one_queue: bool = False
 
     @property
     def steps(self) -> int:
@@ -97,29 +101,32 @@ class Rank:
     stream_waits: list[tuple[int, int, int]] = field(default_factory=list)  # call, stream, record
     syncs: list[tuple[int, float, float]] = field(default_factory=list)
     calls: int = 0
+    one_queue: bool = False
 
 
 def commands_of(program: Program, rank: int) -> Rank:
-    made, recorded = Rank(), dict[int, int]()
+    made, recorded = Rank(one_queue=program.one_queue), dict[int, int]()
 
     def call() -> int:
         made.calls += 1
         return made.calls
+
+    def record(row: int) -> None:
+        recorded[row] = len(made.records)
+        made.records.append((call(), made.ops[row].stream))
 
     def launch(
         stream: int, name: str, work: float, waits: tuple[int, ...] = (), match: tuple[int, int] | None = None
     ) -> int:
         for on in waits:
             if on not in recorded:  # an event after the last operation on the stream
-                recorded[on] = len(made.records)
-                made.records.append((call(), made.ops[on].stream))
+                record(on)
             made.stream_waits.append((call(), stream, recorded[on]))
         kappa = program.kappas[CLASSES.index(name)] if name in CLASSES else 1.0
         made.ops.append(Op(stream, name, work, waits, call(), kappa=kappa, match=match))
         made.commands.append(("launch", len(made.ops) - 1))
         if match is not None:
-            recorded[len(made.ops) - 1] = len(made.records)
-            made.records.append((call(), stream))
+            record(len(made.ops) - 1)
         return len(made.ops) - 1
 
     for step in range(program.steps):
@@ -134,13 +141,20 @@ def commands_of(program: Program, rank: int) -> Rank:
             met = (launch(COMM, BARRIER, program.barrier, (len(made.ops) - 1,), (step, count + 1)),)
         made.commands.append(("backward", step))
         buckets: list[int] = []
+        filled: list[tuple[int, int]] = []  # the layer, and its kernel, with which each bucket is full
         for layer, work in enumerate(program.backward):
             last = launch(COMPUTE, CLASSES[layer % 2], work * pace, () if layer else met)
             if layer == program.wait:
                 made.commands.append(("wait", call()))
             if (layer + 1) * count // len(program.backward) > layer * count // len(program.backward):
+                filled.append((layer, last))
+                record(last)
+            while len(buckets) < len(filled) and layer in (
+                filled[len(buckets)][0] + program.behind,
+                len(program.backward) - 1,
+            ):
                 at = len(buckets)
-                buckets.append(launch(COMM, ALL_REDUCE, program.transfers[step][at], (last,), (step, at)))
+                buckets.append(launch(COMM, ALL_REDUCE, program.transfers[step][at], (filled[at][1],), (step, at)))
                 made.ops[-1].bytes = BUCKET_BYTES
         if program.vote:
             buckets.append(launch(COMM, ALL_REDUCE, program.vote, (last,), (step, count)))
@@ -191,6 +205,7 @@ class _Host:
     def __init__(self, rank: Rank) -> None:
         self.rank, self.at, self.free = rank, 0, 0.0
         self.queues: dict[int, list[Op]] = {COMPUTE: [], COMM: []}
+        self.in_order: list[Op] = []
         self.running: dict[int, Op] = {}
         self.left: dict[int, float] = {}
         self.since = 0.0
@@ -209,6 +224,7 @@ class _Host:
                 op = self.rank.ops[number]
                 op.launch = self.free
                 self.queues[op.stream].append(op)
+                self.in_order.append(op)
             elif kind == "wait":
                 self.waits_since = self.free if self.waits_since is None else self.waits_since
                 if any(self.queues.values()) or self.running:
@@ -231,8 +247,10 @@ class _Host:
     def start(self, now: float) -> bool:
         found = False
         for stream, queue in self.queues.items():
-            if queue and stream not in self.running and self._ready(queue[0]) <= now:
+            is_first = not self.rank.one_queue or queue[:1] == self.in_order[:1]
+            if queue and is_first and stream not in self.running and self._ready(queue[0]) <= now:
                 op = queue.pop(0)
+                self.in_order.remove(op)
                 op.start, self.running[stream], self.left[stream] = now, op, op.work
                 found = True
         return found
@@ -355,12 +373,18 @@ def draw_program(seed: int) -> Program:
     )
 
 
+def draw_queued_program(seed: int) -> Program:
+    """The same on a device with one queue, where the host launches all-reduces later than they could begin."""
+    return replace(draw_program(seed), one_queue=True, behind=Random(seed).randint(3, 6))
+
+
 WITHOUT = {
     "copies out of buckets": {"copies": 0},
     "host synchronization in backward": {"wait": -1},
     "straggler": {"late": 0},
     "vote on unused parameters": {"vote": 0},
     "barrier in each step": {"barrier": 0},
+    "single hardware queue": {"one_queue": False},
 }
 """How the program differs without what a finding is about."""
 

@@ -27,6 +27,7 @@ from tests.analyze.contended_device import (
     Program,
     Rank,
     draw_program,
+    draw_queued_program,
     lengths_of,
     run,
     trace_of,
@@ -36,6 +37,7 @@ from tests.examples import IS_NIGHTLY, examples
 
 TOLERANCE = 0.02
 """Of a step: by how much a gain may be wrong."""
+QUEUE = "single hardware queue"
 
 
 def true_share(ranks: list[Rank]) -> float | None:
@@ -99,6 +101,29 @@ def test_parts_sum_and_gains_are_those_of_the_device(seed: int) -> None:
         assert finding.cost_ns is None or finding.expected_gain_ns <= finding.cost_ns
         if outcome.contention.slowed is not None:
             assert outcome.error(finding) <= TOLERANCE, finding
+
+
+@pytest.mark.slow
+@examples(60, nightly=300, suppress_health_check=list(HealthCheck))
+@given(st.integers(0, 2**32))
+def test_the_gain_without_a_single_queue_is_that_of_a_device_with_several(seed: int) -> None:
+    outcome = Outcome(draw_queued_program(seed))
+    for finding in outcome.findings:
+        if finding.rule == QUEUE:
+            assert finding.expected_gain_ns is not None, finding.gain_reason
+            if outcome.contention.slowed is not None:
+                assert outcome.error(finding) <= TOLERANCE, finding
+
+
+@pytest.mark.parametrize("seed", [12, 13])  # one rank, and two
+def test_a_single_queue_is_found_and_has_a_gain_and_several_are_not(seed: int) -> None:
+    program = draw_queued_program(seed)
+    outcome = Outcome(program)
+    (finding,) = (one for one in outcome.findings if one.rule == QUEUE)
+    assert outcome.error(finding) <= TOLERANCE
+    assert finding.expected_gain_ns is not None
+    assert finding.expected_gain_ns >= TOLERANCE * median(lengths_of(outcome.ranks))
+    assert QUEUE not in {one.rule for one in Outcome(without(program, QUEUE)).findings}
 
 
 @pytest.mark.slow

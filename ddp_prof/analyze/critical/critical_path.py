@@ -26,6 +26,7 @@ from ddp_prof.analyze.core.attribution import last_by_step
 from ddp_prof.analyze.core.backward_waits import waits_in_backward
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import first_work
+from ddp_prof.analyze.critical.hardware_queue import NEXT_NS, find_held_ns
 from ddp_prof.analyze.critical.replay import (
     Ends,
     Replay,
@@ -52,7 +53,7 @@ from ddp_prof.table import (
 )
 from ddp_prof.trace import Category, Kind
 
-COPIES, HOST_WAITS = "copies", "host waits"
+COPIES, HOST_WAITS, COMMON_QUEUE = "copies", "host waits", "common queue"
 """What a step may be replayed without."""
 WITH_GAPS = ", gaps stay"
 
@@ -101,7 +102,8 @@ class RankWork:
     Attributes:
         of_timing: Row in ``work`` of each of the rank's collectives, in the order of its timings.
         replay: What is needed to replay the rank; ``None`` if its times are not in the order of their calls.
-        without: The same without :data:`COPIES` on the stream of compute, and without :data:`HOST_WAITS` in backward.
+        without: The same without :data:`COPIES` on the stream of compute, without :data:`HOST_WAITS` in backward, and
+            without a :data:`COMMON_QUEUE` of all streams, each where the rank has it.
         reason: Why paths cannot be followed; ``None`` if they can.
     """
 
@@ -268,10 +270,13 @@ def _left_out(rank: RankEvents, work: Work) -> Iterator[tuple[str, Without]]:
     is_copy = (activities.kind[work.activity] == Kind.COPY) & (activities.lane[work.activity] == rank.compute_stream)
     if is_copy.any():
         for name, leaves_gaps in ((COPIES, False), (f"{COPIES}{WITH_GAPS}", True)):
-            yield name, Without(np.flatnonzero(is_copy), np.empty(0, np.int64), leaves_gaps)
+            yield name, Without(rows=np.flatnonzero(is_copy), leaves_gaps=leaves_gaps)
     waits, _ = waits_in_backward(rank)
     if len(waits):
-        yield HOST_WAITS, Without(np.empty(0, np.int64), waits)
+        yield HOST_WAITS, Without(syncs=waits)
+    held_ns = find_held_ns(rank, work)
+    if np.any(held_ns[work.is_collective] > NEXT_NS):
+        yield COMMON_QUEUE, Without(held_ns=held_ns)
 
 
 def in_order_of_ranks(run: RunAnalysis, work: Iterable[tuple[Path, RankWork]]) -> list[RankWork]:

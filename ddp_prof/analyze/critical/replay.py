@@ -21,7 +21,7 @@ link from before that time to after it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -175,22 +175,28 @@ class Replay:
         return np.argsort(self.links.head, kind="stable")
 
 
+def _no_rows() -> Ints:
+    return np.empty(0, np.int64)
+
+
 @dataclass(frozen=True)
 class Without:
-    """What is left out of a replay: operations with their launches (rows of :class:`Work`), waits of the host.
+    """What is left out of a replay: operations with their launches (rows of :class:`Work`), waits of the host, delays.
 
     Attributes:
         rows: What waits for one of these operations still does; they themselves take no time.
         syncs: Indices of the calls that no longer wait.
         leaves_gaps: Whether the time stays that passed before they began; what follows may need it, too.
+        held_ns: How much of the time from when each row of :class:`Work` could begin to its start; ``None`` for none.
     """
 
-    rows: Ints
-    syncs: Ints
+    rows: Ints = field(default_factory=_no_rows)
+    syncs: Ints = field(default_factory=_no_rows)
     leaves_gaps: bool = False
+    held_ns: Ints | None = None
 
 
-NOTHING = Without(np.empty(0, np.int64), np.empty(0, np.int64))
+NOTHING = Without()
 
 
 def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOTHING) -> Replay | None:
@@ -206,6 +212,8 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     bound_ns, is_collective = work.bound_ns, work.is_collective
     launch_ns = np.where(bound_ns == NO_TIME, work.start_ns, work.launch_ns)  # if nothing is known, its own start
     lag_ns = work.start_ns - np.where(bound_ns == NO_TIME, work.start_ns, bound_ns)
+    if without.held_ns is not None:
+        lag_ns -= without.held_ns
     own_ns = lag_ns + np.where(is_collective, 0, work.end_ns - work.start_ns)
     own_ns[without.rows] = lag_ns[without.rows] if without.leaves_gaps else 0
     upto_ns = np.cumsum(own_ns)  # only differences within a stream are used

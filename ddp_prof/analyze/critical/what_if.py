@@ -91,8 +91,12 @@ class WhatIf:
         if not self.reason and run.alignment.residual_p95_ns is None:
             self.reason = NO_COMMON_CLOCK
 
+    def knows(self, what: str) -> bool:
+        """Whether a rank has it, or why nothing can be replayed is known."""
+        return bool(self.reason) or any(what in one.without for one in self._ranks)
+
     def without(self, what: str) -> Gain:
-        """The gain without :data:`.critical_path.COPIES` or :data:`.critical_path.HOST_WAITS`."""
+        """The gain without what :attr:`.critical_path.RankWork.without` has, such as :data:`.critical_path.COPIES`."""
         gain = self._gain([one.without.get(what, one.replay) for one in self._ranks])
         with_gaps = f"{what}{WITH_GAPS}"
         if gain.low_ns is None or gain.high_ns is None or not any(with_gaps in one.without for one in self._ranks):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from ddp_prof.analyze.collectives.timing import CollectiveTimings, carry_gradients
-from ddp_prof.analyze.critical.critical_path import COPIES, HOST_WAITS
+from ddp_prof.analyze.critical.critical_path import COMMON_QUEUE, COPIES, HOST_WAITS
 from ddp_prof.analyze.critical.what_if import Gain, gain_of_steps, unknown_gain
 from ddp_prof.analyze.doctor.communication import are_barriers, are_broadcasts_in_forward
 from ddp_prof.analyze.doctor.evidence import Finding, RunEvidence
@@ -28,6 +28,7 @@ ARGUMENTS: Mapping[str, tuple[str, str | int | bool | None]] = {
 """The setting behind the advice of a rule: an argument of DistributedDataParallel, or a variable of the environment."""
 
 NOT_SIMULATED = "how much else would change with it is not in the trace"
+NO_QUEUE = "what was launched before the collectives began before they could, so no queue of all streams held them up"
 NO_BOUND = "the trace does not tell how much of a step it takes"
 MODEL_ERROR = 0.19
 """Of a gain: by how much a replay missed what other captures then measured, in root mean square.
@@ -104,9 +105,14 @@ def _without_votes(run: RunEvidence) -> Gain:
     return run.what_if.without_collectives(lambda timings: by_timings[id(timings)])
 
 
+def _without_common_queue(run: RunEvidence) -> Gain:
+    return run.what_if.without(COMMON_QUEUE) if run.what_if.knows(COMMON_QUEUE) else unknown_gain(NO_QUEUE)
+
+
 SIMULATED: Mapping[str, Callable[[RunEvidence], Gain]] = {
     "copies out of buckets": lambda run: run.what_if.without(COPIES),
     "host synchronization in backward": lambda run: run.what_if.without(HOST_WAITS),
+    "single hardware queue": _without_common_queue,
     "straggler": _without_straggler,
     "vote on unused parameters": _without_votes,
     "broadcast in forward": lambda run: run.what_if.without_collectives(are_broadcasts_in_forward),
