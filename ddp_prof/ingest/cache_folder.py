@@ -72,6 +72,10 @@ class CacheFolder:
         one, other = (blake2b(json.dumps(part, sort_keys=True).encode()).hexdigest() for part in (of, state))
         return self.folder / f"{one[:16]}-{other[:32]}{suffix}"
 
+    def has(self, path: Path) -> bool:
+        """Whether a file is there, and can be seen: the home of another user may be closed."""
+        return os.path.isfile(path)  # noqa: PTH113 - that of a path raises where it may not look
+
     def files(self) -> list[Kept]:
         """Return the complete files, the one that was used last at the end."""
         return self._find(_NAME)
@@ -88,7 +92,8 @@ class CacheFolder:
 
     def most_bytes(self) -> int:
         """Return how many bytes the files may take together."""
-        place = next(folder for folder in (self.folder, *self.folder.parents) if folder.exists())
+        # Unlike the method of a path, this tells of no folder that must not be looked into, nor of too long names.
+        place = next(folder for folder in (self.folder, *self.folder.parents) if os.path.exists(folder))  # noqa: PTH110
         free = shutil.disk_usage(place).free + sum(file.bytes for file in self.files())
         return min(MOST_BYTES, free // MOST_SHARE_OF_FREE)
 

@@ -71,7 +71,7 @@ def _find(kept: CacheFolder, path: Path, state: dict[str, Any], options: ReadOpt
 
     key = _key(path, state, options)
     place = _place(kept, key)
-    if not is_file(place):
+    if not kept.has(place):
         return None
     started = time.perf_counter()
     trace = read_trace(place, key, path, load_manifest(manifest_path(path)))
@@ -122,10 +122,11 @@ def code_version(patterns: tuple[str, ...]) -> str:
 
 def _is_worth_it(path: Path) -> bool:
     """Whether a trace is large, and no copy in a temporary folder of ours, which is not there the next time."""
-    real = path.absolute()
-    if real.is_relative_to(tempfile.gettempdir()) and any(part.startswith("ddp_prof.") for part in real.parts[:-1]):
-        return False
     try:
+        real = path.absolute()
+        # The name decides first: a machine without any folder for temporary files has none to ask for.
+        if any(part.startswith("ddp_prof.") for part in real.parts[:-1]) and real.is_relative_to(tempfile.gettempdir()):
+            return False
         if path.is_dir():
             return sum(file.stat().st_size for file in path.iterdir()) >= LEAST_BYTES_PACKED
         least = LEAST_BYTES_PACKED if path.suffix in {".gz", *REPORT_SUFFIXES} else LEAST_BYTES

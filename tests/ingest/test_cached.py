@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
@@ -361,6 +363,17 @@ class TestRoom:
         assert not folder.exists()
 
 
+def _closed(folder: Path, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function of the system for a user to whom this folder is closed."""
+
+    def refusing(path: Any, *arguments: Any, **named: Any) -> Any:
+        if str(path).startswith(str(folder)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return function(path, *arguments, **named)
+
+    return refusing
+
+
 class _Usage:
     def __init__(self, free: int) -> None:
         self.free = free
@@ -372,6 +385,33 @@ class TestMisfortunes:
         right = run("overlap", trace, "--no-cache", "--format", "json")
         assert run("overlap", trace, "--format", "json").stdout == right.stdout
         assert folder.read_text() == "no folder"
+
+    def test_a_folder_that_may_not_be_looked_into_is_done_without(
+        self, trace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As after ``sudo -u`` with the variables of the first user, whose home is closed."""
+        right = run("overlap", trace, "--no-cache", "--format", "json").stdout
+        for name in ("stat", "mkdir", "scandir"):
+            monkeypatch.setattr(os, name, _closed(folder, getattr(os, name)))
+        result = run("overlap", trace, "--format", "json")
+        assert (result.exit_code, result.stdout) == (0, right)
+        assert run("cache").stdout.startswith("0 traces, 0.0 of at most ")
+
+    def test_a_name_that_no_folder_can_have_is_done_without(
+        self, trace: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(cached, "LEAST_BYTES", 0)
+        monkeypatch.setenv("DDP_PROF_CACHE", str(tmp_path / ("x" * 300)))
+        assert run("overlap", trace).exit_code == 0
+        assert run("cache").stdout.startswith("0 traces, 0.0 of at most ")
+
+    def test_a_machine_without_any_folder_for_temporary_files_reads_traces(
+        self, trace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """As in a container that is mounted read-only."""
+        monkeypatch.setattr(tempfile, "tempdir", None)
+        monkeypatch.setattr(tempfile, "_candidate_tempdir_list", lambda: [str(folder / "none")])
+        assert len(load_trace(trace).activities)
 
     def test_the_folder_of_a_trace_is_not_written_to(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
