@@ -38,18 +38,24 @@ _ABANDONED_S = 3600
 
 def find_cache_folder() -> Path | None:
     """Return the folder of the cache, which may not exist; ``None`` if it is switched off, or the user has no home."""
-    if given := os.environ.get(VARIABLE, ""):
-        return None if given.lower() in OFF else Path(given).absolute()
-    try:
-        if sys.platform == "darwin":
-            return Path.home() / "Library" / "Caches" / "ddp_prof"
-        if sys.platform == "win32":
-            local = os.environ.get("LOCALAPPDATA")
-            return Path(local or Path.home() / "AppData" / "Local") / "ddp_prof" / "Cache"
-        given = os.environ.get("XDG_CACHE_HOME", "")  # by the specification a relative path is to be ignored
-        return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "ddp_prof"  # noqa: PTH117
-    except RuntimeError:
+    if os.environ.get(VARIABLE, "").lower() in OFF:
         return None
+    with suppress(RuntimeError, OSError):  # no home is known, or the working directory is gone
+        folder = _named_folder()
+        return folder if folder.is_absolute() else None  # a home that is none would be beside the trace
+    return None
+
+
+def _named_folder() -> Path:
+    if given := os.environ.get(VARIABLE, ""):
+        return Path(given).absolute()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "ddp_prof"
+    if sys.platform == "win32":
+        local = os.environ.get("LOCALAPPDATA")
+        return Path(local or Path.home() / "AppData" / "Local") / "ddp_prof" / "Cache"
+    given = os.environ.get("XDG_CACHE_HOME", "")  # by the specification a relative path is to be ignored
+    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "ddp_prof"  # noqa: PTH117
 
 
 @dataclass(frozen=True)

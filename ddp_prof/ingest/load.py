@@ -174,8 +174,10 @@ def find_traces(path: Path) -> list[Path]:
     They are sorted by name, or by variant if all of them are runs of known variants. A report with its export beside it
     counts once. JSON files of other kinds are skipped. A folder without traces raises TraceError.
     """
-    if not path.is_dir() or _is_table_folder(path):
+    if not path.is_dir():
         return [path]
+    if _is_table_folder(path):  # what lies beside it is called like it: ``.`` has no name
+        return [path if path.name not in ("", "..") else path.resolve()]
     files = _files_of_traces(path.iterdir())
     exports = {file.stem for file in files if file.suffix == ".sqlite"}
     traces = [file for file in files if not (file.suffix in _REPORTS and file.stem in exports)]

@@ -522,11 +522,42 @@ class TestCommand:
             monkeypatch.setenv("XDG_CACHE_HOME", given)
             assert find_cache_folder() == place
 
+    def test_without_a_home_nothing_is_kept(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.delenv("DDP_PROF_CACHE")
+        monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+        monkeypatch.setenv("HOME", "relative")  # it would lie beside the traces of each folder
+        assert find_cache_folder() is None
+
+    def test_without_a_working_directory_a_relative_folder_is_done_without(
+        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        gone = tmp_path / "gone"
+        gone.mkdir()
+        monkeypatch.chdir(gone)
+        gone.rmdir()
+        monkeypatch.setenv("DDP_PROF_CACHE", "relative")
+        assert find_cache_folder() is None
+        monkeypatch.chdir(tmp_path)
+
     def test_nothing_is_written_beside_a_trace(self, trace: Path, folder: Path) -> None:
         before = [(file, file.stat().st_mtime_ns, file.read_bytes()) for file in trace.parent.iterdir()]
         run("overlap", trace)
         run("overlap", trace)
         assert [(file, file.stat().st_mtime_ns, file.read_bytes()) for file in trace.parent.iterdir()] == before
+
+
+@pytest.mark.parametrize("name", [".", "within/.."])
+def test_a_folder_of_tables_that_one_stands_in_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = tmp_path / "overlap_pqtdir"
+    write_tables(ROOT / "traces" / "overlap.sqlite", tables, "parquet")
+    shutil.copy(ROOT / "traces" / "overlap.run.json", tmp_path)
+    (tables / "within").mkdir()
+    monkeypatch.chdir(tables)
+    (here,) = json.loads(run("summary", name, "--format", "json").stdout)["runs"]
+    (there,) = json.loads(run("summary", tables, "--format", "json").stdout)["runs"]
+    assert here == there
 
 
 def test_each_format_is_kept(folder: Path, tmp_path: Path, read: list[Path]) -> None:
