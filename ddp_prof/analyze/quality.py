@@ -345,20 +345,26 @@ def merge_file_warnings(by_file: Sequence[tuple[str, Sequence[str]]]) -> tuple[s
     return tuple(lines)
 
 
-def tells_damage(note: str) -> bool:
-    """Whether a note says that something was recorded wrongly or not at all, without which figures would be others.
+def changes_reading(note: str) -> bool:
+    """Whether a note says that figures would be others, are uncertain, or stand for a part of the steps or ranks only.
 
     Notes on what a program did, or what was chosen or inferred, do not. Those are texts of this package, some of which
     have passed through files and other processes.
     """
-    return _DAMAGE.search(note) is not None
+    return _CHANGES_READING.search(note) is not None
 
 
-_DAMAGE = re.compile(
+_RECORDED_WRONGLY = (
     "profiler lost|have no activity|clocks of host and device disagree|impossible end|still open when the recording|"
     "duplicate collective|have no start|ending after later ones|no end, or one before|is taken for a rank|"
-    "itself reports|figures per step leave it out|disagree on the number of ranks"
+    "itself reports|figures per step leave it out|disagree on the number of ranks|are not in this trace"
 )
+_UNCERTAIN = (  # by a tenth of the time or more
+    r"at work in \d\d.*times are uncertain|looks like a collective's|not representative|"
+    "parts of a step are what ran within"
+)
+_OF_A_PART = "ranks differ: |steps differ: |no overlap figure: |figures per step are those of other ranks|^left out: "
+_CHANGES_READING = re.compile(f"{_RECORDED_WRONGLY}|{_UNCERTAIN}|{_OF_A_PART}")
 
 
 def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from ddp_prof.analyze.quality import (
     GRAPHS,
     NO_COMMUNICATION,
     NO_DURATIONS,
+    changes_reading,
     diagnose,
     merge_file_warnings,
     reason_of_run,
@@ -128,6 +129,9 @@ def test_overhead_of_the_profiler_above_one_percent() -> None:
     for busy, said in ((10, False), (11, True)):
         overhead = Overhead(column([100]), column([100 + busy]))
         assert ("at work in 1.1%" in doubts(replace(long, overhead=overhead))) is said
+        assert not changes_reading(doubts(replace(long, overhead=overhead))), "by one percent they may be"
+    overhead = Overhead(column([100]), column([300]))
+    assert changes_reading(doubts(replace(long, overhead=overhead)))
 
 
 @pytest.mark.parametrize(("length", "said"), [(1, False), (2, True)])
@@ -140,6 +144,7 @@ def test_a_name_that_smells_of_communication_counts_from_one_percent_of_the_time
 def test_a_name_that_smells_of_communication() -> None:
     names = tuple(name.replace("compute a", "my_all_reduce_kernel") for name in SOUND.names)
     assert "'my_all_reduce_kernel' counts as compute" in doubts(replace(SOUND, names=names))
+    assert changes_reading(doubts(replace(SOUND, names=names)))
 
 
 def test_a_kernel_of_torch_compile_is_not_said_to_look_like_what_it_prepares() -> None:

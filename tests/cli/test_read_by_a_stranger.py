@@ -245,3 +245,17 @@ def test_the_short_answer_tells_what_was_recorded_wrongly(told: str, tmp_path: P
     assert "blocking" in said
     assert "note" in said
     assert " notes " not in said
+
+
+def test_the_short_answer_tells_what_its_figures_stand_for() -> None:
+    """24.8 ms per step are exposed on neither rank; and of which step 14 % are exposed, where 13 % are."""
+    said = text_of("summary", "traces/bucketed_10mb.sqlite")
+    assert "24.8 ms of a 191.9 ms step (13 %) is exposed" in said
+    assert "ranks differ: rank 0 exposes 30.7 ms per step, rank 1 15.2 ms" in said
+    assert "step of 187.7 ms: compute alone 61 %, overlapped 25 %, exposed 14 %" in said
+
+
+def test_the_short_answer_tells_of_a_rank_that_is_in_no_figure(tmp_path: Path) -> None:
+    silent = job(*(step(index, tuple(one for one in USUAL if one[0] != NCCL)) for index in range(5)))
+    files = [write_capture(tmp_path / f"x.rank{rank}.sqlite", one) for rank, one in enumerate((usual(), silent))]
+    assert "no overlap figure: nothing in this trace is known to communicate" in text_of("summary", "--one-run", *files)

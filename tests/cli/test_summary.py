@@ -360,7 +360,7 @@ def captures() -> list[list[Path]]:
     return list(runs.values())
 
 
-_ORDER = ("missing", "idle", "gain", "change", "cause", "step", "sample", "comm", "notes", "read", "next")
+_ORDER = ("missing", "idle", "gain", "change", "cause", "step", "comm", "notes", "read", "next")
 
 
 @pytest.mark.parametrize("files", captures(), ids=lambda files: Path(files[0]).name)

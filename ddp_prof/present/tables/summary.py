@@ -13,7 +13,7 @@ from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.quality import NOTHING_LEFT, tells_damage
+from ddp_prof.analyze.quality import NOTHING_LEFT, changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.errors import shell_quote
@@ -42,7 +42,7 @@ _PARTS = {
 }
 
 _SHORT_PARTS = _PARTS | {"overlapped": "overlapped", "exposed": "exposed", "exposed_memory": "copies"}
-_LEAST_SHARE = 0.005
+_LEAST_SHARE = 0.01
 """Parts of a step with a smaller share are left out of the short answer."""
 _SHORT = 130
 """Characters of advice that the short answer shows; two lines beside a name."""
@@ -181,7 +181,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
-    doubts += filter(tells_damage, notes)
+    doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in doubts]
     read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
     why = ("cause", None if summary.reason or run.idle else cause)
     is_of_cause = of_cause and not findings and run.diagnosis and not summary.reason
@@ -191,7 +191,7 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
         ("idle", run.idle and run.idle.replace(_SEE_DOCTOR, "")),
         ("gain", gain_in_short(summary, *costs)),
         *((why, change) if is_of_cause and not run.idle else (change, why)),  # what a cause advises speaks of it
-        (_name_of_step(summary), _shares(summary)),
+        ("step", _shares(summary)),
         ("comm", _communication(summary, in_short=True)),
         ("notes", "; ".join(doubts)),
         ("read", " · ".join([*read, *([f"{count_noun(len(notes), 'note')}: --notes"] if notes else [])])),
@@ -277,15 +277,15 @@ def _shares(summary: VariantSummary) -> str | None:
     shares = [(name, (summary.parts_ns[key] or 0) / summary.nearest_step_ns) for key, name in _SHORT_PARTS.items()]
     shown = ", ".join(f"{name} {percent(share)}" for name, share in shares if share >= _LEAST_SHARE)
     whole, own = milliseconds(step_ns), milliseconds(summary.nearest_step_ns)
-    if summary.comm_ns or own == whole:  # the headline has told the median
+    if own == whole:
         return f"{own}{which}: {shown}"
-    return f"{whole}{which}; the typical one, {own}: {shown}"
+    told = "" if summary.comm_ns else f"{whole}{which}, the median; "  # else the headline tells it
+    return f"{told}{'one ' if told else ''}of {own}{'' if told else which}: {shown}"
 
 
-def _name_of_step(summary: VariantSummary) -> str:
-    """Return ``sample`` where the step that is shown is not as long as the median."""
-    lengths = summary.communicating_step_ns or summary.step_ns, summary.nearest_step_ns
-    return "sample" if None not in lengths and len({milliseconds(ns or 0) for ns in lengths}) == 2 else "step"
+def _shortened(note: str) -> str:
+    """A note without the explanation of what differs."""
+    return note.partition("; ")[0] if note.startswith(("ranks differ: ", "steps differ: ")) else note
 
 
 def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | None:

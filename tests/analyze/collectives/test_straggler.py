@@ -15,6 +15,7 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis, align_clocks
 from ddp_prof.analyze.collectives.straggler import _straggler, measure_skew, view_step
 from ddp_prof.analyze.overlap import measure_overlap, merge_ranks
+from ddp_prof.analyze.quality import changes_reading
 from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import draw_skew
@@ -222,6 +223,7 @@ def test_a_rank_without_steps_is_no_step_of_the_others() -> None:
     assert overlap.step_notes == (
         "rank 1: no steps are marked, so figures per step are those of other ranks (see --step-range)",
     )
+    assert all(map(changes_reading, overlap.step_notes))
     assert measure_overlap(unmarked).step_notes == ()
 
 
