@@ -138,7 +138,7 @@ def find_late_ranks(records: Sequence[Mapping[str, Any]], changes: Sequence[Chan
 
     In a stretch between changes of the step, the rank whose lag there exceeds its lag elsewhere most; measurements are
     shuffled to see how large the largest such excess of any rank becomes by chance. And in a row of measurements, the
-    rank that arrives last in all of them: if all ranks were equal, each would be last in one of ``world_size`` steps.
+    rank that arrives last in all of them: of N equal ranks with results, each would be last in one of N steps.
     """
     bounds = [0, *sorted({change.position for change in changes if change.figure == "step_ns"}), len(records)]
     found = [late for start, end in pairwise(bounds) if (late := _late_in_stretch(records, start, end))]
@@ -188,7 +188,7 @@ def _late_in_row(records: Sequence[Mapping[str, Any]], start: int, end: int) -> 
     if end - start < LEAST or not known[0]:
         return None
     last, steps = (sum(late[name] for late in known) for name in ("steps", "of_steps"))
-    world = max(2, records[start].get("world_size") or 0)
+    world = max(2, min(record.get("ranks") or 0 for record in records[start:end]))
     lag_ns = median(late["lag_ns"] for late in known)
     is_chance = len(records) * world * _at_least(last, steps, 1 / world) > CHANCE
     if is_chance or lag_ns < _least_ns(records[start:end]):

@@ -80,6 +80,13 @@ def test_a_row_that_chance_explains_is_none() -> None:
     assert find_late_ranks(late(1, 1, 1, 1, 1))
 
 
+def test_chance_goes_by_the_ranks_with_results() -> None:
+    """Of eight ranks two are known: each of these is last in half of the steps by chance, not in an eighth."""
+    records = [{**one, "world_size": 8, "ranks": 2} for one in late(1, 1, 1, None)]
+    assert not find_late_ranks(records)
+    assert find_late_ranks([{**one, "ranks": 8} for one in records])
+
+
 @pytest.mark.parametrize(("lag", "rank"), [(20.0, 1), (-20.0, 0), (0.5, None), (0.9, None)])
 def test_in_a_stretch_between_changes_the_lag_tells_the_rank(lag: float, rank: int | None) -> None:
     """Even if it is last in some steps only."""
