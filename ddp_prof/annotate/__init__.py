@@ -122,7 +122,7 @@ def lightning_callback(every: int | None = None, **monitoring: Any) -> Any:
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             undo.close()
             if every is not None:
-                undo.callback(_monitor_steps(every, monitoring))
+                undo.callback(_monitor_steps(every, {"start": getattr(trainer, "global_step", 0), **monitoring}))
                 return
             undo.callback(Instrumented(trainer.model or pl_module, list(trainer.optimizers)).remove)
             undo.callback(_count_steps())
@@ -153,8 +153,12 @@ def trainer_callback(every: int | None = None, **monitoring: Any) -> Any:
         undo.callback(Instrumented(None, []).remove)
 
     class Marks(TrainerCallback):  # type: ignore[misc]  # the package need not be installed
-        def on_train_begin(self, *_: Any, **__: Any) -> None:
-            undo.callback(_count_steps() if every is None else _monitor_steps(every, monitoring))
+        def on_train_begin(self, _arguments: Any = None, state: Any = None, *_: Any, **__: Any) -> None:
+            if every is None:
+                undo.callback(_count_steps())
+                return
+            undo.close()  # an earlier training may have ended by an exception
+            undo.callback(_monitor_steps(every, {"start": getattr(state, "global_step", 0), **monitoring}))
 
         def on_train_end(self, *_: Any, **__: Any) -> None:
             undo.close()
@@ -174,12 +178,13 @@ def _count_steps() -> Callable[[], None]:
 
 
 def _monitor_steps(every: int, arguments: dict[str, Any]) -> Callable[[], None]:
-    """Measure now and then from now on; return what ends this, once all is logged."""
+    """Measure now and then from now on, steps counted from ``start``; return what ends this, once all is logged."""
     from ddp_prof.annotate import steps
     from ddp_prof.annotate.monitor import Monitor
 
     monitor = Monitor(every, **arguments)
-    counted = steps.CountedSteps(monitor.at_step, marks=False)
+    start = arguments.get("start", 0)
+    counted = steps.CountedSteps(lambda index: monitor.at_step(start + index), marks=False)
     counted.begin()
 
     def stop() -> None:
