@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from inspect import signature
 from typing import Any
 
 Target = Callable[[dict[str, Any]], object]
@@ -23,7 +24,8 @@ def as_target(log: Any) -> Target:
     """Return a function that passes a record on to ``log``.
 
     Recognised by their methods, as none of the packages need be installed: TensorBoard's ``SummaryWriter``, MLflow and
-    the loggers of Lightning (``log_metrics``), W&B (``log``). W&B is given no step, as it drops those of the past.
+    the loggers of Lightning (``log_metrics``), W&B (``log``). W&B is given no step, as it drops those of the past, and
+    no commit, as that would begin a new step of W&B amid the program's own: the figures go with its next record.
 
     Raises:
         TypeError: It is none of these.
@@ -37,13 +39,43 @@ def as_target(log: Any) -> Target:
                 log.add_scalar(name, value, record["step"])
 
         return to_tensorboard
+    if hasattr(log, "log_metrics") and hasattr(log, "active_run"):
+        return MlflowTarget(log)
     if hasattr(log, "log_metrics"):
         return lambda record: log.log_metrics(dict(scalars(record)), step=record["step"])
     if hasattr(log, "log"):
-        return lambda record: log.log({**dict(scalars(record)), "ddp_prof/step": record["step"]})
+        return lambda record: log.log({**dict(scalars(record)), "ddp_prof/step": record["step"]}, commit=False)
     if callable(log):
         return log  # type: ignore[no-any-return]
     raise TypeError(f"log={log!r}: give a callable, or a logger of logging, TensorBoard, W&B, MLflow or Lightning")
+
+
+class MlflowTarget:
+    """Logs to the run of MLflow that is active where training is: each thread has its own, and would begin a new one.
+
+    Args:
+        mlflow: The module.
+    """
+
+    def __init__(self, mlflow: Any) -> None:
+        self._mlflow = mlflow
+        self._takes_run = "run_id" in signature(mlflow.log_metrics).parameters
+        self._run_id: str | None = None
+        self.find_run()
+
+    def find_run(self) -> None:
+        """Look for the run that is active in this thread."""
+        run = self._mlflow.active_run()
+        if run is not None:
+            self._run_id = run.info.run_id
+
+    def __call__(self, record: Mapping[str, Any]) -> None:
+        if not self._takes_run:  # before MLflow 2.14, all threads have the same run
+            self._mlflow.log_metrics(dict(scalars(record)), step=record["step"])
+        elif self._run_id is None:
+            raise RuntimeError("no run of MLflow is active in the thread that trains: call mlflow.start_run() in it")
+        else:
+            self._mlflow.log_metrics(dict(scalars(record)), step=record["step"], run_id=self._run_id)
 
 
 def scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
