@@ -39,7 +39,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,8 +47,8 @@ from torch.profiler import profile
 
 from ddp_prof import range_names
 from ddp_prof.annotate import ranges
-from ddp_prof.annotate.log_targets import Target, as_target, print_text
-from ddp_prof.annotate.recording import call_before_profilers, make_profile
+from ddp_prof.annotate.log_targets import MlflowTarget, Target, as_target, print_text
+from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, ProfilersOfProgram, make_profile
 
 PYTHON_VARIABLE = "DDP_PROF_PYTHON"
 """The Python that analyses, where the job's own lacks ddp_prof's dependencies; set by ``ddp-prof capture``."""
@@ -59,6 +59,11 @@ ANALYSIS_S, GATHER_S, PATIENCE_S = 600.0, 120.0, 60.0
 """How long an analysis may take, how long rank 0 waits for those of other ranks, and how long a program that ends waits
 for what is not logged yet."""
 _POLL_S = 0.2
+_MOST_WAITING = 2
+"""Measurements that wait for their analysis; if there are more, as analyses take too long, they are left out."""
+_MOST_SENT = 4
+"""Results of a rank in the store, and traces of it, that rank 0 has not dealt with."""
+_ABSENT = "absent"
 _QUIET_KINETO = "6"
 """Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 _KEPT = "kept"
@@ -82,6 +87,14 @@ class _Recorded:
     overhead_ns: int
     usual_ns: int | None
     recorded_ns: tuple[int, ...]
+
+
+class _Group(NamedTuple):
+    """This rank, and the store over which ranks send what they found; ``None`` if there is no process group."""
+
+    rank: int
+    world: int
+    store: Any
 
 
 class Monitor:
@@ -128,6 +141,8 @@ class Monitor:
         self._profile: profile | None = None
         self._end = 0
         self._starts = False
+        self._recording_thread = 0
+        self._is_stuck = False
         self._range: ranges.OpenRange | None = None
         self._overhead_ns = 0
         self._recorded_ns: list[int] = []
@@ -144,6 +159,14 @@ class Monitor:
         """As :meth:`step`, for who counts: ``step`` is the number of the step that begins."""
         if os.getpid() != self._process:  # a fork, for example a worker of a data loader
             return
+        try:
+            self._at_step(step)
+        except Exception as error:  # training goes on
+            warn_once("step", f"step {step} is not measured: {type(error).__name__}: {error}")
+            with suppress(Exception):
+                self._drop("")
+
+    def _at_step(self, step: int) -> None:
         now_ns = time.perf_counter_ns()
         if self._begun_ns is not None:
             (self._lengths_ns if self._profile is None else self._recorded_ns).append(now_ns - self._begun_ns)
@@ -164,10 +187,11 @@ class Monitor:
         self._reader.close()
 
     def _is_due(self, step: int) -> bool:
-        return step == self._first or (step > self._first and step % self._every == 0)
+        is_due = step == self._first or (step > self._first and step % self._every == 0)
+        return is_due and not self._is_stuck
 
     def _begin(self) -> None:
-        if torch._C._autograd._profiler_enabled():
+        if _watch_profilers().record:
             warn_once("profiler", f"step {self._step} is not measured: the program records by torch.profiler itself")
             return
         before_ns = time.perf_counter_ns()
@@ -180,6 +204,7 @@ class Monitor:
             return
         finally:
             self._starts = False
+        self._recording_thread = threading.get_ident()
         self._profile, self._end, self._recorded_ns = started, self._step + self._steps + 1, []
         self._open_range(warmup=1)
         self._overhead_ns = time.perf_counter_ns() - before_ns
@@ -199,9 +224,18 @@ class Monitor:
         stopped, self._profile = self._profile, None
         if stopped is not None:
             with suppress(Exception):
-                stopped.stop()
+                self._stop(stopped)
             if why:
                 warn_once("dropped", f"step {self._step} is not measured: {why}")
+
+    def _stop(self, recording: profile) -> None:
+        """Stop a profiler, unless this would end the process: see :data:`RECORDS_ALL_THREADS`."""
+        if not RECORDS_ALL_THREADS and self._recording_thread != threading.get_ident():
+            self._is_stuck = True
+            raise RuntimeError(
+                "this release of torch cannot stop its profiler in another thread; nothing more is measured"
+            )
+        recording.stop()
 
     def give_way(self) -> None:
         """Stop because the program starts its own torch.profiler: there can be only one."""
@@ -212,7 +246,7 @@ class Monitor:
         before_ns = time.perf_counter_ns()
         stopped, self._profile = self._profile, None
         assert stopped is not None
-        stopped.stop()
+        self._stop(stopped)
         measured = self._end - self._steps - 1
         trace = export(stopped, self._folder, measured)
         self._overhead_ns += time.perf_counter_ns() - before_ns
@@ -245,9 +279,13 @@ class OnTraceReady:
 
     def __call__(self, recorded: Any) -> None:
         before_ns = time.perf_counter_ns()
-        trace = export(recorded, self._folder, recorded.step_num)
-        if trace is not None:
-            self._reader.read(_Recorded(recorded.step_num, trace, time.perf_counter_ns() - before_ns, None, ()))
+        step = recorded.step_num
+        try:
+            trace = export(recorded, self._folder, step)
+            if trace is not None:
+                self._reader.read(_Recorded(step, trace, time.perf_counter_ns() - before_ns, None, ()))
+        except Exception as error:  # training goes on
+            warn_once("step", f"step {step} is not logged: {type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Wait until all is logged."""
@@ -256,7 +294,7 @@ class OnTraceReady:
 
 def export(recorded: Any, folder: Path, step: int) -> Path | None:
     """Write what a torch.profiler recorded; return the file, ``None`` if that failed, which is a warning."""
-    target = folder / f"step{step:08d}.rank{_rank()}.json"
+    target = folder / f"step{step:08d}.rank{_find_group().rank}.json"
     partial = target.with_name(f".{target.name}.{os.getpid()}.partial.json")
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -288,48 +326,53 @@ class Reader:
         logs = log if isinstance(log, list) else [print_text if log is None else log]
         self._targets: list[Target] = [as_target(one) for one in logs]
         self._folder, self._keep, self._limits, self._alert = folder, keep, dict(limits or {}), alert
-        self._tasks: queue.SimpleQueue[_Recorded | None] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[_Recorded, _Group] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._closing = threading.Event()
         self._name = f"ddp_prof/monitor/{next(_numbers)}"
-        self._store: Any = None
-        self._rank, self._world = 0, 1
         self._worst: tuple[int, int] | None = None
-        self._own = set[int]()
+        self._own, self._kept = set[int](), set[int]()
+        self._sent = deque[str]()
 
     def read(self, recorded: _Recorded) -> None:
-        if dist.is_available() and dist.is_initialized():  # kept, as the program may leave the group before the end
-            self._rank, self._world = dist.get_rank(), dist.get_world_size()
-            self._store = dist.distributed_c10d._get_default_store()
+        """Have a measurement analysed and logged; what the program may end meanwhile is looked up here."""
+        if self._tasks.qsize() >= _MOST_WAITING:
+            recorded.trace.unlink(missing_ok=True)
+            warn_once("late", f"step {recorded.step} is not logged: analyses take longer than the steps between them")
+            return
+        for target in self._targets:
+            if isinstance(target, MlflowTarget):
+                target.find_run()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="ddp_prof.monitor", daemon=True)
             self._thread.start()
-        self._tasks.put(recorded)
+        self._tasks.put((recorded, _find_group()))
 
     def close(self) -> None:
         if self._thread is not None:
-            self._closing.set()
             self._tasks.put(None)
             self._thread.join(PATIENCE_S)
             self._thread = None
 
     def _run(self) -> None:
-        while (recorded := self._tasks.get()) is not None:
-            self._read_or_warn(recorded)
+        while (task := self._tasks.get()) is not None:
+            self._read_or_warn(*task)
+            del task  # a store that is held here would outlive its process group
 
-    def _read_or_warn(self, recorded: _Recorded) -> None:
+    def _read_or_warn(self, recorded: _Recorded, group: _Group) -> None:
         try:
-            self._read(recorded)
+            self._read(recorded, group)
         except Exception as error:  # training goes on
             warn_once("read", f"step {recorded.step} is not logged: {type(error).__name__}: {error}")
 
-    def _read(self, recorded: _Recorded) -> None:
+    def _read(self, recorded: _Recorded, group: _Group) -> None:
+        if not self._own:
+            _delete_partial(self._folder, group.rank)
         self._own.add(recorded.step)
         with tempfile.TemporaryDirectory(prefix="ddp_prof.") as scratch:
             out = Path(scratch) / "measured"
             error = _analyse(Path(scratch), "measure", str(recorded.trace), str(out))[1]
             head = {
-                "rank": self._rank,
+                "rank": group.rank,
                 "host": socket.gethostname(),
                 "overhead_ns": recorded.overhead_ns,
                 "usual_ns": recorded.usual_ns,
@@ -337,27 +380,37 @@ class Reader:
                 "error": error,
             }
             part = json.dumps(head).encode() + b"\n" + (out.read_bytes() if error is None else b"")
-            if self._rank:
-                self._store.set(self._key(recorded.step, self._rank), part)
-                self._delete_unkept()
+            if group.rank:
+                try:
+                    self._send(group, self._key(recorded.step, group.rank), part)
+                finally:
+                    self._delete_unkept(group)
             else:
-                self._log(recorded, self._gather(recorded.step, part), Path(scratch))
+                self._log(recorded, group, self._gather(group, recorded.step, part), Path(scratch))
 
     def _key(self, step: int, rank: int) -> str:
         return f"{self._name}/{step}/{rank}"
 
-    def _gather(self, step: int, own: bytes) -> list[bytes]:
+    def _send(self, group: _Group, key: str, part: bytes) -> None:
+        if group.store is None:
+            raise RuntimeError("there is no process group any more, over whose store rank 0 gathers")
+        group.store.set(key, part)
+        self._sent.append(key)
+        if len(self._sent) > _MOST_SENT:  # rank 0 may not have measured
+            group.store.delete_key(self._sent.popleft())
+
+    def _gather(self, group: _Group, step: int, own: bytes) -> list[bytes]:
         """Wait for what the other ranks found; those that do not come in time are left out."""
-        parts, missing = [own], set(range(1, self._world))
+        parts, missing = [own], set(range(1, group.world) if group.store is not None else ())
         until = time.monotonic() + GATHER_S
         while missing and time.monotonic() < until:
             for rank in sorted(missing):
                 key = self._key(step, rank)
-                try:  # a check returns at once, where a get would hold the store against the thread that trains
-                    if not self._store.check([key]):
+                try:
+                    if (part := _peek(group.store, key)) is None:
                         continue
-                    parts.append(bytes(self._store.get(key)))
-                    self._store.delete_key(key)
+                    parts.append(part)
+                    group.store.delete_key(key)
                 except RuntimeError:
                     return parts  # the store's rank has ended
                 missing.discard(rank)
@@ -365,28 +418,26 @@ class Reader:
                 time.sleep(_POLL_S)
         return parts
 
-    def _log(self, recorded: _Recorded, parts: Sequence[bytes], scratch: Path) -> None:
+    def _log(self, recorded: _Recorded, group: _Group, parts: Sequence[bytes], scratch: Path) -> None:
         files = []
         for number, part in enumerate(parts):
             (file := scratch / f"part{number}").write_bytes(part)
             files.append(str(file))
-        asked = {"step": recorded.step, "world": self._world, "limits": self._limits, "folder": str(self._folder)}
+        asked = {"step": recorded.step, "world": group.world, "limits": self._limits, "folder": str(self._folder)}
         text, error = _analyse(scratch, "merge", json.dumps(asked), *files)
         if error is not None:
             warn_once("merge", f"step {recorded.step} is not logged: {error}")
+            self._keep_only(self._choose(recorded.step, None), recorded.step, group)
             return
         record = json.loads(text)
-        kept = self._choose(record)
+        kept = self._choose(recorded.step, record["worst_ns"] or 0)
         record["traces"] = [name for name in record["traces"] if recorded.step in kept]
         try:
             with (self._folder / LOG_NAME).open("a", encoding="utf-8") as log:
                 log.write(json.dumps(record) + "\n")
         except OSError as failed:
             warn_once("log", f"{self._folder / LOG_NAME} was not written: {failed}")
-        if self._store is not None:
-            with suppress(RuntimeError):
-                self._store.set(f"{self._name}/{_KEPT}", json.dumps([recorded.step, sorted(kept)]))
-        self._delete(recorded.step, kept, "*")
+        self._keep_only(kept, recorded.step, group)
         for number, target in enumerate(self._targets):
             self._call(f"target {number}", target, record)
         if record["failed"]:
@@ -399,22 +450,32 @@ class Reader:
         except Exception as error:
             warn_once(which, f"step {record['step']} was not passed on: {type(error).__name__}: {error}")
 
-    def _choose(self, record: Mapping[str, Any]) -> set[int]:
-        """Return the measurements whose traces stay."""
-        step, cost_ns = record["step"], record["worst_ns"] or 0
-        if self._worst is None or cost_ns > self._worst[1]:
+    def _choose(self, step: int, cost_ns: int | None) -> set[int]:
+        """Return the measurements whose traces stay; ``cost_ns`` is of ``step``, ``None`` if that was not analysed."""
+        if cost_ns is not None and (self._worst is None or cost_ns > self._worst[1]):
             self._worst = step, cost_ns
         if self._keep == "all":
             return {*self._own}
-        return {step, self._worst[0]} if self._keep == "worst and last" else set()
+        worst = {self._worst[0]} if self._worst else set()
+        return {step, *worst} if self._keep == "worst and last" else set()
 
-    def _delete_unkept(self) -> None:
-        """Delete traces of this rank as rank 0 decided: it may not see this rank's disk."""
+    def _keep_only(self, kept: set[int], step: int, group: _Group) -> None:
+        """Delete what does not stay, of all ranks whose disk this is, and tell the others."""
+        if group.store is not None:
+            with suppress(RuntimeError):
+                group.store.set(f"{self._name}/{_KEPT}", json.dumps([step, sorted(kept)]))
+        self._delete(step, kept, "*")
+
+    def _delete_unkept(self, group: _Group) -> None:
+        """Delete traces of this rank as rank 0 decided, which may not see this rank's disk, or may decide no more."""
         with suppress(RuntimeError):
-            key = f"{self._name}/{_KEPT}"
-            if self._store.check([key]):
-                last, kept = json.loads(self._store.get(key))
-                self._delete(last, set(kept), str(self._rank))
+            if group.store is not None and (said := _peek(group.store, f"{self._name}/{_KEPT}")):
+                last, kept = json.loads(said)
+                self._kept = set(kept)
+                self._delete(last, self._kept, str(group.rank))
+        undecided = sorted(self._own - self._kept)
+        if self._keep != "all" and len(undecided) > _MOST_SENT:
+            self._delete(undecided[-_MOST_SENT - 1], self._kept, str(group.rank))
 
     def _delete(self, last: int, kept: set[int], rank: str) -> None:
         """Delete traces of measurements up to ``last`` that are not kept."""
@@ -469,26 +530,47 @@ def _warn_of_limits(record: Mapping[str, Any]) -> None:
     _LOG.warning("ddp-prof monitor: step %d: %s", record["step"], "; ".join(record["failed"]))
 
 
-def _rank() -> int:
+def _delete_partial(folder: Path, rank: int) -> None:
+    """Delete what an earlier job of this rank was writing when it was killed."""
+    for file in folder.glob(f".step*.rank{rank}.json*.partial*"):
+        with suppress(OSError):
+            if time.time() - file.stat().st_mtime > ANALYSIS_S:
+                file.unlink()
+
+
+def _find_group() -> _Group:
+    """The process group, or what the launcher says of this process if there is no group or none any more."""
     if dist.is_available() and dist.is_initialized():
-        return dist.get_rank()
-    text = os.environ.get("RANK", "0")
-    return int(text) if text.isdecimal() else 0
+        return _Group(dist.get_rank(), dist.get_world_size(), dist.distributed_c10d._get_default_store())
+    rank, world = (os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE"))
+    if rank.isdecimal() and world.isdecimal() and int(rank) < int(world):
+        return _Group(int(rank), int(world), None)
+    return _Group(0, 1, None)
+
+
+def _peek(store: Any, key: str) -> bytes | None:
+    """The value of a key, if there is one.
+
+    A ``get`` would hold the store against the thread that trains until there is one, and torch 2.1 and 2.2 have no
+    ``check``. This sets nothing: no value is :data:`_ABSENT`, which is returned for a key that does not exist.
+    """
+    found = bytes(store.compare_set(key, _ABSENT, _ABSENT))
+    return None if found == _ABSENT.encode() else found
 
 
 _monitors: weakref.WeakSet[Monitor] = weakref.WeakSet()
-_is_watching: list[bool] = []
+_profilers: list[ProfilersOfProgram] = []
 
 
-def _watch_profilers() -> None:
-    if not _is_watching:
-        _is_watching.append(True)
+def _watch_profilers() -> ProfilersOfProgram:
+    if not _profilers:
 
         def give_way() -> None:
             for monitor in list(_monitors):
                 monitor.give_way()
 
-        call_before_profilers(give_way)
+        _profilers.append(ProfilersOfProgram(lambda: any(one._starts for one in list(_monitors)), give_way))
+    return _profilers[0]
 
 
 def _close(monitor: weakref.ref[Monitor]) -> None:

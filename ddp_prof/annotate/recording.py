@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -38,3 +39,42 @@ def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
 def call_before_profilers(first: Callable[[], None]) -> None:
     """Call ``first`` whenever a torch.profiler is about to record: there can be only one."""
     wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", first)
+
+
+class ProfilersOfProgram:
+    """The torch.profilers that the program has started; there is one of these per process, from then on.
+
+    One in its warm-up is prepared but not enabled: torch does not tell of it, and ends the process if another profiler
+    records meanwhile. ``emit_nvtx`` and ``emit_itt`` raise an exception while a profiler is enabled.
+
+    Args:
+        is_own: Whether a profiler that is being prepared is not the program's.
+        at_start: Is called before one of the program's starts.
+    """
+
+    def __init__(self, is_own: Callable[[], bool], at_start: Callable[[], None]) -> None:
+        self._active: weakref.WeakSet[Any] = weakref.WeakSet()
+        profiler = torch.autograd.profiler
+        replaced: Any = profiler.profile
+        prepare, leave = replaced._prepare_trace, replaced.__exit__
+
+        @wraps(prepare)
+        def prepared(of_program: Any, *args: Any, **kwargs: Any) -> Any:
+            if not is_own():
+                at_start()
+                self._active.add(of_program)
+            return prepare(of_program, *args, **kwargs)
+
+        @wraps(leave)
+        def left(of_program: Any, *args: Any, **kwargs: Any) -> Any:
+            self._active.discard(of_program)
+            return leave(of_program, *args, **kwargs)
+
+        replaced._prepare_trace, replaced.__exit__ = prepared, left
+        for emitter in (profiler.emit_nvtx, profiler.emit_itt):
+            wrap_with_call(emitter, "__enter__", at_start)
+
+    @property
+    def record(self) -> bool:
+        """Whether one is prepared or records."""
+        return bool(self._active) or torch._C._autograd._profiler_enabled()

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import sys
+import threading
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +17,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C import _distributed_c10d as stores
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddp_prof import annotate
@@ -202,6 +206,118 @@ def test_the_program_s_own_profiler_has_priority(tmp_path: Path, warned: pytest.
     assert not (tmp_path / "monitor").exists()
 
 
+def test_a_program_s_profiler_in_its_warm_up_has_priority(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
+    watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
+    model, optimizer = make_job()
+    when = schedule(wait=1, warmup=EVERY, active=4, repeat=1)
+    with profile(activities=[ProfilerActivity.CPU], schedule=when) as own:  # a measurement is due in its warm-up
+        for _ in range(EVERY + 6):
+            train_step(model, optimizer)
+            watched.step()
+            own.step()
+    watched.close()
+    assert any("addmm" in event.name for event in own.events())
+    assert [message.partition("step ")[2][:2] for message in warned.messages] == ["6 "]
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "later"), 10)
+    assert (tmp_path / "later" / "monitor.jsonl").exists(), "after it, measurements go on"
+
+
+def test_ranges_for_another_profiler_have_priority(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
+    """Older releases of torch raise an exception if both are enabled."""
+    watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
+    model, optimizer = make_job()
+    for _ in range(EVERY + 1):
+        train_step(model, optimizer)
+        watched.step()
+    with torch.autograd.profiler.emit_itt():
+        assert watched._profile is None
+        train_step(model, optimizer)
+    assert ["7 is not measured" in message for message in warned.messages] == [True]
+
+
+@pytest.mark.parametrize("call", ["stop", "export_chrome_trace"])
+def test_a_profiler_that_fails_is_one_warning(
+    call: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    original = getattr(profile, call)
+
+    def fail(recorded: Any, *arguments: Any) -> None:
+        if call == "stop":
+            original(recorded)
+        raise RuntimeError("CUPTI_ERROR_UNKNOWN")
+
+    monkeypatch.setattr(profile, call, fail)
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor"))
+    (warning,) = warned.messages
+    assert "step" in warning
+    assert warning.endswith("CUPTI_ERROR_UNKNOWN")
+
+
+def test_without_recording_of_all_threads_another_thread_does_not_stop_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """These releases of torch crash then."""
+    monkeypatch.setattr(monitor, "RECORDS_ALL_THREADS", False)
+    watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
+
+    def train() -> None:
+        for step in range(EVERY + 1):
+            watched.at_step(step)
+
+    (thread := threading.Thread(target=train)).start()
+    thread.join()
+    recording = watched._profile
+    assert recording is not None
+    stopped = list[bool]()
+    with monkeypatch.context() as patched:
+        patched.setattr(profile, "stop", lambda _self: stopped.append(True))
+        watched.close()
+    recording.stop()
+    assert not stopped
+    watched.at_step(2 * EVERY)
+    assert watched._profile is None, "nothing more is measured"
+
+
+def test_of_failed_analyses_the_last_trace_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, "exit 3"))
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor"), 22)
+    assert len(warned.messages) == 1
+    assert [path.name for path in (tmp_path / "monitor").iterdir()] == ["step00000018.rank0.json"]
+
+
+def test_what_a_killed_job_did_not_finish_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, "exit 3"))
+    folder = tmp_path / "monitor"
+    folder.mkdir()
+    old = [".step00000010.rank0.json.77.partial.json", ".step00000010.rank0.json.gz.partial"]
+    others = [".step00000010.rank1.json.78.partial.json", "step00000010.rank0.json.gz"]
+    for name in (*old, *others, ".step00000020.rank0.json.79.partial.json"):
+        (folder / name).touch()
+        if "20" not in name:
+            os.utime(folder / name, (0, 0))
+    train_alone(Monitor(EVERY, STEPS, folder=folder), EVERY + STEPS + 1)
+    left = {path.name for path in folder.iterdir()}
+    assert left == {*others, ".step00000020.rank0.json.79.partial.json", "step00000006.rank0.json"}
+
+
+def test_measurements_that_analysis_cannot_keep_up_with_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    may_go_on = threading.Event()
+    monkeypatch.setattr(monitor.Reader, "_read", lambda *_: may_go_on.wait())
+    watched = Monitor(EVERY, STEPS, folder=tmp_path)
+    model, optimizer = make_job()
+    for _ in range(8 * EVERY):
+        train_step(model, optimizer)
+        watched.step()
+    may_go_on.set()
+    watched.close()
+    assert ["analyses take longer" in message for message in warned.messages] == [True]
+    assert len([*tmp_path.glob("*.json")]) <= 3
+
+
 def test_a_fork_does_nothing(tmp_path: Path) -> None:
     watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
     if not (child := os.fork()):
@@ -255,19 +371,88 @@ def test_what_is_not_known_is_not_logged() -> None:
     assert dict(log_targets.scalars(RECORD)) == SCALARS
 
 
+def test_mlflow_logs_to_the_run_of_the_thread_that_trains() -> None:
+    """Its active runs are by thread; in a thread without one it begins another run."""
+    got = list[tuple[str | None, int]]()
+    runs = threading.local()
+
+    def active_run() -> Any:
+        return getattr(runs, "active", None)
+
+    def log_metrics(metrics: dict[str, float], step: int | None = None, run_id: str | None = None) -> None:
+        assert metrics == SCALARS
+        got.append((run_id, step or 0))
+
+    target = log_targets.as_target(SimpleNamespace(active_run=active_run, log_metrics=log_metrics))
+    assert isinstance(target, log_targets.MlflowTarget)
+    with pytest.raises(RuntimeError, match="no run of MLflow"):
+        target(RECORD)
+    runs.active = SimpleNamespace(info=SimpleNamespace(run_id="abc"))
+    target.find_run()
+    (thread := threading.Thread(target=target, args=(RECORD,))).start()
+    thread.join()
+    assert got == [("abc", 1000)]
+
+
 def test_each_kind_of_logger_gets_its_own(caplog: pytest.LogCaptureFixture) -> None:
     got: dict[str, Any] = {}
     scalars = got.setdefault("tensorboard", {})
     tensorboard = SimpleNamespace(add_scalar=lambda name, value, step: scalars.update({(name, step): value}))
     mlflow = SimpleNamespace(log_metrics=lambda metrics, step: got.update(mlflow=(metrics, step)))
-    wandb = SimpleNamespace(log=lambda metrics: got.update(wandb=metrics))
+    wandb = SimpleNamespace(log=lambda metrics, step=None, commit=None: got.update(wandb=(metrics, step, commit)))
     caplog.set_level(logging.INFO)
     for log in (tensorboard, mlflow, wandb, logging.getLogger("job")):
         log_targets.as_target(log)(RECORD)
     assert got["tensorboard"] == {(name, 1000): value for name, value in SCALARS.items()}
     assert got["mlflow"] == (SCALARS, 1000)
-    assert got["wandb"] == {**SCALARS, "ddp_prof/step": 1000}
+    assert got["wandb"] == ({**SCALARS, "ddp_prof/step": 1000}, None, False)
     assert caplog.messages == ["ddp-prof monitor: step 1000; 50.0 ms a step"]
+
+
+# The store.
+
+
+@pytest.mark.parametrize("kind", ["file", "hash", "tcp"])
+def test_a_look_into_the_store_neither_waits_nor_sets(kind: str, tmp_path: Path) -> None:
+    store: Any = {
+        "file": lambda: stores.FileStore(str(tmp_path / "store"), 1),
+        "hash": stores.HashStore,
+        "tcp": lambda: stores.TCPStore("127.0.0.1", 0, 1, True, timedelta(seconds=5)),
+    }[kind]()
+    store = stores.PrefixStore("default_pg", store)
+    assert monitor._peek(store, "part") is None
+    assert monitor._peek(store, "part") is None
+    assert not store.check(["part"])
+    store.set("part", b'{"rank": 1}\n\x00\xff')
+    assert monitor._peek(store, "part") == b'{"rank": 1}\n\x00\xff'
+
+
+def references_to_store(folder: Path, rank: int) -> tuple[int, int]:
+    """How many there are before a monitor measures, and after."""
+    store = dist.distributed_c10d._get_default_store()
+    model, optimizer = make_job()
+    watched = Monitor(EVERY, STEPS, folder=folder, log=[])
+    before = sys.getrefcount(store)
+    for _ in range(EVERY + STEPS + 1):
+        train_step(model, optimizer)
+        watched.step()
+    watched.close()
+    assert rank or (folder / "monitor.jsonl").exists()
+    return before, sys.getrefcount(store)
+
+
+def test_the_store_is_not_kept_beyond_a_measurement(tmp_path: Path) -> None:
+    """It would outlive its process group, and a group that follows would find the addresses of that one in it."""
+    for before, after in run_ranks(partial(references_to_store, tmp_path)):
+        assert after == before
+
+
+def test_what_rank_0_does_not_fetch_does_not_fill_the_store() -> None:
+    reader, store = monitor.Reader(Path(), None, "none", None, None), stores.HashStore()
+    keys = [f"step{step}" for step in range(20)]
+    for key in keys:
+        reader._send(monitor._Group(1, 2, store), key, b"part")
+    assert [key for key in keys if store.check([key])] == keys[-4:]
 
 
 # A program's own profiler, and callbacks of trainers.
@@ -317,3 +502,31 @@ def test_a_callback_measures_steps_of_the_optimizer(
         train_step(model, optimizer)
     assert due == [0, 1, 2, 3, 4]
     assert recorder.ranges == []
+
+
+@pytest.mark.parametrize(("restored", "asked", "expected"), [(500, {}, 500), (500, {"start": 7}, 7), (0, {}, 0)])
+@pytest.mark.parametrize("trainer", ["lightning.pytorch", "transformers"])
+def test_a_callback_continues_the_numbers_of_a_checkpoint(
+    trainer: str,
+    restored: int,
+    asked: dict[str, int],
+    expected: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from tests.annotate.test_callbacks import stand_in as stand_in_package
+
+    stand_in_package(monkeypatch, trainer, "Callback" if "lightning" in trainer else "TrainerCallback")
+    due = list[int]()
+    monkeypatch.setattr(Monitor, "at_step", lambda _self, step: due.append(step))
+    model, optimizer = make_job()
+    if "lightning" in trainer:
+        callback = annotate.lightning_callback(every=EVERY, folder=tmp_path, **asked)
+        of_trainer = SimpleNamespace(model=model, optimizers=[optimizer], global_step=restored)
+        callback.on_train_start(of_trainer, model)
+    else:
+        callback = annotate.trainer_callback(every=EVERY, folder=tmp_path, **asked)
+        callback.on_train_begin(None, SimpleNamespace(global_step=restored), None)
+    train_step(model, optimizer)
+    callback.on_train_end()
+    assert due == [expected, expected + 1]
