@@ -62,13 +62,19 @@ class Headline:
 def gain_headline(summary: VariantSummary, cost: Cost | None = None) -> str:
     """Say how much hiding all communication would gain at most (``VariantSummary.gain_at_most``), and what it slows.
 
-    ``cost`` is ``None`` if it was not measured; then nothing is said about the slowdown of compute.
+    Nothing is said about the slowdown of compute if ``cost`` is ``None``, as it was not measured, or if its interval,
+    which few steps do not have, does not exclude that there is none.
     """
-    step_ns, contention_ns = summary.communicating_step_ns, cost.contention_ns if cost else None
+    step_ns, contention_ns = summary.communicating_step_ns, cost.contention_ns if cost and slows(cost) else None
     if not step_ns or not contention_ns or contention_ns < _WORTH_ADVICE * step_ns:
         return _gain_text(summary)
     share = f"{milliseconds(contention_ns)} per step ({_fine_percent(contention_ns / step_ns)})"
     return f"{_gain_text(summary)} But it slows the compute that hides it: by {share}."
+
+
+def slows(cost: Cost) -> bool:
+    """Whether the interval of contention excludes that communication slows nothing."""
+    return cost.contention_ns is not None and (cost.contention_low_ns or 0) > 0
 
 
 def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | None) -> str:
@@ -81,9 +87,9 @@ def gain_in_short(summary: VariantSummary, cost: Cost | None, bounds: Bounds | N
     network = _fine_percent(network_ns / step_ns) if network_ns is not None else None
     faster = f", a faster network {network}" if network not in (None, _fine_percent(gain)) else ""
     if not gain:
-        slows = " (communication slows compute)" if faster and cost and cost.contention_ns else ""
+        why = " (communication slows compute)" if faster and cost and slows(cost) else ""
         text = text.rstrip(".").replace("hiding all of it would gain", "hiding it gains")
-        return f"{text}{faster.replace('network', 'network at most')}{slows}."
+        return f"{text}{faster.replace('network', 'network at most')}{why}."
     exposed, _, _ = text.partition(" is exposed")
     some = f" in {which}" if (which := communicating_steps_text(summary)) else ""
     limit_ns = summary.blocking_at_most_ns

@@ -55,6 +55,9 @@ def test_what_is_slowed_is_a_cost_where_nothing_waits() -> None:
     assert gain_headline(SUMMARY, cost).endswith(
         "hiding all of it would gain nothing. But it slows the compute that hides it: by 1.50 ms per step (5.0 %)."
     )
+    # Of few steps there is no interval; then nothing excludes that compute is slowed by chance.
+    without_interval = replace(cost, contention_low_ns=None, contention_high_ns=None)
+    assert "slows" not in gain_headline(SUMMARY, without_interval)
     assert cost_text(cost, find_bounds(SUMMARY, cost)) == (
         "compute beside communication takes 1.50 times as long (77 kernels compared): 1.50 ms per step (1.35 ms to "
         "1.62 ms); no schedule can gain more than 0.0 ms per step, no network more than 1.50 ms (1.35 ms to 1.62 ms)."

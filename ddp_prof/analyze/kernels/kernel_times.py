@@ -109,7 +109,8 @@ class KernelTime:
         phase: The phase that launched it; ``None`` if not known.
         beside, alone: Number of executions beside communication, and alone; ``None`` for a kernel that communicates.
         beside_ns, alone_ns: Median duration of these executions, ``None`` if there are none.
-        slowdown: ``beside_ns`` divided by ``alone_ns``; ``None`` with a reason.
+        slowdown: The median beside communication divided by that alone, of the ranks that have both; ``None`` with a
+            reason.
     """
 
     name: str
@@ -161,30 +162,36 @@ def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
     borders = np.cumsum(np.bincount(kernel, minlength=len(keys)))[:-1]
     durations = np.split(np.concatenate([runs.duration_ns for runs in ranks])[order], borders)
     besides = np.split(np.concatenate([runs.beside_ns for runs in ranks])[order], borders)
-    found = [_measure_kernel(*row) for row in zip(keys, durations, besides, strict=True) if len(row[1])]
+    rank = np.repeat(np.arange(len(ranks)), [len(runs.kernel) for runs in ranks])
+    of_ranks = np.split(rank[order], borders)
+    found = [_measure_kernel(*row) for row in zip(keys, durations, besides, of_ranks, strict=True) if len(row[1])]
     return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name, time.shape, time.phase or "")))
 
 
-def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints) -> KernelTime:
+def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints, rank: Ints) -> KernelTime:
     communicates = key[3] == COMMUNICATION
-    beside, alone = duration_ns[is_mostly_overlapped(duration_ns, beside_ns)], duration_ns[beside_ns == 0]
-    medians = [float(np.median(part)) if len(part) else None for part in (beside, alone)]
-    reason = None if medians[1] else "alone it takes no time"
+    is_beside, is_alone = is_mostly_overlapped(duration_ns, beside_ns), beside_ns == 0
+    medians = [float(np.median(duration_ns[part])) if part.any() else None for part in (is_beside, is_alone)]
+    # Ranks may hold other work, so those that show it in one way only are not compared with others.
+    has_both = np.isin(rank, np.intersect1d(rank[is_beside], rank[is_alone]))
+    beside, alone = duration_ns[is_beside & has_both], duration_ns[is_alone & has_both]
+    reason = None if len(alone) and np.median(alone) else "alone it takes no time"
     if communicates:
         reason = "it communicates itself"
     elif min(len(beside), len(alone)) < LEAST_EXECUTIONS:
-        counted = f"{len(beside)} executions beside communication, {len(alone)} alone"
+        where = "" if has_both.all() else " of the ranks that have both"
+        counted = f"{len(beside)} executions beside communication, {len(alone)} alone{where}"
         reason = f"{counted}; {LEAST_EXECUTIONS} of each are needed"
     return KernelTime(
         *key,
         count=len(duration_ns),
         total_ns=int(duration_ns.sum()),
         median_ns=float(np.median(duration_ns)),
-        beside=None if communicates else len(beside),
-        alone=None if communicates else len(alone),
+        beside=None if communicates else int(is_beside.sum()),
+        alone=None if communicates else int(is_alone.sum()),
         beside_ns=None if communicates else medians[0],
         alone_ns=None if communicates else medians[1],
-        slowdown=None if reason or medians[0] is None or not medians[1] else medians[0] / medians[1],
+        slowdown=None if reason else float(np.median(beside) / np.median(alone)),
         reason=reason,
     )
 
@@ -193,6 +200,9 @@ Floats = NDArray[np.float64]
 
 LEAST_KERNELS = 5
 """At least this number of different kernels (name and position) must be compared, or there is no figure."""
+
+SAME_WORK, AGREEING, AGREEING_NS = 0.9, 0.05, 1000
+"""Two ranks have the same work if such a share of kernels that ran alone on both takes as long: within 5 % or 1 us."""
 
 SAME = 0.02
 """Two kinds of steps count as equal if the ratio of their times differs from 1 by no more than this."""
@@ -250,7 +260,9 @@ class Contention:
 def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRuns] = ()) -> Contention:
     """Compare kernels of a run beside communication with the same kernels alone.
 
-    ``reference`` are ranks of other runs of the same model; only their executions without communication are used.
+    A kernel is compared with itself on its own rank, and on ranks on which the same kernels alone take as long: others
+    may hold other work. ``reference`` are ranks of other runs of the same model; their executions without communication
+    are used where these have none.
     """
     both = list(map(_compute_in_steps, (*ranks, *reference)))
     of_ranks = sum(len(runs.kernel) for runs in both[: len(ranks)])
@@ -266,19 +278,20 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     is_mostly_beside: Mask = own & is_mostly_overlapped(duration, beside)
     if not is_mostly_beside.any():
         return Contention(reason="no kernel ran beside communication for more than half of its time")
-    alone_ns, has_alone = _medians_by_key(key, duration, beside == 0)
-    compared = own & (beside > 0) & has_alone[key]
+    alone = _by_work(key, rank, own, beside == 0, duration)
+    alone_ns, has_alone = _medians_by_key(alone, duration, beside == 0)
+    compared = own & (beside > 0) & has_alone[alone]
     kernels = np.unique(key[compared & is_mostly_beside])
     if len(kernels) < LEAST_KERNELS:
         some = f"only {len(kernels)} kernels" if len(kernels) else "no kernel"
         counted = f"{some} ran both beside communication and alone"
         return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
-    if doubt := _other_difference(distinct_rows(rank, step)[1], key, duration, beside, is_mostly_beside):
+    if doubt := _other_difference(rank, step, key, own, duration, beside, is_mostly_beside):
         return Contention(reason=doubt)
 
     # What a compared execution did beside communication takes so long alone.
-    done_ns = alone_ns[key] - (duration - beside)
-    if not alone_ns[key[compared]].sum():
+    done_ns = alone_ns[alone] - (duration - beside)
+    if not alone_ns[alone[compared]].sum():
         return Contention(reason="the kernels that ran both beside communication and alone took no time alone")
     if done_ns[compared].sum() <= 0:
         return Contention(reason="the compared kernels were as long without communication as they are alone")
@@ -293,7 +306,7 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     slowdown, slowed = float(_slowdown(sums[None])[0]), float(_slowed(own_slowdown[0], sums[None])[0])
     of_kinds = _slowdown_by_kind(own_slowdown[0], compared_ns, took_ns)
     slowed_by_kind = np.maximum(0.0, 1 - 1 / of_kinds).tolist()
-    doubt_of_alone = _error_of_medians(key, duration, beside == 0, compared) / done_ns[compared].sum()
+    doubt_of_alone = _error_of_medians(alone, duration, beside == 0, compared) / done_ns[compared].sum()
     slowdown_interval = _widest(slowdown, slowdown * doubt_of_alone, [bootstrap_interval(sums, _slowdown)])
     slowed_intervals = [bootstrap_interval(sums, partial(_slowed, kinds)) for kinds in own_slowdown]
     doubt_of_rest = _doubt_of_rest(key, compared, beside * own, done_ns)
@@ -425,18 +438,52 @@ def _compute_in_steps(runs: KernelRuns) -> KernelRuns:
     return replace(runs, **columns)
 
 
-def _other_difference(step: Ints, key: Ints, duration: Ints, beside: Ints, is_beside: Mask) -> str | None:
+def _by_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
+    """Keys by which executions are compared: of ranks with the same work, if these have samples; else of other runs."""
+    of_work = _same_work(key, rank, own, sampled, duration)
+    _, of_key = distinct_rows(key, of_work)
+    has_samples = np.bincount(of_key[own & sampled], minlength=int(of_key.max()) + 1) > 0
+    found: Ints = distinct_rows(key, np.where(own & has_samples[of_key], of_work, UNKNOWN))[1]
+    return found
+
+
+def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) -> Ints:
+    """For each execution the rank whose samples stand for its own: the first one with the same work, or its own.
+
+    Of two ranks with the same work almost all kernels take as long; those that do not are compared on their own rank.
+    """
+    found, first = rank.copy(), dict[int, tuple[Floats, Mask]]()
+    for one in distinct(rank[own]):
+        ns, has = _medians_by_key(key, duration, own & sampled & (rank == one))
+        for other, (other_ns, other_has) in first.items():
+            both = has & other_has
+            agrees = np.abs(ns - other_ns) <= np.maximum(AGREEING * np.maximum(ns, other_ns), AGREEING_NS)
+            if both.sum() >= LEAST_KERNELS and agrees[both].mean() >= SAME_WORK:
+                rows = np.flatnonzero(rank == one)
+                found[rows[~both[key[rows]] | agrees[key[rows]]]] = other
+                break
+        else:
+            first[one] = ns, has
+    return found
+
+
+def _other_difference(
+    rank: Ints, step: Ints, key: Ints, own: Mask, duration: Ints, beside: Ints, is_beside: Mask
+) -> str | None:
     """Why the slowdown has another cause: in steps that overlap communication, kernels are slower even when alone.
 
-    Kernels alone in these steps are compared with the same kernels alone in other steps, of this run or the reference.
-    If there are no other steps, ``None``. ``step`` is a number for each step of each rank.
+    Kernels alone in these steps are compared with the same kernels alone in other steps, of ranks with the same work
+    or, if these have none, of the reference. If there are no other steps, ``None``.
     """
+    _, step = distinct_rows(rank, step)
     in_communicating = np.isin(step, np.unique(step[is_beside]))
-    alone_ns, has_alone = _medians_by_key(key, duration, (beside == 0) & ~in_communicating)
-    control = in_communicating & (beside == 0) & has_alone[key]
+    sampled = (beside == 0) & ~in_communicating
+    alone = _by_work(key, rank, own, sampled, duration)
+    alone_ns, has_alone = _medians_by_key(alone, duration, sampled)
+    control = own & in_communicating & (beside == 0) & has_alone[alone]
     if len(np.unique(key[control])) < LEAST_KERNELS:
         return None
-    expected_ns = alone_ns[key[control]]
+    expected_ns = alone_ns[alone[control]]
     slowdown = float(duration[control].sum() / expected_ns.sum())
     # The bootstrap draws kernels, not steps: a kernel that is matched wrongly is slower in every step.
     low, high = _slowdown_interval(key[control], duration[control], expected_ns) or (slowdown, slowdown)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ddp_prof.analyze.core.rank_events import find_rank_events
-from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns, find_kernel_runs, measure_contention
+from ddp_prof.analyze.kernels.kernel_times import (
+    Contention,
+    KernelRuns,
+    find_kernel_runs,
+    measure_contention,
+    measure_kernels,
+)
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
 from tests.drawing import draw_trace
@@ -79,6 +86,28 @@ def test_kernels_that_take_no_time_alone_tell_no_slowdown() -> None:
     keys = tuple((f"add{number}", "", None, "elementwise") for number in range(KERNELS))
     found = measure_contention([KernelRuns(keys, kernel, beside, beside, step, STEPS)])
     assert found == Contention(reason="the kernels that ran both beside communication and alone took no time alone")
+
+
+def test_ranks_with_other_work_are_not_compared_with_each_other() -> None:
+    """Each rank of a recommender holds tables of its own: what is longer on one rank is no slowdown.
+
+    The share of a kernel that is beside communication differs by step on rank 1, which alone tells 1.0.
+    """
+    kernel, step = np.tile(np.arange(KERNELS), STEPS), np.repeat(np.arange(STEPS), KERNELS)
+    keys = tuple((f"gather{number}", "", None, "elementwise") for number in range(KERNELS))
+    alone = KernelRuns(keys, kernel, np.full(len(kernel), ALONE), np.zeros(len(kernel), np.int64), step, STEPS)
+    longer = np.full(len(kernel), 3 * ALONE)
+    always = KernelRuns(keys, kernel, longer, longer, step, STEPS)
+    assert "no kernel ran both beside communication and alone" in (measure_contention([alone, always]).reason or "")
+    at_times = KernelRuns(keys, kernel, longer, np.where((step + kernel) % 2, longer, 0), step, STEPS)
+    found = measure_contention([alone, at_times])
+    assert (found.slowdown, found.contention_ns) == (1.0, 0)
+    like = KernelRuns(keys, kernel, np.where(kernel < 6, longer * 1.01, 9 * ALONE).astype(int), longer * 0, step, STEPS)
+    beside = replace(like, beside_ns=np.where(kernel < 6, 0, like.duration_ns))
+    # On two ranks with the same work: 24 x 3 beside, as long alone; and 12 x 9, alone 3 on the other rank.
+    assert measure_contention([at_times, beside]).slowdown == pytest.approx(180 / 108, abs=0.01)
+    assert {time.slowdown for time in measure_kernels([alone, always])} == {None}
+    assert {time.slowdown for time in measure_kernels([alone] * 3 + [at_times] * 2)} == {1.0}
 
 
 @pytest.mark.parametrize(("with_launches", "kernels"), [(True, 4), (False, 3)])
