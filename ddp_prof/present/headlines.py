@@ -508,7 +508,7 @@ def late_text(skew: RunSkew) -> str:
     """Return how often the latest rank arrives last, as a mark beside its name; empty if none does."""
     if not (rank := skew.latest):
         return ""
-    times, of, noun = rank.last_collectives, rank.collectives, "at"
+    times, of, noun = rank.last_collectives, rank.matched, "at"
     if skew.steps:
         times, of, noun = rank.last_steps, len(skew.steps), "in"
     what = "step" if skew.steps else "collective"

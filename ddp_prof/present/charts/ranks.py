@@ -30,20 +30,27 @@ class RankBar(NamedTuple):
 
 
 def rank_bars(result: TraceOverlap, skew: RunSkew) -> list[RankBar]:
-    """Return the bars of a run: the rank that arrives last first and marked, the others in their order."""
-    bars = [RankBar(result.label, rank.name, _parts_ns(rank)) for rank in result.ranks if not rank.reason]
+    """Return the bars of a run: the rank that arrives last first and marked, the others in their order.
+
+    Where a rank has steps, those of which the parts of a step are not known are left out: a capture is no step.
+    """
+    find = _parts_of_step_ns if _has_steps(result) else _parts_of_capture_ns
+    parts = [(rank.name, find(rank)) for rank in result.ranks if not rank.reason]
+    bars = [RankBar(result.label, name, parts_ns) for name, parts_ns in parts if parts_ns]
     late = skew.latest.name if skew.latest else None
     marked = [bar._replace(mark=late_text(skew)) for bar in bars if bar.rank == late]
     return [*marked, *(bar for bar in bars if bar.rank != late)]
 
 
-def _parts_ns(rank: RankOverlap) -> dict[str, float]:
-    """The parts of the mean step: means sum to the step as medians do not."""
+def _parts_of_step_ns(rank: RankOverlap) -> dict[str, float] | None:
+    """The parts of the mean step: means sum to the step as medians do not; ``None`` if not known."""
     lengths = [step.length for step in rank.timed_steps]
-    if lengths and all(length.exposed_ns is not None for length in lengths):
-        return {
-            part: sum(getattr(length, f"{part}_ns") or 0 for length in lengths) / len(lengths) for part in theme.STRIP
-        }
+    if not lengths or any(length.exposed_ns is None for length in lengths):
+        return None
+    return {part: sum(getattr(length, f"{part}_ns") or 0 for length in lengths) / len(lengths) for part in theme.STRIP}
+
+
+def _parts_of_capture_ns(rank: RankOverlap) -> dict[str, float]:
     known = ((rank.compute_ns or 0) - (rank.overlapped_ns or 0), rank.overlapped_ns or 0, rank.exposed_ns or 0)
     return dict(zip((theme.COMPUTE_ONLY, theme.OVERLAPPED, theme.EXPOSED), known, strict=True))
 

@@ -9,6 +9,7 @@ from ddp_prof.analyze.collectives.straggler import RunSkew
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.present import theme
 from ddp_prof.present.charts.ranks import MOST_RANKS, draw_ranks, rank_bars
+from ddp_prof.present.headlines import late_text
 from ddp_prof.runs import load_runs
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.charts import validated
@@ -57,3 +58,23 @@ def test_one_rank_is_no_chart(tmp_path: Path) -> None:
     from ddp_prof.present.charts import ranks
 
     assert ranks.draw_ranks(replace(result, ranks=result.ranks[:1]), skew) is None
+
+
+def test_a_rank_without_steps_is_no_bar_beside_steps(tmp_path: Path) -> None:
+    """Its whole capture of 20 steps stood beside the mean steps of the others."""
+    result, skew = ranks_of(tmp_path, 3)
+    *others, last = result.ranks
+    without = replace(last, steps=())
+    assert len(rank_bars(result, skew)) == 3
+    assert {bar.rank for bar in rank_bars(replace(result, ranks=(*others, without)), skew)} == {"rank 0", "rank 1"}
+    assert len(rank_bars(replace(result, ranks=tuple(replace(one, steps=()) for one in result.ranks)), skew)) == 3
+
+
+def test_a_mark_without_steps_is_of_the_collectives_that_others_have_too(tmp_path: Path) -> None:
+    """Of a collective that no other rank has, it is not known who came last."""
+    _, skew = ranks_of(tmp_path, 2)
+    ranks = tuple(
+        replace(one, collectives=10, matched=4, last_collectives=3 * (one.rank == 1), last_steps=0)
+        for one in skew.ranks
+    )
+    assert late_text(replace(skew, steps=(), straggler=None, ranks=ranks)) == "arrives last at 3 of 4 collectives"
