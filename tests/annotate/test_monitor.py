@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch._C import _distributed_c10d as stores
+from torch.distributed.fsdp import fully_shard
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from ddp_prof import annotate
@@ -120,6 +121,38 @@ def test_it_changes_no_weight(job: tuple[Path, list[dict[str, Any]]]) -> None:
     _, ranks = job
     for found, expected in zip(ranks, run_ranks(unmonitored), strict=True):
         assert torch.equal(found["weight"], expected)
+
+
+def sharded(folder: Path | None, rank: int) -> tuple[list[dict[str, Any]], torch.Tensor]:
+    """Train with FSDP2; return the records, if there is a monitor, and a shard of the weights."""
+    assert rank >= 0
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*(nn.Linear(64, 64) for _ in range(4)))
+    mesh = dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in (*model, model):
+        fully_shard(layer, mesh=mesh)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    records = list[dict[str, Any]]()
+    watched = Monitor(EVERY, STEPS, folder=folder, log=records.append) if folder else None
+    for _ in range(2 * EVERY):
+        train_step(model, optimizer)
+        if watched:
+            watched.step()
+    if watched:
+        watched.close()
+    return records, next(model.parameters()).to_local().detach().clone()
+
+
+def test_fsdp2_is_measured_with_the_figures_of_its_trace_and_is_not_changed(tmp_path: Path) -> None:
+    (((record,), weight), (_, second)) = run_ranks(partial(sharded, tmp_path))
+    traces = sorted(tmp_path.glob("*.json.gz"))
+    assert (record["ranks"], record["steps"], record["traces"]) == (2, STEPS, [trace.name for trace in traces])
+    (summary,) = json.loads(run("summary", *traces, "--format", "json").stdout)["runs"]
+    assert record["comm_ns"] > 0
+    for name in ("step_ns", "comm_ns", "exposed_ns", "blocking_ns", "cost", "bounds"):
+        assert record[name] == summary[name], name
+    for found, (_, expected) in zip((weight, second), run_ranks(partial(sharded, None)), strict=True):
+        assert torch.equal(found, expected)
 
 
 # What fails is a warning.
