@@ -78,14 +78,18 @@ def _place(records: Sequence[Mapping[str, Any]], position: int) -> dict[str, Any
 
 
 def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What a measurement costs the training, at most: its stops, and what its steps took longer than those before."""
+    """What a measurement costs the training: its stops, and what its steps took longer than those before.
+
+    The warm-up step is not known by itself: in it a rank waits for others whose stop counts already.
+    """
     known = [
         record["overhead_ns"] + max(0, record["recorded_step_ns"] - record["usual_step_ns"]) * (record["steps"] or 1)
         for record in records
         if record.get("usual_step_ns") and record.get("recorded_step_ns")
     ]
     if known:
-        yield f"a measurement cost the training {milliseconds(sorted(known)[len(known) // 2])} in the median"
+        cost = milliseconds(sorted(known)[len(known) // 2])
+        yield f"a measurement cost the training {cost} in the median, what slowed its warm-up step not included"
 
 
 def _row(record: Mapping[str, Any]) -> Row:
