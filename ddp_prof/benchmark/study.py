@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.benchmark.bucket_model import BucketModel, compare_expectations, mismatch_text
@@ -12,6 +13,7 @@ from ddp_prof.benchmark.report import link_note
 from ddp_prof.benchmark.settings import SettingSummary, half_ms, value_ms
 from ddp_prof.benchmark.store import load_results
 from ddp_prof.benchmark.turns import TURNS
+from ddp_prof.manifest import Manifest
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.sizes import SizePoint, draw_sizes
@@ -37,16 +39,22 @@ def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
         workload = _workload_of(runs, results)
         sentences = [one.text for one in results.observations if one.text and one.name != "model_error"]
         return Study({SIZES: _draw_results(results, workload)}, sentences, _expectation(results))
-    points = [
-        SizePoint(run.manifest.bucket_size_mb, _ms(summary.step_ns), _ms(summary.tail_ns))
-        for run, summary in zip(runs, summaries, strict=True)
-        if run.manifest and run.manifest.variant == "bucketed" and run.manifest.bucket_size_mb
-    ]
-    if len({point.mb for point in points}) < 2:
+    by_work: dict[tuple[Any, ...], list[tuple[SizePoint, Manifest]]] = {}
+    for run, summary in zip(runs, summaries, strict=True):
+        made = run.manifest
+        if made and made.variant == "bucketed" and made.bucket_size_mb:
+            point = SizePoint(made.bucket_size_mb, _ms(summary.step_ns), _ms(summary.tail_ns))
+            work = (made.device, made.backend, made.world_size, made.model_size, made.batch_size, made.seq_len)
+            by_work.setdefault(work, []).append((point, made))
+    alike = max(by_work.values(), key=lambda of_work: len({point.mb for point, _ in of_work}), default=[])
+    points = [point for point, _ in alike]
+    if len({point.mb for point in points}) < 2:  # a line through different work would show no effect of buckets
         return Study({})
-    notice = theme.device_notice({summary.device for summary in summaries}, [])
-    gradients = next(4 * sum(one.numel for one in run.manifest.parameters) for run in runs if run.manifest)
-    return Study({SIZES: draw_sizes(points, gradients, f"{notice}  ·  of the captures")}, (), [NOT_EXPECTED])
+    made = alike[0][1]
+    which = f" with batch size {made.batch_size}, sequence length {made.seq_len}" if len(by_work) > 1 else ""
+    title = f"{theme.device_notice({made.device}, [])}  ·  of the captures{which}"
+    gradients = 4 * sum(one.numel for one in made.parameters)
+    return Study({SIZES: draw_sizes(points, gradients, title)}, (), [NOT_EXPECTED])
 
 
 def _ms(ns: float | None) -> float | None:

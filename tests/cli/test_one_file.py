@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,25 @@ def test_without_measurements_by_size_it_says_that_nothing_was_expected(tmp_path
     drawn = page.figures["sizes"]["data"][0]["y"]
     assert drawn == pytest.approx([steps[f"bucketed {mb} MB"] for mb in (1, 10, 100)], abs=0.01)
     assert any(sentence.startswith("What was to be expected") for sentence in page.sentences)
+
+
+def test_sizes_of_different_work_are_no_curve(tmp_path: Path) -> None:
+    """A line joined a small batch with 1 MiB and one twice as large with 10 MiB: its slope is no effect of buckets."""
+    for name, batch_size in (("bucketed_1mb", 8), ("bucketed_10mb", 16)):
+        shutil.copy(TRACES / f"{name}.sqlite", tmp_path)
+        made = json.loads((TRACES / f"{name}.run.json").read_text(encoding="utf-8"))
+        (tmp_path / f"{name}.run.json").write_text(json.dumps(made | {"batch_size": batch_size}), encoding="utf-8")
+    path = tmp_path / "report.html"
+    assert run("report", tmp_path, "--one-file", path).exit_code == 0
+    assert "sizes" not in Page(path).figures
+
+
+def test_one_picture_is_not_called_two(tmp_path: Path) -> None:
+    shutil.copy(TRACES / "flat.sqlite", tmp_path)
+    shutil.copy(ROOT / "figures" / "nsys_naive.png", tmp_path)
+    assert run("report", tmp_path / "flat.sqlite", "--one-file", tmp_path / "x.html").exit_code == 0
+    text = (tmp_path / "x.html").read_text(encoding="utf-8")
+    assert ("Two schedules in the GUI" in text, "A schedule in the GUI" in text) == (False, True)
 
 
 def test_of_one_run_it_has_no_curve(tmp_path: Path) -> None:
