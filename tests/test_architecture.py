@@ -49,7 +49,7 @@ SOLE_USERS = {
 # Functions of the analysis that a file of the presentation calls.
 KNOWN_CALLS = {
     "present.timeline.lanes": {"union_of_one"},  # the algebra of intervals, which measures nothing
-    "present.tables.summary": {"tells_damage"},  # which notes are doubts stands beside their texts
+    "present.tables.summary": {"changes_reading"},  # which notes are doubts stands beside their texts
 }
 
 Edges = dict[str, set[str]]
