@@ -452,7 +452,8 @@ def _same_work(key: Ints, rank: Ints, own: Mask, sampled: Mask, duration: Ints) 
 
     Of two ranks with the same work almost all kernels take as long; those that do not are compared on their own rank.
     """
-    found, first = rank.copy(), dict[int, tuple[Floats, Mask]]()
+    found: Ints = rank.copy()
+    first = dict[int, tuple[Floats, Mask]]()
     for one in distinct(rank[own]):
         ns, has = _medians_by_key(key, duration, own & sampled & (rank == one))
         for other, (other_ns, other_has) in first.items():
