@@ -11,6 +11,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.doctor.evidence import WORTH, Abstained, Finding, Gradients, RunEvidence, median_or_zero
 from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.statistics import bootstrap_interval
+from ddp_prof.communication import OPERATIONS
 from ddp_prof.table import NO_TIME, count_before, distinct_rows
 
 _HOST_SHARE = 0.25
@@ -59,6 +60,13 @@ def host_sync(run: RunEvidence) -> Finding | Abstained | None:
     )
 
 
+_SCATTER = OPERATIONS.index("reduce_scatter")
+_IN_HOOKS = "In hooks of your own, launch collectives with async_op=True, and wait for them after backward."
+_WAITS_OF_FSDP = (
+    f"On a CPU, torch's fully_shard waits for each collective itself, which no argument changes. {_IN_HOOKS}"
+)
+
+
 def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
     """On a CPU, the host waits for each collective of backward before it goes on.
 
@@ -85,8 +93,7 @@ def _host_sync_on_host(run: RunEvidence) -> Finding | Abstained | None:
         f"In {blocked.steps} of {every.steps} steps each reduction of gradients in backward had ended "
         f"before the next one was launched, and delayed it by {low:.2f} to {high:.2f} ms for each ms that it took: "
         f"{wait / 1e6:.2f} ms of a typical step.",
-        "In hooks of your own, launch collectives with async_op=True, and wait for them after backward; on a CPU, "
-        "torch's fully_shard waits for each one itself.",
+        _WAITS_OF_FSDP if any((rank.timings.operation == _SCATTER).any() for rank in run.analysis.ranks) else _IN_HOOKS,
         run.where(blocked)[0],
         (),
         wait,
