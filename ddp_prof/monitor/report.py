@@ -16,8 +16,8 @@ from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import count_noun, milliseconds, shown_name
 
 HOW_TO_READ = (
-    "a change: the mean of a stretch of at least "
-    f"{LEAST} measurements differs from the others' more than in 1 of 100 shuffled courses of that figure, by 2 % of the step or more"
+    f"a change: the mean of a stretch of at least {LEAST} measurements differs from the others' more than in 1 of 100 "
+    "shuffled courses of that figure, by 2 % of the step or more"
 )
 _DRAWN = {
     "step_ns": ("step", theme.LIGHT.text),
