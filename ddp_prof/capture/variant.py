@@ -56,12 +56,13 @@ MEETING_VARIABLES = re.compile(r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_[A-Z_]*")
 FIRST_PORT = 29500
 """Ranks that SLURM starts meet at this port plus the job's number modulo 1000, unless MASTER_PORT is set."""
 LOST_RACE = re.compile(
-    rb"= sem_open|The proxy is not started|Local Endpoint is not available|^(End of file|Connection reset by peer)$",
+    rb"= sem_open|The proxy is not started|Local Endpoint is not available|Connection to the Agent lost|"
+    rb"^(End of file|Connection reset by peer)$",
     re.M,
 )
 """Output of an nsys whose agent looked for the program's semaphore, its proxy or its endpoint, before that existed.
 
-It happens rarely, on busy machines, with nsys 2022.4; a second start succeeds.
+It happens rarely, on busy machines, with nsys 2022.4, which may then end with 0; a second start succeeds.
 """
 NSYS_STARTS = 3
 Parsed = TypeVar("Parsed")
@@ -350,7 +351,8 @@ def _record(plan: Plan, nsys: Nsys | None, profiler: str | None, key: str, scrat
         log.write_bytes(b"")
         with _follow_log(log) if plan.is_set("VERBOSE") else nullcontext():
             code = run(job.command, environ, scratch, log=log, namespace=namespace, limit_s=plan.limit_s)
-        if code == 0 or not LOST_RACE.search(log.read_bytes()):
+        is_done = code == 0 and (plan.part or (partial / f"{plan.base}.run.json").is_file())
+        if is_done or not LOST_RACE.search(log.read_bytes()):
             break
     reason = find_reason(log, code, profiler or "the launcher")
     if plan.limit_s is not None and code == NOT_DONE:
