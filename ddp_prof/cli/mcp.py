@@ -95,9 +95,11 @@ def mcp() -> None:
 
 def _stop(number: int, _frame: FrameType | None) -> None:
     """End at once, because the thread that reads stdin would wait for another line; remove temporary files."""
-    ANSWERS.close()
-    atexit._run_exitfuncs()
-    os._exit(128 + number)
+    try:
+        ANSWERS.end()
+        atexit._run_exitfuncs()
+    finally:  # the event loop would swallow an error, and the server live on
+        os._exit(128 + number)
 
 
 def _make_tool(name: str) -> Callable[..., str]:
@@ -140,6 +142,7 @@ class Answers:
         self._process: BaseProcess | None = None
         self._connection: Connection[Any, Any] | None = None
         self._folder: TemporaryDirectory[str] | None = None
+        self._starting = Lock()
 
     def ask(self, question: Question) -> str:
         """Return the answer as JSON; raise DdpProfError if there is none, or none in time."""
@@ -173,14 +176,23 @@ class Answers:
             self._folder.cleanup()
         self._process = self._connection = self._folder = None
 
+    def end(self) -> None:
+        """As :meth:`close`, for the signal handler of the main thread, which starts no process itself.
+
+        Another thread may be about to start one: half started it could not be killed, and would live on.
+        """
+        with self._starting:
+            self.close()
+
     def _start(self) -> None:
-        self.close()
-        context = get_context("spawn")
-        self._folder = TemporaryDirectory(prefix="ddp_prof.")
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=_serve_answers, args=(theirs, self._folder.name), daemon=True)
-        self._process.start()
-        theirs.close()
+        with self._starting:
+            self.close()
+            context = get_context("spawn")
+            self._folder = TemporaryDirectory(prefix="ddp_prof.")
+            self._connection, theirs = context.Pipe()
+            self._process = context.Process(target=_serve_answers, args=(theirs, self._folder.name), daemon=True)
+            self._process.start()
+            theirs.close()
 
 
 ANSWERS = Answers()

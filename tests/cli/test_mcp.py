@@ -12,7 +12,9 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
+from threading import Event, Thread
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -302,6 +304,28 @@ def test_a_process_that_was_killed_is_told_and_the_next_question_answered(endles
         assert answers.ask(question) == before
     finally:
         answers.close()
+
+
+def test_a_process_that_is_being_started_ends_with_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A signal came meanwhile: what was half started could not be killed, and the error was lost in the event loop."""
+    answers, begun, may_start = mcp.Answers(), Event(), Event()
+    start, started = SpawnProcess.start, list[SpawnProcess]()
+
+    def start_later(process: SpawnProcess) -> None:
+        started.append(process)
+        begun.set()
+        may_start.wait()
+        start(process)
+
+    monkeypatch.setattr(SpawnProcess, "start", start_later)
+    threads = Thread(target=answers._start), Thread(target=answers.end)
+    threads[0].start()
+    begun.wait()
+    threads[1].start()
+    may_start.set()
+    for thread in threads:
+        thread.join()
+    assert (answers._process, started[0].exitcode) == (None, -signal.SIGKILL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
