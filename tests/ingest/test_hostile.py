@@ -19,7 +19,7 @@ import stat
 import struct
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import process_time
@@ -678,18 +678,23 @@ def test_every_command_runs_on_inputs_of_each_kind() -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_input(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make, code, told = HOSTILE[name]
-    folder, out = tmp_path / "in", tmp_path / "out"
-    folder.mkdir()
     prepare(tmp_path, monkeypatch)
+    assert_answered(make, code, told, commands_for(name, code), tmp_path)
+
+
+def assert_answered(make: Make, code: int, told: str, commands: Iterable[str], place: Path) -> None:
+    """Each command answers, or refuses in one line, and leaves its input as it was."""
+    folder, out = place / "in", place / "out"
+    folder.mkdir()
     path = make(folder)
-    before = contents(tmp_path)
-    for command in commands_for(name, code):
+    before = contents(place)
+    for command in commands:
         with bounded():
             result = run_on(path, command, out)
         assert_said(result, code, told)
         if not code and "json" in COMMANDS[command]:
             json.loads(result.stdout)
-    assert contents(tmp_path, but="out") == before
+    assert contents(place, but="out") == before
     assert not (code and out.exists())
 
 
