@@ -17,6 +17,7 @@ from ddp_prof.manifest import Manifest
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart
 from ddp_prof.present.charts.sizes import SizePoint, draw_sizes
+from ddp_prof.present.columns import ms
 from ddp_prof.present.html.one_file import Study
 from ddp_prof.present.text import shown_name
 from ddp_prof.runs.run import Run
@@ -43,7 +44,7 @@ def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
     for run, summary in zip(runs, summaries, strict=True):
         made = run.manifest
         if made and made.variant == "bucketed" and made.bucket_size_mb:
-            point = SizePoint(made.bucket_size_mb, _ms(summary.step_ns), _ms(summary.tail_ns))
+            point = SizePoint(made.bucket_size_mb, ms(summary.step_ns), ms(summary.tail_ns))
             work = (made.device, made.backend, made.world_size, made.model_size, made.batch_size, made.seq_len)
             by_work.setdefault(work, []).append((point, made))
     alike = max(by_work.values(), key=lambda of_work: len({point.mb for point, _ in of_work}), default=[])
@@ -55,10 +56,6 @@ def study_of(runs: Sequence[Run], summaries: Sequence[VariantSummary]) -> Study:
     title = f"{theme.device_notice({made.device}, [])}  ·  of the captures{which}"
     gradients = 4 * sum(one.numel for one in made.parameters)
     return Study({SIZES: draw_sizes(points, gradients, title)}, (), [NOT_EXPECTED])
-
-
-def _ms(ns: float | None) -> float | None:
-    return None if ns is None else ns / 1e6
 
 
 def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
@@ -102,7 +99,7 @@ def _point(one: SettingSummary, model: BucketModel | None) -> SizePoint:
     mb = one.setting.swept_mb or 0.0
     expected = model.expected_ns(mb, one.setting.workload) if model else None
     tail = one.trace.tail_ns if one.trace else None
-    return SizePoint(mb, value_ms(one.step_ns), _ms(tail), _ms(expected), half_ms(one.step_ns))
+    return SizePoint(mb, value_ms(one.step_ns), ms(tail), ms(expected), half_ms(one.step_ns))
 
 
 def _expectation(results: TestbedResults) -> list[str]:

@@ -75,11 +75,11 @@ def _describe(kept: CacheFolder | None) -> dict[str, Any]:
         "most_bytes": kept.most_bytes() if kept else 0,
         "bytes": sum(size for size, _ in found.values()),
         "traces": [
-            {"trace": trace, "bytes": size, "used": _when(used_ns)}
+            {"trace": trace, "bytes": size, "used": _local_time(used_ns)}
             for trace, (size, used_ns) in reversed(found.items())
         ],
     }
 
 
-def _when(used_ns: int) -> str:
+def _local_time(used_ns: int) -> str:
     return datetime.fromtimestamp(used_ns / 1e9).astimezone().isoformat(sep=" ", timespec="seconds")
