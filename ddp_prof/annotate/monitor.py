@@ -48,11 +48,11 @@ from torch.profiler import profile
 from ddp_prof import range_names
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.log_targets import MlflowTarget, Target, as_target, print_text
+from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
 from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, ProfilersOfProgram, make_profile
 
 PYTHON_VARIABLE = "DDP_PROF_PYTHON"
 """The Python that analyses, where the job's own lacks ddp_prof's dependencies; set by ``ddp-prof capture``."""
-LOG_NAME = "monitor.jsonl"
 FIRST = 10
 """The step of the first measurement, as a job's first steps are no sample."""
 ANALYSIS_S, GATHER_S, PATIENCE_S = 600.0, 120.0, 60.0
@@ -71,7 +71,6 @@ _LOG = logging.getLogger("ddp_prof.monitor")
 _numbers = iter(range(sys.maxsize))
 
 Keep = Literal["all", "worst and last", "none"]
-LIMITS = ("min_overlap", "max_exposed_ms", "max_tail_ms", "max_blocking_ms", "max_cost_ms")
 
 
 @dataclass(frozen=True)
@@ -423,7 +422,7 @@ class Reader:
         for number, part in enumerate(parts):
             (file := scratch / f"part{number}").write_bytes(part)
             files.append(str(file))
-        asked = {"step": recorded.step, "world": group.world, "limits": self._limits, "folder": str(self._folder)}
+        asked = {"step": recorded.step, "world": group.world, "limits": self._limits}
         text, error = _analyse(scratch, "merge", json.dumps(asked), *files)
         if error is not None:
             warn_once("merge", f"step {recorded.step} is not logged: {error}")

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 NOTHING_RECORDED = 1
 """Exit code of a program that ended well, but of which nothing was recorded that tells what it did."""
-LOG_NAME = "monitor.jsonl"
 _LONGEST_STEPS = 40
 WHY_NO_REPORT = "see its output above; if that mentions sem_open, it failed before the program began: capture again"
 
@@ -136,15 +135,16 @@ def capture(
 def _monitor_job(context: click.Context, job: Job) -> None:
     """Run a program with a monitor in it, and show the course by its log, to which this run has appended."""
     from ddp_prof.capture.job import run_job
-    from ddp_prof.monitor.log import load_log
+    from ddp_prof.monitor.log import load_log, log_in
     from ddp_prof.monitor.report import monitor_view
     from ddp_prof.present.table import TableOptions, show
 
-    say(f"measured now and then by torch.profiler; the log is {job.monitored / LOG_NAME}:", err=True)
+    log = log_in(job.monitored)
+    say(f"measured now and then by torch.profiler; the log is {log}:", err=True)
     say("  " + " ".join(map(shell_quote, job.command)), err=True)
     context.meta[EXIT_CODE] = code = run_job(job, replaces=False)
     try:
-        show(TableOptions(quiet=is_quiet()), [monitor_view(load_log(job.monitored / LOG_NAME))])
+        show(TableOptions(quiet=is_quiet()), [monitor_view(load_log(log))])
     except FileNotFoundError:
         say("nothing was measured: the first measurement is at step 10, of a program that trains", err=True)
         context.meta[EXIT_CODE] = code or NOTHING_RECORDED

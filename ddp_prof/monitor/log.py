@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddp_prof.annotate.monitor_format import LOG_NAME
 from ddp_prof.bounded_file import read_at_most
 from ddp_prof.errors import TraceError
 from ddp_prof.monitor.record import SCHEMA
 
 MOST_BYTES = 2**30
 _NEEDED = ("step", "time", "step_ns", "exposed_ns", "text")
-_WAY_OUT = "give the monitor.jsonl of a job with annotate.Monitor, or of 'ddp-prof capture --every'"
+_WAY_OUT = f"give the {LOG_NAME} of a job with annotate.Monitor, or of 'ddp-prof capture --every'"
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,11 @@ class MonitorLog:
     file: Path
     records: tuple[dict[str, Any], ...]
     notes: tuple[str, ...]
+
+
+def log_in(folder: Path) -> Path:
+    """Return the log in a monitor's folder."""
+    return folder / LOG_NAME
 
 
 def load_log(file: Path) -> MonitorLog:

@@ -14,6 +14,7 @@ from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary, compare_variants
 from ddp_prof.analyze.variants.regression_gate import GateResult, Requirements, check_run
+from ddp_prof.annotate.monitor_format import LIMITS
 from ddp_prof.errors import UsageError, printable
 from ddp_prof.present.headlines import gain_headline
 from ddp_prof.present.text import milliseconds, percent
@@ -22,16 +23,6 @@ from ddp_prof.runs.run import Run
 
 SCHEMA = 1
 NS_PER_MS = 1e6
-LIMITS = {
-    "min_overlap": "min_overlap",
-    "max_exposed_ms": "max_exposed_ns",
-    "max_tail_ms": "max_tail_ns",
-    "max_blocking_ms": "max_blocking_ns",
-    "max_cost_ms": "max_cost_ns",
-}
-"""The limits that may be set, as ``ddp-prof check`` calls them, and their names in :class:`.Requirements`."""
-
-
 OF_RANKS = ("comm_ns", "overlapped_ns", "exposed_ns", "tail_ns", "blocking_ns")
 
 
@@ -56,7 +47,7 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
     """Return the record of one measurement.
 
     Args:
-        asked: ``step``, ``world``, ``limits`` by the names in :data:`LIMITS`, and ``folder`` of the traces.
+        asked: ``step``, ``world``, and ``limits`` by the names in :data:`.LIMITS`.
         parts: Of the ranks whose results arrived.
 
     Raises:
