@@ -18,7 +18,7 @@ what the rank would be late at the last collective, if the others had not queued
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -74,7 +74,8 @@ def measure_lateness(
     arrival_ns = taking.max(axis=1)
     chosen = chosen[np.lexsort((arrival_ns[chosen], step[chosen]))]
     turn = count_before(step[chosen])
-    queues = [find_queue(rank.timings) for rank in ranks]
+    steps = [_step_of_each(rank, matches[chosen, index], step[chosen]) for index, rank in enumerate(ranks)]
+    queues = [_within_steps(find_queue(rank.timings), of_each) for rank, of_each in zip(ranks, steps, strict=True)]
     waits_ns = _waits(ranks, matches)
     start_shift_ns, end_shift_ns = ([np.zeros(len(rank.timings), np.int64) for rank in ranks] for _ in range(2))
     # The n-th collective of all steps at once: each comes after those behind which it may have queued.
@@ -99,13 +100,23 @@ def measure_lateness(
             most_ns = take_or_unknown(start_shift_ns[index], row, 0) + waits_ns[of_turn, index]
             end_shift_ns[index][row[here]] = np.where(is_late, gained_ns, np.minimum(gained_ns, most_ns))[here]
     for index, rank in enumerate(ranks):
-        step_of = np.full(len(rank.timings), UNKNOWN, np.int64)
-        own = matches[chosen, index]
-        step_of[own[own != UNKNOWN]] = step[chosen][own != UNKNOWN]
         shifts = start_shift_ns[index], end_shift_ns[index]
-        gains[:, index] = _gain_of_rank(rank, step_of, shifts, exposed_ns[index], len(late))
+        gains[:, index] = _gain_of_rank(rank, steps[index], shifts, exposed_ns[index], len(late))
     gains[np.arange(len(late))[late != UNKNOWN], late[late != UNKNOWN]] = 0
     return gains
+
+
+def _step_of_each(rank: RankCollectives, rows: Ints, step: Ints) -> Ints:
+    """The step of each collective of a rank that is one of these rows, else ``UNKNOWN``."""
+    found = np.full(len(rank.timings), UNKNOWN, np.int64)
+    found[rows[rows != UNKNOWN]] = step[rows != UNKNOWN]
+    return found
+
+
+def _within_steps(queue: Queue, step: Ints) -> Queue:
+    """The queue without that behind collectives of other steps: a late rank counts for what it delays in its step."""
+    is_within = take_or_unknown(step, queue.before) == step
+    return replace(queue, before=np.where(is_within, queue.before, UNKNOWN))
 
 
 def _waits(ranks: Sequence[RankCollectives], matches: Ints) -> Ints:

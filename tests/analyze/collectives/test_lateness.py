@@ -6,10 +6,13 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddp_prof import load_runs
+from ddp_prof.analyze.collectives.lateness import Queue, _within_steps
 from ddp_prof.present.headlines import root_cause_headline, skew_headline
+from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import NCCL, Capture, Kernel, Range, write_capture
 
 MS = 1_000_000
@@ -79,6 +82,18 @@ def test_a_lag_costs_itself_in_skew_doctor_and_cause(tmp_path: Path) -> None:
     assert "Rank 2 arrives last in 6 of 6 steps, by 6.00 ms (median); such a step would be up to 6.00 ms" in skew
     assert "rank 2 is late: without that, and what queued behind it, the step is 6.00 ms shorter" in cause
     assert "a faster link" not in cause
+
+
+def test_a_queue_behind_a_collective_of_another_step_is_no_cost_of_this_one() -> None:
+    """The lag of one step was followed into the next, or not, by which of both came first in its step.
+
+    step     0    0    1    1    not matched
+    queue    A <- B <- C <- D <- E
+    """
+    queue = Queue(np.array([UNKNOWN, 0, 1, 2, 3]), np.array([0, 5, 5, 5, 5]))
+    within = _within_steps(queue, np.array([0, 0, 1, 1, UNKNOWN]))
+    assert within.before.tolist() == [UNKNOWN, 0, UNKNOWN, 2, UNKNOWN]
+    assert within.queued_ns.tolist() == queue.queued_ns.tolist()
 
 
 def test_nobody_late_costs_nothing(tmp_path: Path) -> None:
