@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL = "all_reduce", "all_gather", "reduce_scatter", "all_to_all"
 BROADCAST, REDUCE, GATHER, SCATTER, BARRIER = "broadcast", "reduce", "gather", "scatter", "barrier"
@@ -349,12 +349,16 @@ LIBRARIES = (
     ),
 )
 """All known libraries. The first that has a kernel counts, so a general pattern comes after the special ones."""
+MOST_NAMES = 1 << 13
+"""So many names are matched once; runs of many ranks have the same names in all files."""
 
 
+@lru_cache(MOST_NAMES)
 def library_of(kernel: str) -> Library | None:
     return next((library for library in LIBRARIES if library.has(kernel)), None)
 
 
+@lru_cache(MOST_NAMES)
 def operation_of(name: str) -> str | None:
     """The operation that a name stands for; ``None`` if unknown, as for ``ncclDevKernel_Generic``.
 

@@ -32,6 +32,7 @@ from ddp_prof.table import (
     Ints,
     Mask,
     concatenate,
+    distinct,
     distinct_rows,
     fill,
     positions,
@@ -68,9 +69,11 @@ def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank:
     if not len(rows) or trace.world_size == 1:
         return trace
     calls = select(trace.calls, trace.launching_calls[rows])
-    nccl_calls = [row for row, members in find_nccl_calls(trace).items() if any(_may_copy(trace, m) for m in members)]
+    may_copy = _may_copy(trace)[trace.spans.name_id]
+    nccl_calls = [row for row, members in find_nccl_calls(trace).items() if may_copy[members].any()]
     communicates = _inside(select(trace.spans, np.array(nccl_calls, np.int64)), calls)
-    torch_ranges = np.array([row for row in _find_torch_ranges(trace).tolist() if _may_copy(trace, row)], np.int64)
+    torch_ranges = _find_torch_ranges(trace)
+    torch_ranges = torch_ranges[may_copy[torch_ranges]]
     by_torch = last_opened(select(trace.spans, torch_ranges), calls)
     if np.any(by_torch != UNKNOWN):
         kernels = (trace.activities.kind == Kind.KERNEL) & (trace.launching_calls != UNKNOWN)
@@ -86,9 +89,12 @@ def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank:
     return replace(trace, activities=replace(trace.activities, category=category))
 
 
-def _may_copy(trace: Trace, span: int) -> bool:
-    """Whether copies alone can carry out what a range of a collective stands for."""
-    return operation_of(trace.names[trace.spans.name_id[span]]) not in (*REDUCTIONS, BARRIER)
+def _may_copy(trace: Trace) -> Mask:
+    """Mask of the names of collectives that copies alone can carry out; the other names do not matter."""
+    found = np.ones(len(trace.names), np.bool_)
+    for name_id in distinct(trace.spans.name_id):
+        found[name_id] = operation_of(trace.names[name_id]) not in (*REDUCTIONS, BARRIER)
+    return found
 
 
 def _find_torch_ranges(trace: Trace) -> Ints:

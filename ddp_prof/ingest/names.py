@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from hashlib import blake2s
 from typing import Any
 
 import numpy as np
 
-from ddp_prof.communication import LIBRARIES
+from ddp_prof.communication import LIBRARIES, MOST_NAMES
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
 from ddp_prof.trace import UNKNOWN, Category, Ints, SyncKind, distinct_rows
@@ -88,6 +89,11 @@ ORDERING_CALLS = {
 def kernel_categories(names: Iterable[str], comm_patterns: Iterable[str] = ()) -> Ints:
     """Return COMMUNICATION or COMPUTE for each name, and UNKNOWN at the last position, which is index -1."""
     patterns = (*(library.pattern for library in LIBRARIES), *comm_patterns)
-    communicating = re.compile("|".join(f"(?:{pattern})" for pattern in patterns), re.IGNORECASE)
-    found = (Category.COMMUNICATION if communicating.search(name) else Category.COMPUTE for name in names)
+    communicating = "|".join(f"(?:{pattern})" for pattern in patterns)
+    found = (Category.COMMUNICATION if _matches(communicating, name) else Category.COMPUTE for name in names)
     return np.array([*found, Category.UNKNOWN], np.int64)
+
+
+@lru_cache(MOST_NAMES)
+def _matches(pattern: str, name: str) -> bool:
+    return re.search(pattern, name, re.IGNORECASE) is not None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -21,8 +22,8 @@ from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
-from ddp_prof.ingest.nsys_synchronization import read_synchronizations
-from ddp_prof.ingest.sqlite_columns import SqliteFile, are_integers, constant_column, gather_batches, open_sqlite
+from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
+from ddp_prof.ingest.sqlite_columns import GatheredColumns, SqliteFile, are_integers, constant_column, open_sqlite
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
@@ -43,11 +44,12 @@ OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 _PUSH_POP, _START_END = 59, 60
 IS_RANGE = f"eventType IN ({_PUSH_POP}, {_START_END})"
 """SQL condition for rows of NVTX; other rows name domains and the like."""
+_HAS_TEXT, _HAS_PAYLOAD = 1, 2
+"""Flags of ranges: whether the row itself holds the name, and whether there is a payload."""
 ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 CALL_COLUMNS = ("start", "globalTid", "correlationId")
 CALL_NAME = "nameId"
-_CALL_DETAILS = ("end",)
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
@@ -93,26 +95,24 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
 def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
     _require_export(file)
     # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
-    activity_columns = file.start(_activity_columns, file)
-    copy_kinds = file.start(file.read_integers, COPIES, ("start", COPY_KIND))
+    call_columns = file.start(_call_columns, file)
+    activity_columns = file.start(_activity_columns, file, options.with_launches)
     range_rows = file.start(_range_rows, file)
-    call_columns = file.start(_call_columns, file, options.with_launches)
-    synchronizations = file.start(read_synchronizations, file)
-    of_launches = ("start", *enrich.SHAPE_COLUMNS, enrich.REGISTERS)
-    launches = file.start(file.read_integers, KERNELS, of_launches) if options.with_launches else None
+    synchronization_rows = file.start(read_rows, file)
     strings = read_strings(file)
     names = NameTable()
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
-    columns = activity_columns.result()
+    columns, copy_kind, launches = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
     calls = call_columns.result()
+    synchronizations = file.start(partial(_find_synchronizations, file, calls, strings, synchronization_rows))
     tid = calls["globalTid"]
     if np.all(columns["globalPid"] == UNKNOWN) and len(tid) and int(tid.min()) >> 24 == int(tid.max()) >> 24:
         columns["globalPid"] = np.full_like(columns["globalPid"], tid[0])
     kernel_names = _kernel_names(file, columns, strings, names)
     activities = _activities(columns, kernel_names, names, options.comm_patterns)
-    within_device = _mark_copies(activities, copy_kinds.result()[COPY_KIND])
+    within_device = _mark_copies(activities, copy_kind)
     call_details = None
     if options.with_launches:
         name_id = names.intern_ids(calls[CALL_NAME], strings, partial(_CALL_VERSION.sub, ""))
@@ -159,13 +159,13 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, within_device[has_start["activities"]])
     trace = infer_waits(trace, waits.events)
-    if 1 in ranges["hasPayload"]:
+    if np.any(ranges["flags"] & _HAS_PAYLOAD):
         trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = collectives.name_operations(trace)
-    if not launches:
+    if not options.with_launches:
         return trace
-    start, *of_kernels = launches.result().values()
-    return enrich.add_launch_shapes(trace, [column[start != UNKNOWN] for column in of_kernels])
+    has_kernel_start = columns["start"][: len(launches[enrich.REGISTERS])] != UNKNOWN
+    return enrich.add_launch_shapes(trace, [column[has_kernel_start] for column in launches.values()])
 
 
 def _recorder(path: Path, manifest: Manifest | None) -> str | None:
@@ -223,17 +223,33 @@ def _process_ids(global_id: Ints) -> Ints:
     return constant_column(low & 0xFFFFFF, len(global_id)) if low == high else (global_id >> 24) & 0xFFFFFF
 
 
-def _activity_columns(file: SqliteFile) -> dict[str, Ints]:
-    """Return the columns of all activities, kernels first."""
+def _find_synchronizations(
+    file: SqliteFile,
+    calls: Mapping[str, Ints],
+    strings: Mapping[int, str],
+    rows: Future[dict[str, dict[str, Ints]]],
+) -> Found:
+    is_complete = file.has_columns(CALLS, CALL_NAME, "correlationId", "globalTid", "end")
+    own = calls if is_complete else {name: column[:0] for name, column in calls.items()}
+    return find_synchronizations(own, strings, rows.result(), has_calls=CALLS in file.columns)
+
+
+_OF_LAUNCHES = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS)
+
+
+def _activity_columns(file: SqliteFile, with_launches: bool) -> tuple[dict[str, Ints], Ints, dict[str, Ints]]:
+    """Return the columns of all activities, kernels first; the kinds of copies; shapes and registers of kernels."""
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
-
-    def batches() -> Iterator[dict[str, Ints]]:
-        for table, kind in ACTIVITIES.items():
-            file.require(table, "start", "end")
-            for batch in file.batches(table, (*ACTIVITY_COLUMNS, name)):
-                yield {**batch, "name": batch[name], "kind": constant_column(kind, len(batch[name]))}
-
-    return gather_batches((*ACTIVITY_COLUMNS, "name", "kind"), batches())
+    gathered = GatheredColumns((*ACTIVITY_COLUMNS, "name", "kind"))
+    copies, launches = GatheredColumns((COPY_KIND,)), GatheredColumns(_OF_LAUNCHES if with_launches else ())
+    for table, kind in ACTIVITIES.items():
+        file.require(table, "start", "end")
+        more = {COPIES: (COPY_KIND,), KERNELS: _OF_LAUNCHES if with_launches else ()}.get(table, ())
+        for batch in file.batches(table, (*ACTIVITY_COLUMNS, name, *more)):
+            gathered.add({**batch, "name": batch[name], "kind": constant_column(kind, len(batch[name]))})
+            if more:
+                (copies if table == COPIES else launches).add(batch)
+    return gathered.columns(), copies.columns()[COPY_KIND], launches.columns()
 
 
 def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
@@ -282,14 +298,15 @@ def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
     return within_device
 
 
-def _call_columns(file: SqliteFile, with_details: bool) -> dict[str, Ints]:
+def _call_columns(file: SqliteFile) -> dict[str, Ints]:
     """Return the calls, sorted by correlation id for the join; calls with one id in the order of the file."""
     file.require(CALLS, "start")
-    columns = file.read_integers(CALLS, (*CALL_COLUMNS, CALL_NAME, *(_CALL_DETAILS if with_details else ())))
+    columns = file.read_integers(CALLS, (*CALL_COLUMNS, CALL_NAME, "end"))
     correlation = columns["correlationId"]
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
-        columns = {name: column[order] for name, column in columns.items()}
+        for name, column in columns.items():  # one by one, so that only one of them is held twice
+            columns[name] = column[order] if column.strides[0] else column
     return columns
 
 
@@ -311,21 +328,25 @@ def _kinds_of_calls(name_id: Ints, strings: Mapping[int, str]) -> Ints:
 
 def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Return the ranges of both kinds, and their inline texts, which column ``text`` refers to."""
-    columns, texts = (*RANGE_COLUMNS, "textId", "hasPayload"), NameTable()
+    columns, texts = (*RANGE_COLUMNS, "textId", "flags"), NameTable()
     file.require(NVTX, *RANGE_COLUMNS)
     text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
-    wanted = (
-        f"{', '.join(RANGE_COLUMNS)}, {text_id} AS textId, "
-        # Never NULL: a first batch of NULLs would be taken for integers.
-        f"coalesce(substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}), '') AS text, "
-        f"{json} IS NOT NULL OR {json_id} IS NOT NULL AS hasPayload"
-    )
-    batches = (
-        {column: file.batch_integers(batch, column) for column in columns}
-        | {"text": intern_texts(batch.column("text"), texts)}
-        for batch in (file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ())
-    )
-    return gather_batches((*columns, "text"), batches), tuple(texts)
+    flags = f"({text} IS NOT NULL) * {_HAS_TEXT} + ({json} IS NOT NULL OR {json_id} IS NOT NULL) * {_HAS_PAYLOAD}"
+    wanted = f"{', '.join(RANGE_COLUMNS)}, {text_id} AS textId, {flags} AS flags"
+    gathered = GatheredColumns(columns)
+    for batch in file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ():
+        gathered.add({column: file.batch_integers(batch, column) for column in columns})
+    found = gathered.columns()
+    has_text = found["flags"] & _HAS_TEXT != 0
+    found["text"] = constant_column(UNKNOWN, len(has_text))
+    if has_text.any():  # read apart, because most releases refer to the table of strings, and text takes as long as all
+        inline = GatheredColumns(("text",))
+        wanted = f"substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}) AS text"
+        for batch in file.query(wanted, NVTX, f"{IS_RANGE} AND {text} IS NOT NULL"):
+            inline.add({"text": intern_texts(batch.column("text"), texts)})
+        found["text"] = np.full(len(has_text), UNKNOWN, np.int64)
+        found["text"][has_text] = inline.columns()["text"]
+    return found, tuple(texts)
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:

@@ -14,6 +14,7 @@ event record that a wait is for is found
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -26,7 +27,6 @@ from ddp_prof.trace import Synchronizations, SyncKind, concatenate, distinct, di
 
 EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 SYNCHRONIZATIONS = "CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"
-CALLS = "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 _COLUMNS = ("start", "correlationId", "globalPid", "deviceId", "streamId", "eventId", "eventSyncId")
 _NO_IDS = (UNKNOWN, 0, 2**32 - 1)
@@ -51,11 +51,22 @@ class Found(NamedTuple):
     events: Ints | None = None
 
 
-def read_synchronizations(file: SqliteFile) -> Found:
-    calls = _calls(file)
+def read_rows(file: SqliteFile) -> dict[str, dict[str, Ints]]:
+    """Return the tables of waits and of event records, by name."""
+    return {table: file.read_integers(table, _COLUMNS) for table in (SYNCHRONIZATIONS, EVENTS)}
+
+
+def find_synchronizations(
+    columns: Mapping[str, Ints], strings: Mapping[int, str], tables: Mapping[str, dict[str, Ints]], *, has_calls: bool
+) -> Found:
+    """Return what orders work, by the columns of all calls, the strings of the export, and :func:`read_rows`.
+
+    ``has_calls`` tells whether the export has a table of calls: the columns also have no rows if it lacks one of them.
+    """
+    calls = _calls(columns, strings)
     if not len(calls):
-        return Found(calls, "none", NOT_RECORDED if CALLS in file.columns else NO_CALLS)
-    recorded = file.read_integers(SYNCHRONIZATIONS, _COLUMNS)
+        return Found(calls, "none", NOT_RECORDED if has_calls else NO_CALLS)
+    recorded, events = tables[SYNCHRONIZATIONS], tables[EVENTS]
     call = _match_calls(calls, recorded)
     row = np.full(len(calls), UNKNOWN, np.int64)
     matched = np.flatnonzero(call != UNKNOWN)[::-1]
@@ -66,50 +77,39 @@ def read_synchronizations(file: SqliteFile) -> Found:
     is_wait = np.isin(calls.kind, (SyncKind.STREAM_WAIT, SyncKind.HOST_WAIT_EVENT)) & (row != UNKNOWN)
     if not np.any(is_wait & (calls.kind == SyncKind.STREAM_WAIT)):
         return Found(calls, "none", NOT_RECORDED)
-    events = file.read_integers(EVENTS, _COLUMNS)
     by_number = _match_by_sync_id(calls, is_wait, take_or_unknown(recorded["eventSyncId"], row))
     if len(events["correlationId"]):
-        of_call, from_start = take_or_unknown(recorded["eventId"], row), _processes_from_start(file)
+        of_call, from_start = take_or_unknown(recorded["eventId"], row), _processes_from_start(columns, strings)
         return _match_by_event(calls, is_wait, of_call, events, by_number, from_start)
     if by_number is None:
         return Found(calls, "none", NO_EVENTS)
     return Found(replace(calls, awaits=by_number), "event_sync_ids")
 
 
-def _calls(file: SqliteFile) -> Synchronizations:
+def _calls(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> Synchronizations:
     """Return the calls of the kinds above, in the order of their numbers, without their streams and records."""
-    if not file.has_columns(CALLS, "nameId", "correlationId", "globalTid", "end") or not file.has_columns(
-        "StringIds", "id", "value"
-    ):
-        return empty(Synchronizations)
-    is_such_name = " OR ".join(f"value GLOB 'cu*{name}*'" for name in ORDERING_CALLS)
     kinds = {
         number: kind
-        for number, name in file.rows(
-            f"SELECT id, value FROM {file.bounded_table('StringIds')} WHERE typeof(id) = 'integer' AND ({is_such_name})"
-        )
         for part, kind in ORDERING_CALLS.items()
+        for number, name in strings.items()
         if name.startswith((f"cuda{part}", f"cu{part}"))  # cudaStreamWaitEvent_v3020, cuStreamWaitEvent_ptsz
     }
-    columns = ("start", "end", "globalTid", "correlationId", "nameId")
-    of_interest = f"nameId IN ({', '.join(map(str, kinds))})"
-    found = file.query(", ".join(columns), CALLS, of_interest) if kinds else ()
-    batches = [[file.batch_integers(batch, name).copy() for name in columns] for batch in found]
-    if not batches:
+    numbers = np.array(sorted(kinds), np.int64)
+    rows = np.flatnonzero(np.isin(columns["nameId"], numbers))
+    if not len(rows):
         return empty(Synchronizations)
-    start, end, tid, correlation, name = (np.concatenate(column) for column in zip(*batches, strict=True))
-    numbers = sorted(kinds)
+    start, end, tid, name = (columns[one][rows] for one in ("start", "end", "globalTid", "nameId"))
     calls = fill(
         Synchronizations,
-        len(start),
-        kind=np.array([kinds[number] for number in numbers], np.int64)[np.searchsorted(numbers, name)],
+        len(rows),
+        kind=np.array([kinds[number] for number in numbers.tolist()], np.int64)[np.searchsorted(numbers, name)],
         start_ns=start,
         end_ns=np.maximum(start, end),
         process=tid >> 24 & 0xFFFFFF,
         thread=tid & 0xFFFFFF,
-        correlation=correlation,
+        correlation=columns["correlationId"][rows],
     )
-    return select(calls, np.lexsort((start, correlation)))
+    return select(calls, np.lexsort((start, calls.correlation)))
 
 
 def _match_calls(calls: Synchronizations, table: dict[str, Ints]) -> Ints:
@@ -183,11 +183,10 @@ def _match_by_event(
     )
 
 
-def _processes_from_start(file: SqliteFile) -> list[int]:
+def _processes_from_start(columns: Mapping[str, Ints], strings: Mapping[int, str]) -> list[int]:
     """Return the processes whose first call of CUDA's driver was recorded."""
-    called = f"nameId IN (SELECT id FROM {file.bounded_table('StringIds')} WHERE value GLOB 'cuInit*')"
-    batches = [file.batch_integers(batch, "globalTid") for batch in file.query("globalTid", CALLS, called)]
-    return distinct(np.concatenate(batches) >> 24 & 0xFFFFFF) if batches else []
+    numbers = [number for number, name in strings.items() if name.startswith("cuInit")]
+    return distinct(columns["globalTid"][np.isin(columns["nameId"], numbers)] >> 24 & 0xFFFFFF)
 
 
 def _are_for_nothing(waits: Synchronizations, hidden: Synchronizations, from_start: list[int]) -> Mask:

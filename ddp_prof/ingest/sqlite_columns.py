@@ -337,15 +337,50 @@ def integer_array(column: Any) -> Ints:
 
 def gather_batches(columns: Sequence[str], batches: Iterable[Mapping[str, Ints]]) -> dict[str, Ints]:
     """Return each column of all batches; it takes no memory if all its rows have one value."""
-    grown = {column: array("q") for column in columns}  # grows in place, so that no column is ever held twice
+    gathered = GatheredColumns(columns)
     for batch in batches:
-        for column, values in grown.items():
-            values.frombytes(batch[column].tobytes())
-    found = {column: np.frombuffer(values, np.int64) for column, values in grown.items()}
-    return {
-        column: constant_column(values[0], len(values)) if len(values) and np.all(values == values[0]) else values
-        for column, values in found.items()
-    }
+        gathered.add(batch)
+    return gathered.columns()
+
+
+class GatheredColumns:
+    """Columns that grow batch by batch; one whose rows all have one value takes no memory."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._rows = 0
+        self._constant: dict[str, int] = {}
+        # It grows in place, so that no column is ever held twice.
+        self._grown = {name: array("q") for name in names}
+
+    def add(self, batch: Mapping[str, Ints]) -> None:
+        """Add rows; the batch may hold other columns, too."""
+        rows = 0
+        for name, grown in self._grown.items():
+            values = batch[name]
+            rows = len(values)
+            if not rows:
+                continue
+            if not grown:
+                value = int(values[0])
+                if self._constant.get(name, value) == value and _is_constant(values):
+                    self._constant[name] = value
+                    continue
+                if self._rows:
+                    grown.frombytes(np.full(self._rows, self._constant[name], np.int64).view(np.uint8).data)
+            grown.frombytes(np.ascontiguousarray(values).view(np.uint8).data)
+        self._rows += rows
+
+    def columns(self) -> dict[str, Ints]:
+        return {
+            name: np.frombuffer(grown, np.int64)
+            if grown or not self._rows
+            else constant_column(self._constant[name], self._rows)
+            for name, grown in self._grown.items()
+        }
+
+
+def _is_constant(values: Ints) -> bool:
+    return not values.strides[0] or bool(np.all(values == values[0]))
 
 
 def _name_of_table(statement: object) -> str | None:
