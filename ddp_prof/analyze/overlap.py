@@ -13,20 +13,17 @@ launched in the step; C is still all compute of the rank::
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
-from itertools import compress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, SYNCHRONIZE_PHASE, last_by_step
 from ddp_prof.analyze.core.blocking import DependencyCoverage
-from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses, find_pauses
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work, sum_by_group
+from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
-from ddp_prof.analyze.intervals import EVER, Intervals, union, union_by_group
+from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
     NO_DURATIONS,
@@ -51,12 +48,23 @@ from ddp_prof.analyze.result_bases import (
     RankResult,
     disambiguate,
     make_frame_from_rows,
-    make_rows,
-    none_for_unknown,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
+from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
+from ddp_prof.columns import (
+    ALWAYS,
+    USUALLY,
+    WITH_ROOM,
+    Hidden,
+    column,
+    derived,
+    frame_names,
+    frame_row,
+    hidden_fields,
+    result_columns,
+)
 from ddp_prof.manifest import Caveat, device_of, distinct_names, label_of
-from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Trace, select, take_or_unknown
+from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Trace, take_or_unknown
 
 LEAST_IN_STEPS = 0.95
 """Share of a rank's communication that must belong to steps, so that steps represent the rank."""
@@ -65,124 +73,73 @@ MOST_LOST = 0.2
 """Largest share of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepLength:
-    """How long a step took, and what filled that time; see :mod:`.step_breakdown`.
-
-    If all parts are known they sum to ``ns``. Parts are ``None`` for the same reasons as in :class:`StepOverlap`; every
-    attribute is ``None`` if the length is not known.
-
-    Attributes:
-        blocking_ns: The part without compute in which a stream, or a host that communicates, stands still for
-            communication. Of the parts above it is no further one: it lies in what is exposed, copied or idle.
-        blocking_at_most_ns: Upper limit of it; the same where it is known.
-        blocking_exposed_ns, blocking_memory_ns: The parts of it in ``exposed_ns`` and in ``exposed_memory_ns``.
-    """
-
-    start_ns: int | None = None
-    ns: int | None = None
-    compute_only_ns: int | None = None
-    overlapped_ns: int | None = None
-    exposed_ns: int | None = None
-    exposed_memory_ns: int | None = None
-    idle_ns: int | None = None
-    blocking_ns: int | None = None
-    blocking_at_most_ns: int | None = None
-    blocking_exposed_ns: int | None = None
-    blocking_memory_ns: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StepOverlap:
-    """One step of one rank; see :class:`.step_breakdown.StepBreakdown` for the parts of the window.
-
-    Times are ``None`` if the rank's compute and communication, or the steps that launched them, are not known.
-
-    Attributes:
-        step: The step's own number, ``None`` if it has none.
-        step_key: Unique number of the step within its rank, see ``Steps.keys``; ``None`` in a capture without steps.
-        start_ns: Start of the step's window; ``None`` if the step launched nothing.
-        host_ns: Length of the host's range; ``None`` in a capture without steps, which counts as a single step.
-        compute_only_ns, idle_ns: ``None`` if kernels have no name. These, and everything else that depends on what
-            computed, are ``None`` if CUDA graphs were recorded as a whole, which hides what ran in them.
-        tail_ns: Exposed communication after the last compute of its pass of backward, summed over the step's passes;
-            ``None`` if no compute of backward is known, or if the step does not communicate.
-        comm_end_ns: End of the step's last communication; ``None`` if it has none.
-        passes: Number of passes of backward; ``None`` if none is known.
-        in_backward: Number of collectives launched in backward or ``synchronize``, as those of gradients are.
-        blocking_at_most_ns: Upper limit of ``blocking_ns`` and of what waits of the host cost, if these are not known;
-            see ``RankEvents.may_block``.
-    """
-
-    step: int | None
-    start_ns: int | None
-    host_ns: int | None
-    kernels: int
-    collectives: int
-    comm_ns: int | None
-    overlapped_ns: int | None
-    exposed_ns: int | None
-    backward_overlapped_ns: int | None
-    tail_ns: int | None
-    window_ns: int | None
-    compute_only_ns: int | None
-    exposed_memory_ns: int | None
-    idle_ns: int | None
-    other_comm_ns: int | None
-    step_key: int | None = None
-    blocking_ns: int | None = None
-    length: StepLength = StepLength()
-    comm_end_ns: int | None = None
-    blocking_at_most_ns: int | None = None
-    in_backward: int = 0
-    passes: int | None = None
-
-    @property
-    def overlap_ratio(self) -> float | None:
-        """Share of the step's communication that compute hides, 0 to 1."""
-        return _ratio(self.overlapped_ns, self.comm_ns)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankOverlap(RankResult):
     """One rank over the whole capture, without warm-up. Times are ``None`` if the trace does not contain them.
 
-    Attributes:
-        process: Operating-system process id; 0 for a Kineto file, which contains a single process.
-        clock: The clock that measures the length of steps, ``HOST`` or ``DEVICE``; ``None`` without steps.
-        step_work_ns: Summed durations of the steps' work on the device, and ``held_work_ns`` of the device work in
-            their ranges on the host, whichever step launched it; ``None`` if their clocks disagree.
-        clocks_disagree: Whether times between launches and their work mean nothing; see :mod:`.core.recording`.
-        reason: Why ``overlap_ratio`` is ``None``.
-        blocking_ns: How long something stood still for communication.
-        dependencies: How completely the dependencies behind ``blocking_ns`` are known.
-        node: Name of the machine, if known.
-        gpu: Name of the GPU, if known.
+    Its figures, and those of a step, are in the tables of docs/formats.md, which are made from these declarations.
     """
 
-    process: int
-    device: int | None
-    rank: int | None
-    kernels: int
-    collectives: int
-    compute_ns: int | None
-    comm_ns: int | None
-    overlapped_ns: int | None
-    exposed_ns: int | None
-    backward_overlapped_ns: int | None
-    reason: str | None
-    steps: tuple[StepOverlap, ...]
-    file: str = ""
-    qualifier: str = ""
-    of_several: bool = False
-    node: str | None = None
-    gpu: str | None = None
-    blocking_ns: int | None = None
-    dependencies: DependencyCoverage | None = None
-    clock: str | None = None
-    step_work_ns: int = 0
-    held_work_ns: int | None = 0
-    clocks_disagree: bool = False
+    process: int = column("number of the operating system's process; 0 in a Kineto file, which has only one")
+    device: int | None = column("number of the GPU", null="the host computes")
+    rank: int | None = column("number of the rank", null="it is not known")
+    kernels: int = column("kernels that ran on the device", stays=WITH_ROOM, adds_up=True)
+    collectives: int = column("collectives", stays=WITH_ROOM, adds_up=True)
+    compute_ns: int | None = column(
+        "union of all compute", needs=Hidden.WORK | Hidden.WAITS, stays=USUALLY, adds_up=True
+    )
+    comm_ns: int | None = column(
+        "union of all communication", needs=Hidden.WORK | Hidden.DURATIONS, stays=USUALLY, adds_up=True
+    )
+    overlapped_ns: int | None = column(
+        "communication with compute at the same time",
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
+        stays=WITH_ROOM,
+        adds_up=True,
+    )
+    exposed_ns: int | None = column(
+        "communication without compute at the same time",
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
+        stays=ALWAYS,
+        adds_up=True,
+    )
+    backward_overlapped_ns: int | None = column(
+        "communication with compute of backward at the same time",
+        needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
+        null="no compute of backward is known",
+        adds_up=True,
+        skips_unknown=True,
+    )
+    reason: str | None = column("why the overlap is not known", null="it is")
+    steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one")
+    file: str = column("name of its file", default="")
+    qualifier: str = column("name of its file, if ranks of several files are called alike; else empty", default="")
+    of_several: bool = column("whether its process uses several devices", default=False)
+    node: str | None = column("name of the machine", default=None, null="it is not known")
+    gpu: str | None = column("name of the GPU", default=None, null="it is not known")
+    blocking_ns: int | None = column(
+        "time in which a stream (on a CPU: the host) stood still for communication",
+        default=None,
+        null="what work waits for is not known",
+        stays=USUALLY,
+        adds_up=True,
+    )
+    dependencies: DependencyCoverage | None = column(
+        "how completely it is known what work waits for", default=None, null="nothing waits"
+    )
+    clock: str | None = column(
+        "the clock that measures the length of steps: ``host`` or ``device``", default=None, null="no steps are marked"
+    )
+    step_work_ns: int = column("summed durations of the steps' work on the device", default=0, adds_up=True)
+    held_work_ns: int | None = column(
+        "summed durations of the device work in the steps' ranges on the host, whichever step launched it",
+        default=0,
+        null="the clocks of host and device disagree",
+        adds_up=True,
+    )
+    clocks_disagree: bool = column(
+        "whether times between launches and their work mean nothing, see ``analyze/core/recording.py``", default=False
+    )
 
     @property
     def step_names(self) -> dict[int | None, str]:
@@ -238,11 +195,18 @@ class RankOverlap(RankResult):
         return max(0, (self.comm_ns or 0) - in_steps_ns) if in_steps_ns else 0
 
     @property
+    @derived("measured steps, warm-up left out", key="steps", stays=USUALLY, in_document=False, after="rank")
+    def step_count(self) -> int:
+        return len(self.marked_steps)
+
+    @property
+    @derived("share of communication that is overlapped", key="overlap_%", stays=ALWAYS)
     def overlap_ratio(self) -> float | None:
         """Share of the rank's communication that compute hides, 0 to 1."""
         return None if self.reason else _ratio(self.overlapped_ns, self.comm_ns)
 
     @property
+    @derived("share of communication that compute of backward overlaps", key="in_backward_%", stays=WITH_ROOM)
     def backward_overlap_ratio(self) -> float | None:
         """Share of the rank's communication that compute of backward hides, 0 to 1."""
         return None if self.reason else _ratio(self.backward_overlapped_ns, self.comm_ns)
@@ -352,18 +316,14 @@ class TraceOverlap(FrameResult):
         if by_step:
             identity = ("process", "device", "rank")
             return make_frame_from_rows(
+                [*identity, *frame_names(StepOverlap)],
                 [
-                    *(*identity, *(field.name for field in fields(StepOverlap) if field.name != "length")),
-                    *(f"length_{field.name}" for field in fields(StepLength)),
-                ],
-                [
-                    {**{name: getattr(rank, name) for name in identity}, **asdict(step)}
+                    {**{name: getattr(rank, name) for name in identity}, **frame_row(step)}
                     for rank in self.ranks
                     for step in rank.steps
                 ],
             )
-        names = [field.name for field in fields(RankOverlap) if field.name != "steps"]
-        names += ["overlap_ratio", "backward_overlap_ratio"]
+        names = [one.name for one in result_columns(RankOverlap) if one.in_document and one.name != "steps"]
         rows = [{name: getattr(rank, name) for name in names} for rank in self.ranks]
         return make_frame_from_rows(["run", *names], [{"run": self.label, **row} for row in rows])
 
@@ -444,7 +404,7 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         exposed_ns=communication.length_ns - overlapped,
         backward_overlapped_ns=(communication & backward).length_ns if len(backward) else None,
         reason=reason,
-        steps=_measure_steps(rank, backward, span),
+        steps=measure_steps(rank, backward, span),
         file=rank.trace.path.name,
         node=rank.trace.node,
         blocking_ns=None if reason else rank.blocking.total_ns,
@@ -462,68 +422,45 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
 def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
     """Merge the parts of one rank's capture, ordered by time, and leave out the figures that are not known."""
     ranks = [part.overlap for part in parts]
-    total: dict[str, Any] = {name: sum(getattr(rank, name) for rank in ranks) for name in (*_COUNTS, *_TIMES)}
-    held_ns = [rank.held_work_ns for rank in ranks if rank.held_work_ns is not None]
-    total["held_work_ns"] = sum(held_ns) if len(held_ns) == len(ranks) else None
-    backward_ns = [rank.backward_overlapped_ns for rank in ranks if rank.backward_overlapped_ns is not None]
+    total: dict[str, Any] = {
+        one.name: one.add_up([getattr(rank, one.name) for rank in ranks])
+        for one in result_columns(RankOverlap)
+        if one.adds_up
+    }
     steps = [step for rank in ranks for step in rank.steps]
     # A part of a capture may have no events. If a whole capture has none, nothing was recorded.
     is_blind = all(part.is_blind for part in parts)
-    if is_blind or sum(part.lost_ns for part in parts) > MOST_LOST * total["comm_ns"]:
-        steps = list(map(without_figures, steps))
     if is_blind:
-        total |= dict.fromkeys(_TIMES)
         steps = [step for step in steps if step.host_ns is not None]
-        steps = [replace(step, length=StepLength(step.length.start_ns, step.length.ns)) for step in steps]
-    elif (reasons := {rank.reason for rank in ranks}) <= NOT_TIMED:
-        # Sums over the rank are of what was recorded; what a step communicated is not known.
-        if NO_DURATIONS in reasons:
-            total |= dict.fromkeys(("comm_ns", "overlapped_ns", "exposed_ns"))
-        steps = [
-            replace(without_figures(step), length=StepLength(step.length.start_ns, step.length.ns)) for step in steps
-        ]
-    elif any(part.hides_waits for part in parts):
-        # Whether the host computed or waited while it communicated is not known.
-        total |= dict.fromkeys(("compute_ns", "overlapped_ns", "exposed_ns"))
-        steps = [replace(step, **_IN_WAITS, length=replace(step.length, **_LENGTH_IN_WAITS)) for step in steps]
-    elif any(part.hides_graphs for part in parts):
-        # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
-        if total["comm_ns"]:
-            total |= dict.fromkeys(("overlapped_ns", "exposed_ns"))
-        steps = [replace(step, **_IN_GRAPHS, length=replace(step.length, **_LENGTH_IN_GRAPHS)) for step in steps]
-    elif any(part.hides_work for part in parts):
-        # While a kernel without a name runs, it is not known what the device does.
-        hidden: dict[str, Any] = {"compute_only_ns": None, "idle_ns": None}
-        steps = [replace(step, **hidden, length=replace(step.length, **hidden)) for step in steps]
+    of_rank, of_steps = _find_hidden(parts, total["comm_ns"], is_blind=is_blind)
     return replace(
         ranks[0],
-        **total,
-        backward_overlapped_ns=sum(backward_ns)
-        if backward_ns and not is_blind and total["overlapped_ns"] is not None
-        else None,
+        **(total | hidden_fields(RankOverlap, of_rank)),
         reason=merge_reasons([rank.reason for rank in ranks]),
-        steps=tuple(steps),
+        steps=tuple(hide(step, of_steps) for step in steps) if of_steps else tuple(steps),
     )
 
 
-_COUNTS, _TIMES = (
-    ("kernels", "collectives", "step_work_ns"),
-    ("compute_ns", "comm_ns", "overlapped_ns", "exposed_ns"),
-)
-_PARTS_IN_GRAPHS: dict[str, Any] = dict.fromkeys(
-    ("compute_only_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "idle_ns")
-)
-_LENGTH_IN_GRAPHS: dict[str, Any] = _PARTS_IN_GRAPHS | dict.fromkeys(
-    ("blocking_ns", "blocking_at_most_ns", "blocking_exposed_ns", "blocking_memory_ns")
-)
-_IN_GRAPHS: dict[str, Any] = _PARTS_IN_GRAPHS | dict.fromkeys(
-    ("other_comm_ns", "backward_overlapped_ns", "tail_ns", "blocking_ns", "blocking_at_most_ns")
-)
-"""Figures of a step, and of its length, that are not known if graphs were recorded as a whole."""
-_OF_BOTH = ("overlapped_ns", "exposed_ns", "blocking_ns", "blocking_at_most_ns")
-_LENGTH_IN_WAITS: dict[str, Any] = dict.fromkeys((*_OF_BOTH, "blocking_exposed_ns", "blocking_memory_ns"))
-_IN_WAITS: dict[str, Any] = dict.fromkeys((*_OF_BOTH, "backward_overlapped_ns", "tail_ns"))
-"""Those that are not known if a host that communicates may have waited meanwhile."""
+def _find_hidden(parts: Sequence[RankPart], comm_ns: int, *, is_blind: bool) -> tuple[Hidden, Hidden]:
+    """What the capture of a rank hides, so that figures of the rank, and figures of its steps, are not known."""
+    of_steps = Hidden.NOTHING
+    if is_blind or sum(part.lost_ns for part in parts) > MOST_LOST * comm_ns:
+        of_steps |= Hidden.LAUNCHES
+    if is_blind:
+        return Hidden.WORK, of_steps | Hidden.WORK
+    if (reasons := {part.overlap.reason for part in parts}) <= NOT_TIMED:
+        # Sums over the rank are of what was recorded; what a step communicated is not known.
+        return Hidden.DURATIONS if NO_DURATIONS in reasons else Hidden.NOTHING, Hidden.LAUNCHES | Hidden.WORK
+    if any(part.hides_waits for part in parts):
+        # Whether the host computed or waited while it communicated is not known.
+        return Hidden.WAITS, of_steps | Hidden.WAITS
+    if any(part.hides_graphs for part in parts):
+        # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
+        return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS
+    if any(part.hides_work for part in parts):
+        # While a kernel without a name runs, it is not known what the device does.
+        return Hidden.NOTHING, of_steps | Hidden.NAMES
+    return Hidden.NOTHING, of_steps
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:
@@ -571,121 +508,6 @@ def _raise_keys(rank: RankOverlap, by: int) -> RankOverlap:
         return rank
     steps = [(step, step.step_key) for step in rank.steps]
     return replace(rank, steps=tuple(replace(step, step_key=None if key is None else key + by) for step, key in steps))
-
-
-def _measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
-    """The steps that start in a span."""
-    events, steps, parts = rank.events, len(rank.steps), rank.breakdown
-    launched = events.step != UNKNOWN
-    communicating = launched & (events.category == Category.COMMUNICATION)
-    start, end, step = union_by_group(
-        events.start_ns[communicating], events.end_ns[communicating], events.step[communicating]
-    )
-    hidden_ns = sum_by_group(backward.covered_ns(start, end), step, steps)
-    has_backward = np.bincount(events.step[launched & rank.is_backward], minlength=steps) > 0
-    passes = rank.passes.count(steps) if rank.has_steps else np.zeros(steps, np.int64)
-    tail_ns = _tail_of_each_pass(rank) if rank.passes.any_several else _tail_of_one_pass(rank, start, end, step)
-    coverage = rank.blocking.coverage
-    may_block = rank.may_block if coverage.reason or coverage.host_waits else None
-    nothing = [None] * steps
-    columns = {
-        "step": none_for_unknown(rank.steps.number),
-        "step_key": none_for_unknown(rank.step_keys),
-        "start_ns": none_for_unknown(np.where(parts.window_ns > 0, parts.start_ns, NO_TIME), NO_TIME),
-        "host_ns": (rank.steps.end_ns - rank.steps.start_ns).tolist() if rank.has_steps else nothing,
-        "kernels": np.bincount(events.step[launched & rank.is_kernel], minlength=steps).tolist(),
-        "collectives": np.bincount(events.step[launched & rank.is_collective], minlength=steps).tolist(),
-        "in_backward": np.bincount(
-            events.step[launched & rank.is_collective & np.isin(events.phase, (BACKWARD_PHASE, SYNCHRONIZE_PHASE))],
-            minlength=steps,
-        ).tolist(),
-        **{name: getattr(parts, name).tolist() for name in _AS_THEY_ARE},
-        "blocking_ns": nothing if why_unknown(rank) else none_for_unknown(rank.blocking.by_step_ns),
-        "blocking_at_most_ns": (
-            nothing if may_block is None else sum_by_group(may_block.covered_ns(start, end), step, steps).tolist()
-        ),
-        "backward_overlapped_ns": none_for_unknown(np.where(has_backward, hidden_ns, UNKNOWN)),
-        "tail_ns": none_for_unknown(np.where((passes == 0) | (parts.comm_ns == 0), UNKNOWN, tail_ns)),
-        "passes": none_for_unknown(np.where(passes == 0, UNKNOWN, passes)),
-    }
-    ends_ns = last_by_step(events.end_ns[communicating], events.step[communicating], steps)
-    columns |= {"length": _lengths(rank, may_block), "comm_end_ns": none_for_unknown(ends_ns, NO_TIME)}
-    chosen = span.holds(rank.steps.start_ns)
-    return tuple(make_rows(StepOverlap, {name: list(compress(column, chosen)) for name, column in columns.items()}))
-
-
-def _tail_of_one_pass(rank: RankEvents, start_ns: Ints, end_ns: Ints, step: Ints) -> Ints:
-    """Exposed communication of each step after the end of its only pass; the times are when steps communicate."""
-    last_ns = np.full(len(rank.steps), NO_TIME)
-    last_ns[rank.passes.step] = rank.passes.end_ns
-    tail_from = np.minimum(np.maximum(start_ns, last_ns[step]), end_ns)
-    bare_ns = end_ns - tail_from - rank.union_of(Category.COMPUTE).covered_ns(tail_from, end_ns)
-    return sum_by_group(bare_ns, step, len(rank.steps))
-
-
-def _tail_of_each_pass(rank: RankEvents) -> Ints:
-    """The same with several passes: an instant counts for the operation that it belongs to, and so for its pass."""
-    operations, pauses = rank.operations, find_pauses(rank.events, rank.operation_parts)
-    backward_end_ns = rank.backward_end_of_operation_ns
-    first, last = assign_instants(operations)
-    tail_from = np.where(backward_end_ns == NO_TIME, last, np.clip(backward_end_ns, first, last))
-    pieces = cut_pauses(operations, pauses, Part(tail_from, last))
-    pieces = select(pieces, operations.step[pieces.row] != UNKNOWN)
-    compute = rank.union_of(Category.COMPUTE)
-    bare_ns = pieces.end_ns - pieces.start_ns - compute.covered_ns(pieces.start_ns, pieces.end_ns)
-    return sum_by_group(bare_ns, operations.step[pieces.row], len(rank.steps))
-
-
-_AS_THEY_ARE = (
-    *("window_ns", "comm_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "other_comm_ns"),
-    *("compute_only_ns", "idle_ns"),
-)
-_FIGURES = (*_AS_THEY_ARE, "backward_overlapped_ns", "tail_ns", "blocking_ns", "blocking_at_most_ns")
-
-
-def without_figures(step: StepOverlap) -> StepOverlap:
-    """The step with its length only."""
-    nothing: dict[str, Any] = dict.fromkeys(_FIGURES)
-    return replace(step, **nothing)
-
-
-def _lengths(rank: RankEvents, may_block: Intervals | None) -> list[StepLength]:
-    if not rank.has_steps:
-        return [StepLength()] * len(rank.steps)
-    times = rank.step_times
-    columns = {
-        **{
-            name: getattr(times, name).tolist()
-            for name in ("start_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns")
-        },
-        "ns": times.length_ns.tolist(),
-        "compute_only_ns": (times.compute_ns - times.overlapped_ns).tolist(),
-        "idle_ns": (times.length_ns - times.compute_ns - times.exposed_ns - times.exposed_memory_ns).tolist(),
-        **_blocking_of_lengths(rank, may_block),
-    }
-    lengths = make_rows(StepLength, columns)
-    return [length if known else StepLength() for length, known in zip(lengths, times.is_known.tolist(), strict=True)]
-
-
-def _blocking_of_lengths(rank: RankEvents, may_block: Intervals | None) -> dict[str, list[Any]]:
-    """See ``StepLength``. What a step stands still for may be collectives of the step before."""
-    times, blocking, steps = rank.step_times, rank.blocking, len(rank.steps)
-    start_ns, end_ns = times.start_ns, times.start_ns + times.length_ns
-    compute, communication, memory = map(rank.union_of, (Category.COMPUTE, Category.COMMUNICATION, Category.MEMORY))
-    is_unknown = blocking.by_step_ns == UNKNOWN
-    is_unknown |= np.append(False, is_unknown[:-1])[:steps]
-    known = blocking.known_stretches
-    still = union(known.start_ns, known.end_ns) - compute
-    blocking_ns, most_ns = still.covered_ns(start_ns, end_ns), times.length_ns - times.compute_ns
-    if may_block is not None:
-        most_ns = ((may_block | still) - compute).covered_ns(start_ns, end_ns)
-    parts = {"": blocking_ns}
-    for name, part in (("exposed_", still & communication), ("memory_", (still & memory) - communication)):
-        parts[name] = part.covered_ns(start_ns, end_ns)
-    return {
-        **{f"blocking_{name}ns": none_for_unknown(np.where(is_unknown, UNKNOWN, ns)) for name, ns in parts.items()},
-        "blocking_at_most_ns": np.where(is_unknown, most_ns, blocking_ns).tolist(),
-    }
 
 
 def _ratio(part: int | None, whole: int | None) -> float | None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ddp_prof.analyze.kernels.kernel_times import Contention
-from ddp_prof.analyze.overlap import StepLength, StepOverlap
+from ddp_prof.analyze.step_columns import StepLength, StepOverlap
 
 ON_CPU = "ranks share cores: what communication takes from compute is not in the trace"
 NO_OVERLAP = "it is not known how long communication ran beside compute"

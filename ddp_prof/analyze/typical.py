@@ -9,7 +9,7 @@ import numpy as np
 from ddp_prof.trace import Ints
 
 PARTS = ("compute_only", "overlapped", "exposed", "exposed_memory", "idle")
-"""The parts of a step's length, see :class:`ddp_prof.analyze.overlap.StepLength`."""
+"""The parts of a step's length, see :class:`ddp_prof.analyze.step_columns.StepLength`."""
 _EXPOSED = PARTS.index("exposed")
 
 

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddp_prof.analyze.statistics import StepMedian, half_width_of_change, median_of_steps
+from ddp_prof.columns import Row
 from ddp_prof.monitor.log import MonitorLog
-from ddp_prof.present.columns import Row, ms
+from ddp_prof.present.columns import ms
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import count_noun, milliseconds
 

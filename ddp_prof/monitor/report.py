@@ -6,12 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from ddp_prof.columns import Row
 from ddp_prof.errors import printable
 from ddp_prof.monitor.course import FIGURES, LEAST, LEAST_IN_ALL, Change, LateRank, find_changes, find_late_ranks
 from ddp_prof.monitor.log import MonitorLog
 from ddp_prof.present import theme
 from ddp_prof.present.charts import STILL, Chart, axis, make_chart
-from ddp_prof.present.columns import Row, in_percent, ms
+from ddp_prof.present.columns import in_percent, ms
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import count_noun, milliseconds, shown_name
 

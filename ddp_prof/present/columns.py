@@ -1,55 +1,17 @@
 """The columns of all tables: key, meaning, format and importance of each.
 
-A row is a dictionary with the columns' keys, which are also the headings of a CSV file.
+A row is a dictionary with the columns' keys, which are also the headings of a CSV file. Figures of ranks and steps are
+declared where they are measured; here are the columns of everything else.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import cache
+from typing import Any
 
-Value = str | int | float | None
-Row = dict[str, Value]
-
-MISSING = "n/a"
-
-ALWAYS, USUALLY, WITH_ROOM, WITH_MUCH_ROOM = range(4)
-"""Values of ``Column.stays``: a narrow terminal drops the columns with the highest numbers first, never ``ALWAYS``."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    Attributes:
-        key: Key of the rows, and heading in a CSV file; it ends with the unit.
-        meaning: A description without a period.
-        stays: One of ``ALWAYS`` to ``WITH_MUCH_ROOM``.
-        decimals: Decimals of a ``float``.
-        align: ``left`` if a table may hold text in this column.
-        called: Heading for people, if it is not made from the key.
-    """
-
-    key: str
-    meaning: str
-    stays: int = USUALLY
-    decimals: int = 2
-    align: Literal["left", "right"] = "right"
-    called: str = ""
-
-    @property
-    def heading(self) -> str:
-        return self.called or self.key.replace("_", " ")
-
-    def text(self, value: Value) -> str:
-        if value is None:
-            return MISSING
-        return f"{value:.{self.decimals}f}" if isinstance(value, float) else str(value)
-
-    def is_right(self, rows: Sequence[Row]) -> bool:
-        """Whether the column is aligned to the right: ``align`` says so, or no row holds text."""
-        return self.align == "right" or not any(isinstance(row[self.key], str) for row in rows)
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Column, Row, table_columns
 
 
 def ms(ns: float | None) -> float | None:
@@ -75,7 +37,7 @@ def in_percent(ratio: float | None) -> float | None:
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    return tuple(CATALOGUE[key] for key in rows[0]) if rows else ()
+    return tuple(catalogue()[key] for key in rows[0]) if rows else ()
 
 
 def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
@@ -110,10 +72,6 @@ _COLUMNS = (
     _count("bytes", "bytes of the message", WITH_ROOM),
     # Counts.
     _count("ranks", "ranks of the run"),
-    _count("steps", "measured steps, warm-up left out"),
-    _count("kernels", "kernels that ran on the device"),
-    _count("collectives", "collectives; in a comparison the median of a step"),
-    _count("passes", "passes of backward in the step, if a step has several"),
     _count("comm_kernels", "kernels that communicate"),
     _count("copies", "memory copies and memory sets"),
     _count("CUDA_calls", "calls of the CUDA API"),
@@ -121,23 +79,10 @@ _COLUMNS = (
     _count("warm-up_steps", "steps of warm-up, which are left out"),
     _count("backward_ranges", "ranges that name the backward pass"),
     # Times of a step.
-    Column("step_ms", "how long a step took: its range on the host, or its period on the device", ALWAYS),
     Column("spread_ms", "interquartile range of the lengths of steps", WITH_ROOM),
-    Column("window_ms", "from the first to the last work of the step on the device", WITH_ROOM),
-    Column("compute_ms", "union of all compute", USUALLY),
-    Column("compute_only_ms", "compute without communication at the same time", WITH_ROOM),
-    Column("comm_ms", "union of all communication"),
-    Column("overlapped_ms", "communication with compute at the same time", WITH_ROOM),
-    Column("exposed_ms", "communication without compute at the same time", ALWAYS),
-    Column("blocking_ms", "time in which a stream (on a CPU: the host) stood still for communication"),
     Column("slowed_ms", "contention: what communication slows the compute beside it by", WITH_MUCH_ROOM),
-    Column("exposed_memory_ms", "memory copies without compute or communication at the same time", WITH_MUCH_ROOM),
-    Column("idle_ms", "time in which the device did nothing", WITH_ROOM),
-    Column("tail_ms", "exposed communication after the last compute of its pass of backward"),
     _share("comm_of_step_%", "communication, hidden or not, in per cent of the step"),
-    _share("overlap_%", "share of communication that is overlapped", ALWAYS),
     _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
-    _share("in_backward_%", "share of communication that compute of backward overlaps", WITH_ROOM),
     Column("speedup", "step time of the baseline over that of this run"),
     # Collectives.
     Column("ready_ms", "when the last gradient of the bucket was ready", WITH_ROOM),
@@ -273,7 +218,16 @@ _COLUMNS = (
     Column("busbw_median_GB/s", "algbw times 2 (n - 1) / n for n ranks", decimals=4),
 )
 
-CATALOGUE = {column.key: column for column in _COLUMNS}
+
+@cache
+def catalogue() -> Mapping[str, Column]:
+    """All columns by key. What a column means is the same in all tables: a step's own declaration counts."""
+    from ddp_prof.analyze.overlap import RankOverlap  # these need numpy, which --help does without
+    from ddp_prof.analyze.step_columns import StepOverlap
+
+    declared = [one.table_column for kind in (RankOverlap, StepOverlap) for one in table_columns(kind)]
+    return {column.key: column for column in (*declared, *_COLUMNS)}
+
 
 DESCRIBING = frozenset(column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]) | {
     *("kernel", "shape", "phase", "kind"),

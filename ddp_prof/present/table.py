@@ -19,8 +19,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
+from ddp_prof.columns import ALWAYS, Column, Row, Value
 from ddp_prof.errors import DdpProfError, printable, printable_lines
-from ddp_prof.present.columns import ALWAYS, DESCRIBING, Column, Row, Value, columns_of
+from ddp_prof.present.columns import DESCRIBING, columns_of
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -124,6 +124,20 @@ def json_keys_of(*path: str, command: str = "overlap") -> str:
     return f"{_keys(found)}\n\n"
 
 
+def figures_of(kind: str) -> str:
+    """Return a Markdown table of the figures of a ``rank``, a ``step`` or a step's ``length``, as they are declared."""
+    from ddp_prof.analyze.overlap import RankOverlap
+    from ddp_prof.analyze.step_columns import StepLength, StepOverlap
+    from ddp_prof.columns import result_columns
+
+    lines = ["| key | unit | meaning | null if |", "|---|---|---|---|"]
+    for one in result_columns({"rank": RankOverlap, "step": StepOverlap, "length": StepLength}[kind]):
+        if one.in_document:
+            cells = [f"`{one.name}`", one.unit, *(text.replace("``", "`") for text in (one.meaning, one.why_null))]
+            lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n\n"
+
+
 def fault_table() -> str:
     """Return a Markdown table of what the doctor finds in each capture with a fault."""
     from ddp_prof.run_config import FAULTS

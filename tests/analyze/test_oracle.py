@@ -23,7 +23,8 @@ from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.straggler import measure_skew
 from ddp_prof.analyze.core import recording
-from ddp_prof.analyze.overlap import StepLength, TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.step_columns import StepLength
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.regression_gate import Requirements, check_run
 from ddp_prof.analyze.variants.waterfall import measure_waterfall

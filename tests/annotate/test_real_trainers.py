@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import ddp_prof as dp
-from ddp_prof.analyze.overlap import StepOverlap
+from ddp_prof.analyze.step_columns import StepOverlap
 
 JOBS = Path(__file__).parent / "jobs"
 OURS = ("ddp_prof|", "step|", "all_reduce|", "process|")

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_prof.present.columns import CATALOGUE, Row, columns_of
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import catalogue, columns_of
 
 
 @pytest.mark.parametrize(
@@ -21,11 +22,11 @@ from ddp_prof.present.columns import CATALOGUE, Row, columns_of
 def test_a_column_knows_its_heading_and_its_format(
     key: str, heading: str, value: str | float | None, text: str
 ) -> None:
-    assert (CATALOGUE[key].heading, CATALOGUE[key].text(value)) == (heading, text)
+    assert (catalogue()[key].heading, catalogue()[key].text(value)) == (heading, text)
 
 
 def test_every_column_says_what_it_means() -> None:
-    for key, column in CATALOGUE.items():
+    for key, column in catalogue().items():
         assert column.key == key
         assert column.meaning
         assert not column.meaning.endswith(".")

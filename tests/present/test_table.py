@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_prof.columns import ALWAYS, Row
 from ddp_prof.errors import DdpProfError
 from ddp_prof.present import table
-from ddp_prof.present.columns import ALWAYS, CATALOGUE, Row
+from ddp_prof.present.columns import catalogue
 from ddp_prof.present.table import (
     FIRST_ROWS,
     MOST_ROWS,
@@ -72,11 +73,11 @@ def test_zeros_go_before_what_says_something() -> None:
     assert notes == ["not shown: kernels (0), overlapped ms (0), process; all columns: --wide"]
 
 
-@given(st.lists(st.sampled_from(sorted(CATALOGUE)), min_size=1, max_size=20, unique=True), st.integers(20, 300))
+@given(st.lists(st.sampled_from(sorted(catalogue())), min_size=1, max_size=20, unique=True), st.integers(20, 300))
 def test_no_column_that_matters_goes_for_one_that_matters_less(names: list[str], width: int) -> None:
     shown, notes = fit_columns([dict.fromkeys(names, 1.0)], width)
     left_out = {"run"} if len(names) > 1 else set()
-    narrow = [CATALOGUE[key] for key in names if key not in {*keys(shown), *left_out}]
+    narrow = [catalogue()[key] for key in names if key not in {*keys(shown), *left_out}]
     assert notes == (
         [f"not shown: {', '.join(column.heading for column in narrow)}; all columns: --wide"] if narrow else []
     )

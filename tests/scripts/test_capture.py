@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from ddp_prof.analyze.overlap import StepOverlap, TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap, merge_ranks
+from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.ingest.load import find_traces, load_trace
 from tests.examples import IS_NIGHTLY
 

@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from ddp_prof.analyze.overlap import StepOverlap, TraceOverlap, measure_overlap
+from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
+from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import write_manifest

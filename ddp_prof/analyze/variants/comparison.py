@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.overlap import StepLength, StepOverlap, TraceOverlap, keys_of, without_figures
+from ddp_prof.analyze.overlap import TraceOverlap, keys_of
 from ddp_prof.analyze.quality import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.analyze.statistics import RatioOfRepeats, StepMedian, median_of_steps, ratio_of_repeats
+from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
+from ddp_prof.columns import Hidden
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
 
 
@@ -211,7 +213,7 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
     reason = reason_of_run([(rank.reason, bool(rank.collectives)) for rank in result.ranks])
     is_lost = any(rank.comm_ns for rank in result.ranks) or reason == GRAPHS or reason in NOT_TIMED
     if not any(communicating) and is_lost:
-        by_rank = [tuple(map(without_figures, of_rank)) for of_rank in by_rank]
+        by_rank = [tuple(hide(step, Hidden.LAUNCHES) for step in of_rank) for of_rank in by_rank]
     steps = [step for of_rank in by_rank for step in of_rank]
     times: dict[str, float | None] = {name: _median(steps, name) for name in _TIMES_OF_STEPS}
     lengths_of_steps = [step.length for step in steps]

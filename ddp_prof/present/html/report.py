@@ -22,6 +22,7 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.analyze.variants.waterfall import Waterfall
+from ddp_prof.columns import Column, Row
 from ddp_prof.errors import TraceError
 from ddp_prof.present import theme
 from ddp_prof.present.charts import Chart
@@ -29,7 +30,7 @@ from ddp_prof.present.charts.collectives import draw_skew, draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_overlap_by_step, draw_step_times, draw_waterfall
 from ddp_prof.present.charts.ranks import draw_ranks
 from ddp_prof.present.charts.static_images import Pictures
-from ddp_prof.present.columns import Column, Row, columns_of
+from ddp_prof.present.columns import columns_of
 from ddp_prof.present.headlines import (
     Headline,
     cost_text,
@@ -44,7 +45,7 @@ from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.collectives import rows_of_step
 from ddp_prof.present.tables.comparison import compare_rows, how_to_read
-from ddp_prof.present.tables.overlap import most_of, warnings_by_run
+from ddp_prof.present.tables.overlap import most_of, steps_view, warnings_by_run
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
 from ddp_prof.present.text import percent, plain_name, source_name
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
@@ -436,7 +437,7 @@ def _write_kernels_page(run: ReportRun, folder: Path, place: Place) -> None:
     ]
     views = [  # without the run, which is the same on the whole page
         (view, [one for one in columns_of(rows) if one.key != "run" and any(row[one.key] for row in rows)])
-        for view in run.use.values()
+        for view in (*run.use.values(), steps_view(run.result))
         for rows in [view.readable_rows]
     ]
     write_page(

@@ -10,7 +10,8 @@ from ddp_prof.analyze.collectives.results import Collective, RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
-from ddp_prof.present.columns import Row, ms, times_of, values_of
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
 from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, percent, source_name

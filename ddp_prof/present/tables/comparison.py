@@ -24,7 +24,8 @@ from ddp_prof.analyze.variants.waterfall import (
     PartChange,
     Waterfall,
 )
-from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import fields_of, in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name

@@ -12,12 +12,14 @@ from ddp_prof.analyze.cost import RankCost, RunCost
 from ddp_prof.analyze.inventory import TraceInventory
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
 from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
-from ddp_prof.analyze.overlap import RankOverlap, StepOverlap, TraceOverlap
+from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING_LEFT
+from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
+from ddp_prof.columns import Row, document_of, table_columns, table_rows
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
-from ddp_prof.present.columns import Row, fields_of, in_percent, ms, times_of, values_of
+from ddp_prof.present.columns import in_percent, ms, values_of
 from ddp_prof.present.headlines import outliers_text
 from ddp_prof.present.table import SCHEMA, Digest, Document, TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, plain_name, source_name
@@ -26,33 +28,18 @@ from ddp_prof.variants import variant_extras
 
 _LARGE_DIFFERENCE = 0.05
 """Share of a step by which ranks, or steps, must differ in exposed time before a note says so."""
-_SUMMED = ("kernels", "collectives", "compute_ms", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms")
-_OF_STEPS = ("step_ms", "window_ms", "compute_only_ms", "exposed_memory_ms", "idle_ms", "tail_ms")
-DIGEST = Digest("exposed_ms", (*_SUMMED, *_OF_STEPS))
+MOST_STEPS = 200
+"""Rows of the table of steps on a page."""
+DIGEST = Digest(
+    "exposed_ms",
+    tuple({one.table_key for kind in (RankOverlap, StepOverlap) for one in table_columns(kind) if one.adds_up}),
+)
 
 
 def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None = None, *, by_step: bool) -> TableView:
-    rows: list[Row] = []
-    has_nodes = len({rank.node for rank in result.ranks}) > 1
-    has_passes = any((step.passes or 0) > 1 for rank in result.ranks for step in rank.steps)
-    for rank in result.ranks:
-        identity: Row = {
-            "run": f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label,
-            **({"node": rank.node} if has_nodes else {}),
-            "rank": rank.rank,
-            "process": rank.process,
-            "device": "cpu" if rank.device is None else rank.device,
-        }
-        of_rank = (
-            [_step_row(rank, step, has_passes=has_passes) for step in rank.steps] if by_step else [_rank_row(rank)]
-        )
-        rows += [{**identity, **row} for row in of_rank]
     notes = overlap_notes(result, headline)
-    if by_step and any(step.window_ns != step.length.ns for rank in result.ranks for step in rank.marked_steps):
-        notes.append(
-            "window: from a step's first device work to its last; the times after it, up to idle, are its parts; "
-            "step: how long the step took"
-        )
+    if by_step:
+        notes += _window_notes(result)
     if not by_step and any(len(rank.steps) > 1 for rank in result.ranks):
         notes.append("times of a rank are in all, over its steps and what lies outside of them; of each step: --steps")
     if by_step and (twice_ns := sum(rank.overlapping_windows_ns for rank in result.ranks)):
@@ -74,30 +61,58 @@ def overlap_view(result: TraceOverlap, headline: str = "", cost: RunCost | None 
         "headline": headline,
         "missing": result.missing,
     }
-    return TableView(title, rows, notes, document, digest=DIGEST)
+    return TableView(title, _rows(result, by_step=by_step), notes, document, digest=DIGEST)
+
+
+def steps_view(result: TraceOverlap) -> TableView:
+    """Return the table of the first steps, for a page."""
+    rows = _rows(result, by_step=True)
+    more = [f"{count_noun(len(rows) - MOST_STEPS, 'more row')}; all of them: ddp-prof overlap --steps"]
+    notes = [*_window_notes(result), *(more if len(rows) > MOST_STEPS else [])]
+    return TableView("the steps", rows[:MOST_STEPS], notes, {})
+
+
+def _rows(result: TraceOverlap, *, by_step: bool) -> list[Row]:
+    """Return a row for each rank, or for each step of each rank."""
+    rows: list[Row] = []
+    has_nodes = len({rank.node for rank in result.ranks}) > 1
+    figures = iter(table_rows([of for rank in result.ranks for of in (rank.steps if by_step else [rank])]))
+    for rank in result.ranks:
+        identity: Row = {
+            "run": f"{result.label} ({rank.qualifier})" if rank.qualifier else result.label,
+            **({"node": rank.node} if has_nodes else {}),
+            "rank": rank.rank,
+            "process": rank.process,
+            "device": "cpu" if rank.device is None else rank.device,
+        }
+        for of in rank.steps if by_step else [rank]:
+            of_step: Row = {"step": of.step} if isinstance(of, StepOverlap) else {}
+            rows.append({**identity, **of_step, **next(figures), **_communication_not_recorded(rank, of)})
+    return rows
+
+
+def _window_notes(result: TraceOverlap) -> list[str]:
+    if all(step.window_ns == step.length.ns for rank in result.ranks for step in rank.marked_steps):
+        return []
+    note = (
+        "window: from a step's first device work to its last; the times after it, up to idle, are its parts; "
+        "step: how long the step took"
+    )
+    return [note]
 
 
 def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
     of_steps = cost.steps if cost else (None,) * len(rank.steps)
     return {
-        **fields_of(rank),
+        **document_of(rank),
         "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
-        **values_of(rank, "overlap_ratio", "backward_overlap_ratio"),
         "cost": asdict(cost.cost) if cost else None,
         "bounds": asdict(cost.bounds) if cost else None,
         "steps": [
-            {
-                **fields_of(step),
-                "length": values_of(step.length, *_OF_LENGTHS),
-                "cost": of_step and _step_cost_document(of_step),
-            }
+            {**document_of(step), "cost": of_step and _step_cost_document(of_step)}
             for step, of_step in zip(rank.steps, of_steps, strict=True)
         ],
     }
-
-
-_OF_LENGTHS = ("start_ns", "ns", "compute_only_ns", "overlapped_ns", "exposed_ns", "exposed_memory_ns", "idle_ns")
-"""Parts that sum; what of them is blocking is among the cost."""
 
 
 def _step_cost_document(cost: StepCost) -> Document:
@@ -195,38 +210,11 @@ def warnings_by_run(results: Sequence[TraceOverlap]) -> dict[str, list[str]]:
     return labels
 
 
-def _communication_row(rank: RankOverlap, of: RankOverlap | StepOverlap) -> Row:
-    """Return times of communication; none is no zero where what communicated was not recorded."""
+def _communication_not_recorded(rank: RankOverlap, of: RankOverlap | StepOverlap) -> Row:
+    """Return unknown times of communication if what communicated was not recorded: none is no zero then."""
     if rank.reason not in (None, NO_COMMUNICATION) and not of.comm_ns:
         return {"comm_ms": None, "overlapped_ms": None, "exposed_ms": None}
-    return times_of(of, "comm", "overlapped", "exposed")
-
-
-def _rank_row(rank: RankOverlap) -> Row:
-    return {
-        "steps": len(rank.marked_steps),
-        **values_of(rank, "kernels", "collectives"),
-        **times_of(rank, "compute"),
-        **_communication_row(rank, rank),
-        **times_of(rank, "blocking"),
-        "overlap_%": in_percent(rank.overlap_ratio),
-        "in_backward_%": in_percent(rank.backward_overlap_ratio),
-    }
-
-
-def _step_row(rank: RankOverlap, step: StepOverlap, *, has_passes: bool) -> Row:
-    communication = _communication_row(rank, step)
-    return {
-        **values_of(step, "step", "kernels", "collectives", *(["passes"] if has_passes else [])),
-        **times_of(step, "window", "compute_only"),
-        **{name: communication[name] for name in ("overlapped_ms", "exposed_ms")},
-        **times_of(step, "exposed_memory", "idle"),
-        "step_ms": ms(step.length.ns),
-        "comm_ms": communication["comm_ms"],
-        **times_of(step, "blocking"),
-        "overlap_%": in_percent(step.overlap_ratio),
-        **times_of(step, "tail"),
-    }
+    return {}
 
 
 def info_view(inventory: TraceInventory) -> TableView:

@@ -16,8 +16,9 @@ from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import NOTHING_LEFT, changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.columns import Row
 from ddp_prof.errors import shell_quote
-from ddp_prof.present.columns import Row, in_percent, ms, times_of, values_of
+from ddp_prof.present.columns import in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import (
     cause_headline,
     cause_in_short,

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from ddp_prof.analyze.overlap import (
     Attribution,
     RankOverlap,
-    StepLength,
-    StepOverlap,
     TraceOverlap,
     measure_overlap,
 )
+from ddp_prof.analyze.step_columns import StepLength, StepOverlap
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult, Requirements, check_run, find_differences
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.manifest import Manifest, load_manifest

@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from ddp_prof.present.columns import Row, columns_of
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import columns_of
 from ddp_prof.present.table import TableOptions, TableView, _table, markdown, markdown_text, plain_lines, show
 
 
