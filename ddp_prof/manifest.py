@@ -49,6 +49,12 @@ class Parameter:
     dtype: str
     requires_grad: bool
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its gradient, by the number at the end of the data type: ``float32``, ``torch.bfloat16``."""
+        bits = re.search(r"(\d+)\D*$", self.dtype)
+        return self.numel * max(1, int(bits[1]) // 8 if bits else 1)
+
 
 @dataclass(frozen=True, slots=True)
 class HostTimes:

@@ -1,0 +1,1 @@
+"""What another bucket size, views or a faster network would change in a step: predicted from one capture."""

@@ -1,0 +1,50 @@
+"""By how much communication slows compute, from two captures of one job that hide unequal parts of it.
+
+Up to the end of backward both do the same work: ``time - slowed * beside`` is equal, where ``beside`` is how long
+compute ran beside collectives. One capture alone does not tell that on a CPU, where ranks and gloo share cores.
+"""
+
+from __future__ import annotations
+
+from math import hypot
+
+import numpy as np
+
+from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
+from ddp_prof.analyze.step_cost import Slowed
+from ddp_prof.analyze.what_if.structure import RankStructure
+
+LEAST_DIFFERENCE = 0.05
+"""What they hide must differ by so large a share of the time up to the end of backward."""
+
+TOO_ALIKE = (
+    "both captures hide about as much communication, {one:.1f} and {other:.1f} ms per step, so what it slows does not "
+    "show: calibrate with one that waits for each collective, such as naive"
+)
+IMPOSSIBLE = (
+    "the two captures differ by more than communication explains ({share:.0%} of the time beside it): record both "
+    "again, one directly after the other"
+)
+
+
+def calibrate(one: RankStructure, other: RankStructure) -> Slowed:
+    """The share of the time beside communication that compute loses; without one, the reason."""
+
+    def times(structure: RankStructure) -> Numbers:
+        return np.stack([structure.backward_end_ns - structure.begins_ns, structure.beside_ns["backward_end"]], axis=1)
+
+    first, second = times(one), times(other)
+    (took, beside), (other_took, other_beside) = first.mean(axis=0), second.mean(axis=0)
+    if abs(beside - other_beside) < LEAST_DIFFERENCE * took:
+        return Slowed(None, None, None, TOO_ALIKE.format(one=beside / 1e6, other=other_beside / 1e6))
+    share = float((took - other_took) / (beside - other_beside))
+    half = hypot(*(_half_width(of[:, 0] - share * of[:, 1]) for of in (first, second))) / abs(beside - other_beside)
+    if share + half < 0 or share - half > 1:
+        return Slowed(None, None, None, IMPOSSIBLE.format(share=share))
+    low, high, share = (float(min(0.95, max(0.0, value))) for value in (share - half, share + half, share))
+    return Slowed(share, low, high, None)
+
+
+def _half_width(values: Numbers) -> float:
+    low, high = bootstrap_interval(values[:, None], lambda drawn: drawn[..., 0].mean(axis=1)) or (0.0, 0.0)
+    return (high - low) / 2

@@ -1,0 +1,88 @@
+"""What a collective takes by its size: ``overhead + bytes * per_byte``, fitted to those of one capture, or refused."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddp_prof.analyze.what_if.simulate import Floats, LinkTimes
+from ddp_prof.table import Ints
+
+LEAST_RATIO = 4
+"""The largest size is at least so many times the smallest one, or the line has no slope that means anything."""
+MOST_BEYOND = 2
+"""A collective of more than so many times the largest measured size is not predicted."""
+
+TWO_SIZES = (
+    "all its collectives have about one size ({low:.1f} to {high:.1f} MB), so what a byte costs is not known: "
+    "capture it with another bucket size, too"
+)
+NOT_POSITIVE = (
+    "its collectives do not take longer the larger they are ({overhead:.3f} ms per call, {slope:.3f} ms per MB): "
+    "capture all ranks, on a quiet machine, or with another bucket size"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class LinkFit:
+    """A line through the mean times of the sizes.
+
+    Attributes:
+        slope_error: Half of the 90 % interval of ``times.ns_per_byte``, by what the sizes deviate from the line; the
+            line turns about ``mean_bytes``.
+        largest_bytes: The largest size that was measured.
+        relative_error: The root of the mean square of what sizes deviate by, as a share of their mean time.
+    """
+
+    times: LinkTimes
+    slope_error: float
+    mean_bytes: float
+    smallest_bytes: int
+    largest_bytes: int
+    sizes: int
+    relative_error: float
+
+    def turned(self, share: float) -> LinkTimes:
+        """The line at an end of the interval of its slope (``share`` 1 or -1), or in between."""
+        change = share * self.slope_error
+        overhead_ns = self.times.overhead_ns - change * self.mean_bytes
+        return LinkTimes(max(0.0, overhead_ns), max(0.0, self.times.ns_per_byte + change))
+
+    def reaches(self, size: float) -> bool:
+        return size <= MOST_BEYOND * self.largest_bytes
+
+
+_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
+"""Student's t for 1, 2, ... degrees of freedom, of which 5 % of values lie above."""
+
+
+def fit_link(took_ns: Floats, sizes: Ints) -> LinkFit | str:
+    """Fit the line to collectives of some steps; a text says why it is refused.
+
+    Means, not medians, are fitted: they sum to what a step's collectives take together.
+
+    Args:
+        took_ns: Time of each collective, from its begin to its end; shape (steps, collectives).
+        sizes: Bytes of each; shape (collectives).
+    """
+    known = np.unique(sizes)
+    if len(known) < 2 or known[-1] < LEAST_RATIO * known[0] or known[0] <= 0:
+        return TWO_SIZES.format(low=known[0] / 1e6, high=known[-1] / 1e6)
+    means_ns = took_ns.mean(axis=0)
+    slope, overhead_ns = np.polyfit(sizes.astype(float), means_ns, 1)
+    if slope <= 0 or overhead_ns <= 0:
+        return NOT_POSITIVE.format(overhead=overhead_ns / 1e6, slope=slope)
+    off_ns = means_ns - (overhead_ns + slope * sizes)
+    freedom = len(sizes) - 2
+    spread = float(((sizes - sizes.mean()) ** 2).sum())
+    error = float(np.sqrt((off_ns**2).sum() / freedom / spread)) if freedom else abs(float(slope))
+    return LinkFit(
+        LinkTimes(float(overhead_ns), float(slope)),
+        slope_error=_T_95[min(max(freedom, 1), len(_T_95)) - 1] * error if freedom else error,
+        mean_bytes=float(sizes.mean()),
+        smallest_bytes=int(known[0]),
+        largest_bytes=int(known[-1]),
+        sizes=len(known),
+        relative_error=float(np.sqrt((off_ns**2).mean()) / means_ns.mean()),
+    )

@@ -1,0 +1,41 @@
+"""What can be asked: another bucket size, one bucket, views, bf16 on the wire, another time per byte."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddp_prof.variants import BYTES_PER_MB
+
+BUCKET_SIZE, ONE_BUCKET, VIEWS, HALF_BYTES, TIME_PER_BYTE = (
+    "bucket size", "one bucket", "gradient_as_bucket_view", "bf16 on the wire", "time per byte",
+)  # fmt: skip
+COMMUNICATION, WAITS, RANKS = "without communication", "without waits for late ranks", "ranks"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A change of one thing; ``value`` is MiB of a bucket, a factor of the time per byte, or a number of ranks."""
+
+    kind: str
+    value: float | None = None
+
+    @property
+    def text(self) -> str:
+        if self.kind == BUCKET_SIZE:
+            return f"bucket size {self.value:g} MB"
+        if self.kind == TIME_PER_BYTE:
+            return f"time per byte x {self.value:g}"
+        return f"{self.value:g} ranks" if self.kind == RANKS else self.kind
+
+    @property
+    def cap_bytes(self) -> float:
+        return (self.value or 0) * BYTES_PER_MB
+
+
+USUAL = (
+    *(Question(BUCKET_SIZE, mb) for mb in (1.0, 5.0, 25.0, 50.0, 100.0, 200.0)),
+    Question(ONE_BUCKET),
+    Question(VIEWS),
+    Question(TIME_PER_BYTE, 0.5),
+)
+"""What is asked where nothing is."""

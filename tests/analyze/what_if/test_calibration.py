@@ -1,0 +1,54 @@
+"""What communication slows, from two captures that hide unequal parts of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddp_prof.analyze.step_cost import Slowed
+from ddp_prof.analyze.what_if import questions as ask
+from ddp_prof.analyze.what_if.calibration import calibrate
+from ddp_prof.analyze.what_if.prediction import Captured, predict_run
+from ddp_prof.analyze.what_if.questions import Question
+from tests.analyze.what_if.test_prediction import JOB, SIZES, buckets_of
+
+ALL = [list(range(len(SIZES)))]
+SLOWER = replace(JOB, per_mb=16, slowed=0.4)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01])
+def test_what_hides_more_takes_longer(noise: float) -> None:
+    job = replace(SLOWER, noise=noise)
+    found = calibrate(job.capture(buckets_of(10), steps=12), job.capture(ALL, steps=12, seed=1))
+    assert found.share == pytest.approx(0.4, abs=0.01 + 4 * noise)
+    assert found.low is not None
+    assert found.high is not None
+    assert found.low <= 0.4 <= found.high or noise == 0
+
+
+def test_captures_that_hide_as_much_say_nothing() -> None:
+    found = calibrate(SLOWER.capture(buckets_of(10), steps=3), SLOWER.capture(buckets_of(10), steps=3))
+    assert found.share is None
+    assert "such as naive" in str(found.reason)
+
+
+def test_captures_of_different_jobs_are_refused() -> None:
+    other = replace(SLOWER, works=tuple(3 * work for work in SLOWER.works))
+    found = calibrate(SLOWER.capture(buckets_of(10), steps=3), other.capture(ALL, steps=3))
+    assert found.share is None
+    assert "record both again" in str(found.reason)
+
+
+def test_a_capture_on_a_cpu_is_predicted_from_with_a_second_one() -> None:
+    own, naive = (replace(SLOWER.capture(buckets, steps=3), on_host=True) for buckets in (buckets_of(10), ALL))
+
+    def ask_it(*calibration: Captured) -> float | None:
+        asked = [Question(ask.BUCKET_SIZE, 40)]
+        captured = Captured((own,), parameters=SIZES[::-1])
+        found = predict_run(captured, asked, lambda: Slowed(None, None, None, "shared cores"), None, *calibration)
+        return found.predictions[0].change_ns if found.predictions else None
+
+    assert ask_it() is None
+    truth = SLOWER.length_ns(buckets_of(40)) - SLOWER.length_ns(buckets_of(10))
+    assert ask_it(Captured((naive,))) == pytest.approx(truth, rel=0.1)

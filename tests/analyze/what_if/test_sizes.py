@@ -1,0 +1,126 @@
+"""Where the bytes of gradients are from: each source alone, and sources that do not fit the capture."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.what_if.link import NOT_POSITIVE, LinkFit, fit_link
+from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, split_at_sums, torch_rule_of
+from ddp_prof.analyze.what_if.sizes import (
+    BY_RULE,
+    COPIES,
+    GRIDS,
+    IN_REVERSE,
+    MANIFEST,
+    PARAMETERS,
+    WHOLE_BUCKETS,
+    Gradients,
+    find_gradients,
+)
+from tests.analyze.what_if.ticking import Job
+
+MB = 2**20
+SIZES = tuple(one * MB for one in (3, 1, 16, 40, 2, 30, 9))
+JOB = Job(SIZES, works=(100.0,) * 7, copy_per_mb=5)
+BUCKETS = [[0], [1, 2, 3], [4, 5], [6]]
+STRUCTURE = JOB.capture(BUCKETS, steps=3)
+
+
+def known(found: Gradients | str) -> Gradients:
+    assert isinstance(found, Gradients), found
+    return found
+
+
+def test_copies_out_of_buckets_are_exact() -> None:
+    found = known(find_gradients(STRUCTURE))
+    assert (found.source, found.doubts, found.buckets) == (f"ranges, {COPIES}", (), BUCKETS)
+    alone = known(find_gradients(replace(STRUCTURE, sizes_from=None)))
+    assert (alone.source, alone.doubts, alone.buckets) == (COPIES, (), BUCKETS), "grids divide them"
+
+
+def test_copies_alone_are_divided_by_torchs_rule() -> None:
+    found = known(find_gradients(replace(STRUCTURE, sizes_from=None, into=None)))
+    assert (found.source, found.buckets) == (COPIES, BUCKETS)
+    assert found.doubts == (BY_RULE.format(cap=25),)
+
+
+@pytest.mark.parametrize(("source", "given"), [(MANIFEST, "manifest"), (PARAMETERS, "parameters")])
+def test_parameters_fill_buckets_from_the_last_one(source: str, given: str) -> None:
+    bare = replace(STRUCTURE, into=None, out=None, sizes_from=None)
+    found = known(find_gradients(bare, **{given: SIZES[::-1]}))
+    assert (found.source, found.buckets) == (source, BUCKETS)
+    assert found.doubts == (IN_REVERSE, BY_RULE.format(cap=25))
+
+
+def test_grids_are_rounded_up() -> None:
+    found = known(find_gradients(replace(STRUCTURE, out=None, sizes_from=None)))
+    assert (found.source, found.buckets) == (GRIDS, BUCKETS)
+    assert "rounded up" in found.doubts[0]
+
+
+def test_bytes_of_buckets_alone_can_only_be_joined() -> None:
+    found = known(find_gradients(replace(STRUCTURE, out=None, into=None)))
+    assert (found.source, found.doubts, found.are_single) == ("ranges", (WHOLE_BUCKETS,), False)
+    assert found.bytes.tolist() == [sum(SIZES[at] for at in bucket) for bucket in BUCKETS]
+
+
+def test_parameters_of_another_model_are_not_used() -> None:
+    bare = replace(STRUCTURE, into=None, out=None)
+    found = known(find_gradients(bare, parameters=(5 * MB, 7 * MB)))
+    assert found.source == "ranges", "they do not sum to what ranges say"
+    said = find_gradients(replace(bare, sizes_from=None), parameters=(5 * MB, 7 * MB))
+    assert isinstance(said, str)
+    assert "2 gradients of 12.6 MB" in said
+    assert said.endswith("give the file of this model")
+
+
+def test_torchs_rule_closes_a_bucket_that_reaches_its_cap() -> None:
+    sizes = np.array(SIZES)
+    assert fill_until_reached(sizes, MB, 25 * MB) == BUCKETS
+    rule = torch_rule_of(sizes, BUCKETS)
+    assert rule is not None
+    assert (rule.first_bytes, rule.low_bytes, rule.high_bytes) == (MB, 17 * MB, 32 * MB)
+    assert rule.buckets(sizes, 100 * MB) == [[0], [1, 2, 3, 4, 5, 6]]
+    assert fill_at_most(sizes, 25 * MB) == [[0, 1, 2], [3], [4], [5], [6]]
+    one_cap = fill_until_reached(sizes, 40 * MB, 40 * MB)
+    assert torch_rule_of(sizes, one_cap) is not None
+    assert torch_rule_of(sizes, [[0, 2], [1, 3], [4, 5, 6]]) is None
+
+
+def test_sizes_are_split_where_their_sums_are() -> None:
+    split = split_at_sums(np.array([1, 2, 3, 4]), np.array([3, 7]))
+    assert split is not None
+    assert split.tolist() == [0, 0, 1, 1]
+    assert split_at_sums(np.array([1, 2, 3, 4]), np.array([2, 8])) is None
+    assert split_at_sums(np.array([1, 2]), np.array([3, 1])) is None
+
+
+class TestLink:
+    def test_a_line_is_found_exactly(self) -> None:
+        sizes = np.array([1, 4, 9, 20]) * MB
+        link = fit_link(np.tile(5e5 + 0.01 * sizes, (3, 1)), sizes)
+        assert isinstance(link, LinkFit)
+        assert (link.times.overhead_ns, link.times.ns_per_byte) == (pytest.approx(5e5), pytest.approx(0.01))
+        assert link.slope_error == pytest.approx(0, abs=1e-9)
+        assert (link.reaches(40 * MB), link.reaches(41 * MB)) == (True, False)
+
+    def test_sizes_that_hardly_differ(self) -> None:
+        for sizes in ([5, 5, 5], [2, 5, 7], [4, 15, 9]):
+            assert "another bucket size" in str(fit_link(np.ones((3, 3)), np.array(sizes) * MB))
+
+    def test_times_that_do_not_grow_with_size(self) -> None:
+        sizes = np.array([1, 4, 9]) * MB
+        falling = fit_link(np.tile([9.0, 5.0, 1.0], (2, 1)), sizes)
+        without_overhead = fit_link(np.tile(0.01 * sizes - 1e4, (2, 1)), sizes)
+        for refused in (falling, without_overhead):
+            assert str(refused).startswith(NOT_POSITIVE[:40])
+
+    def test_a_turned_line_is_not_negative(self) -> None:
+        link = fit_link(np.array([[100.0, 900.0, 400.0]]), np.array([1000, 2000, 4000]))
+        assert isinstance(link, LinkFit)
+        for share in (-1.0, 1.0):
+            assert link.turned(share).overhead_ns >= 0
+            assert link.turned(share).ns_per_byte >= 0
