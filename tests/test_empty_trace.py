@@ -48,6 +48,7 @@ READING = [
     ["kernels"],
     ["compare"],
     ["compare", "--waterfall"],
+    ["whatif"],
     ["check", "--min-overlap", "0.5"],
     ["check", "--max-tail-ms", "1", "--max-exposed-ms", "1"],
 ]

@@ -30,6 +30,7 @@ COMMANDS = {
     "skew": "ddp_prof.cli.tables",
     "kernels": "ddp_prof.cli.tables",
     "compare": "ddp_prof.cli.tables",
+    "whatif": "ddp_prof.cli.whatif",
     "check": "ddp_prof.cli.check",
     "timeline": "ddp_prof.cli.pages",
     "report": "ddp_prof.cli.pages",

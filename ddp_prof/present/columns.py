@@ -153,6 +153,13 @@ _COLUMNS = (
     Column("change_ms", "after less before", ALWAYS),
     Column("change_±_ms", "half of the change's 95 % interval"),
     _name("significant", "whether the change is beyond the spread of both runs", ALWAYS),
+    # Predictions.
+    _name("what_if", "the change that is predicted", ALWAYS),
+    _count("buckets", "collectives of gradients in a step"),
+    Column("largest_MB", "bytes of the largest of them, in millions", WITH_ROOM, decimals=1),
+    Column("change_low_ms", "lower end of the change's 90 % interval"),
+    Column("change_high_ms", "upper end of the change's 90 % interval"),
+    Column("whole_step_ms", "the measured step and the change", WITH_ROOM),
     # Requirements.
     _name("requirement", "what was required", ALWAYS),
     Column("measured", "what was measured", ALWAYS),
@@ -160,7 +167,7 @@ _COLUMNS = (
     Column("baseline", "what was measured of the baseline"),
     Column("spread", "how far the difference may be off", WITH_ROOM),
     _name("unit", "of the figures", ALWAYS),
-    _name("verdict", "passed, failed or not known", ALWAYS),
+    _name("verdict", "passed, failed or not known; of a prediction gain, loss or cannot be told", ALWAYS),
     _name("decided_by", "the rank that decided", WITH_ROOM),
     _name("why", "why nothing is known", USUALLY),
     # Kernels, what they hide, idle time.

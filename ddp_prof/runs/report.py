@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 
 
 MEASURES = (
-    "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity",
+    "overlap", "collectives", "kernels", "device use", "critical", "facts", "inventory", "identity", "structure",
 )  # fmt: skip
 """What can be measured of a report; results are small beside its events."""
 ALL_AT_ONCE = "this needs all events at once"
-OF_EACH_KERNEL = frozenset({"kernels", "device use"})
+OF_EACH_KERNEL = frozenset({"kernels", "device use", "structure"})
 """What is measured of each kernel, with its launch shape: it may have rows for all of them."""
 
 
@@ -173,6 +173,7 @@ _OF_A_RANK = {
     "device use": "kernels.device_use:measure_rank_use",
     "critical": "critical.critical_path:find_rank_work",
     "facts": "doctor.evidence:measure_facts",
+    "structure": "what_if.structure:find_structure",
 }
 """The functions of ``ddp_prof.analyze`` that measure a rank; each is imported on first use."""
 

@@ -25,9 +25,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddp_prof.errors import InterruptedReadingError, TraceError, printable
-from ddp_prof.manifest import SUFFIX, Manifest, distinct_names, label_of, label_of_ranks, load_manifest, manifest_path
+from ddp_prof.manifest import (
+    SUFFIX,
+    Caveat,
+    Manifest,
+    distinct_names,
+    label_of,
+    label_of_ranks,
+    load_manifest,
+    manifest_path,
+)
 from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
+from ddp_prof.variants import VARIANTS
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -44,6 +54,8 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.overlap import TraceOverlap
     from ddp_prof.analyze.root_cause import RootCause, RunExplanation
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
+    from ddp_prof.analyze.what_if.prediction import RunPrediction
+    from ddp_prof.analyze.what_if.questions import Question
     from ddp_prof.present.timeline.model import Source
 
 DOCTOR = ("overlap", "collectives", "critical", "facts")
@@ -230,6 +242,42 @@ class Run:
         if self._contention is None:
             self._contention = measure_contention(self.kernels())
         return self._contention
+
+    def what_if(
+        self,
+        questions: Sequence[Question] = (),
+        parameters: Sequence[int] | None = None,
+        calibration: Run | None = None,
+    ) -> RunPrediction:
+        """What other buckets, views or a faster network would change in a step, or why that cannot be predicted.
+
+        Args:
+            questions: What is asked; by default what is asked usually.
+            parameters: Bytes of the trained parameters, in the order of ``model.parameters()``, where known.
+            calibration: Another run of the same job, which hides more or less of its communication.
+        """
+        from ddp_prof.analyze.step_cost import find_slowed
+        from ddp_prof.analyze.what_if.prediction import Captured, predict_run
+        from ddp_prof.analyze.what_if.questions import USUAL
+
+        def captured(run: Run) -> Captured:
+            run.prepare("overlap", "structure")
+            made = run.manifest
+            return Captured(
+                tuple(run._measure_sampled("structure")),
+                parameters=tuple(one.nbytes for one in made.parameters if one.requires_grad) if made else (),
+                holds_at_most=made is not None and made.variant in VARIANTS and made.variant != "torch",
+                shares_gpu=Caveat.SHARED_GPU in run.overlap().caveats,
+            )
+
+        own = captured(self)
+        return predict_run(
+            own,
+            tuple(questions) or USUAL,
+            lambda: find_slowed(self.contention(), self.overlap().device),
+            parameters,
+            captured(calibration) if calibration else None,
+        )
 
     def device_use(self) -> DeviceUse:
         """Which kernels took the time, what hid communication, and why devices were idle."""

@@ -1,0 +1,97 @@
+"""``ddp-prof whatif``."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddp_prof.cli.options import Loader, TraceCommand
+from ddp_prof.present.table import TableOptions, show
+
+if TYPE_CHECKING:
+    from ddp_prof.analyze.what_if.questions import Question
+
+
+def _read_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
+    found = []
+    for word in (text or "").split(","):
+        if not word.strip():
+            continue
+        try:
+            number = float(word)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < 1e6:
+            raise click.BadParameter(f"'{word.strip()}' is no positive number; give 1,5,25", context, parameter)
+        found.append(number)
+    return tuple(dict.fromkeys(found))
+
+
+@click.command("whatif", cls=TraceCommand, example="--bucket-sizes-mb 5,25,100 --views traces/torch.sqlite")
+@click.option(
+    "--bucket-sizes-mb", "sizes", metavar="MB,...", callback=_read_numbers,
+    help="Other caps of a bucket, in MiB as bucket_cap_mb of DistributedDataParallel.",
+)  # fmt: skip
+@click.option("--one-bucket", is_flag=True, help="All gradients in one bucket.")
+@click.option("--views", is_flag=True, help="gradient_as_bucket_view=True: nothing is copied out of buckets.")
+@click.option("--bf16", is_flag=True, help="Half of the bytes on the wire; what converting costs is not in it.")
+@click.option(
+    "--time-per-byte", "factors", metavar="FACTOR,...", callback=_read_numbers,
+    help="A link that needs so many times as long for a byte: 0.5 is twice as fast.",
+)  # fmt: skip
+@click.option(
+    "--without", type=click.Choice(["communication", "waits"]), multiple=True,
+    help="No communication, or no waits for late ranks; needs the captures of all ranks.",
+)  # fmt: skip
+@click.option("--ranks", type=click.IntRange(1), help="Another number of ranks; always refused, with the reason.")
+@click.option(
+    "--parameters", type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The bytes of each trained parameter, a line each, where the trace does not tell them.",
+)  # fmt: skip
+@click.option(
+    "--calibrate", metavar="TRACE", type=click.Path(path_type=Path),
+    help="Another capture of the same job, which hides more or less: it tells what communication slows.",
+)  # fmt: skip
+def whatif(
+    traces: tuple[Path, ...],
+    load: Loader,
+    sizes: tuple[float, ...],
+    one_bucket: bool,
+    views: bool,
+    bf16: bool,
+    factors: tuple[float, ...],
+    without: tuple[str, ...],
+    ranks: int | None,
+    parameters: Path | None,
+    calibrate: Path | None,
+    output: TableOptions,
+) -> None:
+    """What other buckets, views or a faster network would change in a step, with an interval, or why that is not known.
+
+    The change is that between two simulations, of the new step and of today's. Gain and loss are said where the 90 %
+    interval leaves no change out. Without a question the usual ones are asked. What one capture does not tell is
+    refused, with what would.
+
+    \b
+    Two lines of Python write the file for --parameters:
+        with open("parameters.txt", "w") as file:
+            file.writelines(f"{p.nbytes} {n}\\n" for n, p in model.named_parameters() if p.requires_grad)
+    """  # noqa: D301
+    from ddp_prof.analyze.what_if import questions as ask
+    from ddp_prof.ingest.parameter_file import read_parameters
+    from ddp_prof.present.tables.what_if import what_if_view
+
+    asked: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
+    asked += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views
+    asked += [ask.Question(ask.HALF_BYTES)] * bf16
+    asked += [ask.Question(ask.TIME_PER_BYTE, factor) for factor in factors]
+    of = {"communication": ask.COMMUNICATION, "waits": ask.WAITS}
+    asked += [ask.Question(of[one]) for one in dict.fromkeys(without)]
+    asked += [] if ranks is None else [ask.Question(ask.RANKS, float(ranks))]
+    known = read_parameters(parameters) if parameters else None
+    (other,) = load.runs((calibrate,), "overlap", "structure") if calibrate else (None,)
+    runs = load.runs(traces, "overlap", "kernels", "structure")
+    show(output, [what_if_view(run.overlap(), run.cost(), run.what_if(asked, known, other)) for run in runs])

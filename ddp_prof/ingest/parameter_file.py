@@ -1,0 +1,35 @@
+"""A file with the sizes of a model's parameters: a line for each, its bytes and its name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ddp_prof.bounded_file import read_at_most
+from ddp_prof.errors import TraceError
+
+_MOST_BYTES = 1 << 26
+_LARGEST = 1 << 50
+HOW = "write a line 'BYTES NAME' for each trained parameter; 'ddp-prof whatif --help' shows how"
+
+
+def read_parameters(file: Path) -> tuple[int, ...]:
+    """Return the bytes of each parameter, in the order of the lines.
+
+    Raises:
+        TraceError: A line does not begin with a number of bytes, or there is none.
+    """
+    try:
+        lines = read_at_most(file, _MOST_BYTES, "a list of parameters", HOW).decode().splitlines()
+    except UnicodeDecodeError as error:
+        raise TraceError(file, "it is no text", HOW) from error
+    found = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        size = line.split()[0]
+        if not (size.isascii() and size.isdigit() and len(size) < 19 and 0 < int(size) <= _LARGEST):
+            raise TraceError(file, f"line {number} does not begin with a number of bytes", HOW)
+        found.append(int(size))
+    if not found:
+        raise TraceError(file, "it holds no parameter", HOW)
+    return tuple(found)

@@ -1,0 +1,89 @@
+"""The table of predicted changes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ddp_prof.analyze.cost import RunCost
+from ddp_prof.analyze.overlap import TraceOverlap
+from ddp_prof.analyze.what_if.prediction import GAIN, Prediction, RunPrediction
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import ms, times_of
+from ddp_prof.present.headlines import cost_text
+from ddp_prof.present.table import TableView, run_document
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
+
+_HOW_TO_READ = (
+    "a change is that between two simulations, of the new step and of today's; a gain is negative, and low to high is "
+    "its 90 % interval"
+)
+
+
+def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> TableView:
+    bounds = cost_text(cost.cost, cost.bounds)
+    title = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
+    title += [f"{bounds[0].upper()}{bounds[1:]}"] if bounds else []
+    title.append(_headline(found))
+    rows: list[Row] = [_row(run.label, found, one) for one in found.predictions]
+    document = run_document(
+        run,
+        cost=asdict(cost.cost),
+        bounds=asdict(cost.bounds),
+        reason=found.reason,
+        rank=found.rank,
+        steps=found.steps,
+        measured_ns=found.measured_ns,
+        simulated_ns=found.simulated_ns,
+        kappa=found.kappa,
+        link=found.link and asdict(found.link),
+        sizes={"source": found.sizes_from, "bucket_bytes": list(found.bucket_bytes), "doubts": list(found.doubts)},
+        predictions=[asdict(one) for one in found.predictions],
+        warnings=list(run.warnings),
+    )
+    notes = [*([_HOW_TO_READ] if rows else []), *found.doubts, *run.warnings]
+    return TableView(join_lines(title), rows, notes, document)
+
+
+def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
+    whole = None if found.measured_ns is None or one.change_ns is None else found.measured_ns + one.change_ns
+    return {
+        "run": label,
+        "what_if": one.change,
+        "buckets": one.calls,
+        "largest_MB": None if one.largest_bytes is None else one.largest_bytes / 1e6,
+        **times_of(one, "change"),
+        "change_low_ms": ms(one.low_ns),
+        "change_high_ms": ms(one.high_ns),
+        "whole_step_ms": ms(whole),
+        "verdict": one.verdict,
+        "why": one.reason if one.beyond_ns is None else f"{one.reason} (the line would say {_signed(one.beyond_ns)})",
+    }
+
+
+def _signed(ns: int) -> str:
+    return ("+" if ns > 0 else "") + milliseconds(ns)
+
+
+def _headline(found: RunPrediction) -> str:
+    """What is gained most, or why nothing is predicted; and what that is based on."""
+    if found.reason:
+        return f"Nothing is predicted: {found.reason}."
+    assert found.link is not None
+    assert found.measured_ns is not None
+    assert found.simulated_ns is not None
+    gains = [one for one in found.predictions if one.verdict == GAIN and one.change_ns is not None]
+    best = min(gains, key=lambda one: one.change_ns or 0, default=None)
+    answer = "None of these changes is known to gain anything."
+    if best is not None:
+        low, high = (_signed(end) for end in (best.low_ns or 0, best.high_ns or 0))
+        answer = f"Most is gained by '{best.change}': {_signed(best.change_ns or 0)} per step ({low} to {high})."
+    units = count_noun(found.gradients, "gradient") if found.gradients else "whole buckets only"
+    size = sum(found.bucket_bytes) / 1e6
+    off = percent((found.simulated_ns - found.measured_ns) / found.measured_ns)
+    link, who = found.link.times, "one rank" if found.rank is None else f"rank {found.rank}"
+    return (
+        f"{answer} Based on {count_noun(found.steps, 'step')} of {who}: {size:,.1f} MB in "
+        f"{count_noun(len(found.bucket_bytes), 'bucket')} ({units}; by {found.sizes_from}); a collective takes "
+        f"{milliseconds(round(link.overhead_ns))} and {link.ns_per_byte:.3g} ms per MB; today's step, simulated, is "
+        f"off by {off}."
+    )

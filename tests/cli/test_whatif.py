@@ -1,0 +1,83 @@
+"""``ddp-prof whatif``: predictions as tables, and refusals, each one line."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import run
+
+
+@pytest.fixture
+def unet(shared_traces: Path) -> Path:
+    return shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
+
+
+def test_a_row_for_each_question_with_bounds_first(unet: Path) -> None:
+    asked = ("--bucket-sizes-mb", "25,100", "--views", "--time-per-byte", "0.5,2", "--bf16", "--one-bucket")
+    found = json.loads(run("whatif", *asked, "--format", "json", unet).stdout)
+    assert [one["change"] for one in found["predictions"]] == [
+        *("bucket size 25 MB", "bucket size 100 MB", "one bucket", "gradient_as_bucket_view", "bf16 on the wire"),
+        *("time per byte x 0.5", "time per byte x 2"),
+    ]
+    assert found["reason"] is None
+    assert found["sizes"]["source"] == "copies out of buckets"
+    assert found["sizes"]["doubts"] == []
+    assert found["bounds"]["schedule_ns"] is not None
+    views = found["predictions"][3]
+    assert views["low_ns"] < views["change_ns"] < views["high_ns"] < 0
+    table = run("whatif", *asked, unet).stdout
+    assert table.index("no network more than") < table.index("gradient_as_bucket_view"), "bounds come first"
+    rows = list(csv.DictReader(run("whatif", "--views", "--format", "csv", unet).stdout.splitlines()))
+    assert [(row["what_if"], row["verdict"]) for row in rows] == [("gradient_as_bucket_view", "gain")]
+
+
+def test_questions_that_are_not_answered_are_rows_with_a_reason(unet: Path) -> None:
+    asked = ("--without", "waits", "--without", "communication", "--ranks", "8", "--bucket-sizes-mb", "400")
+    found = json.loads(run("whatif", *asked, "--format", "json", unet).stdout)["predictions"]
+    assert {one["verdict"] for one in found} == {"not predicted"}
+    assert all(one["change_ns"] is None and one["reason"] for one in found)
+
+
+def test_parameters_from_a_file(unet: Path, tmp_path: Path) -> None:
+    file = tmp_path / "parameters.txt"
+    for content, reason in (
+        ("", "it holds no parameter"),
+        ("many weight\n", "line 1 does not begin with a number of bytes"),
+        ("12 a\n\n-3 b\n", "line 3 does not begin with a number of bytes"),
+        (b"\xff\xfe\x00", "it is no text"),
+    ):
+        file.write_bytes(content if isinstance(content, bytes) else content.encode())
+        failed = run("whatif", "--parameters", file, unet)
+        assert reason in failed.stderr
+        assert len(failed.stderr.strip().splitlines()) == 1
+    file.write_text("4096 a\n")
+    assert "467.9 MB" in run("whatif", "--parameters", file, unet).stdout, "copies come first"
+
+
+@pytest.mark.parametrize("wrong", ["0", "-1", "x", "nan", "inf"])
+def test_impossible_numbers(wrong: str, own_traces: list[Path]) -> None:
+    assert "is no positive number" in run("whatif", "--bucket-sizes-mb", wrong, own_traces[0]).stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "way"),
+    [
+        ("nsys2024_6_cuda_graphs_a100.sqlite", "--cuda-graph-trace=node"),
+        ("kineto_a100_ddp_rank0of2.json.gz", "capture it with another bucket size"),
+        ("kineto_gloo_ddp_rank34of300.json.gz", "such as naive"),
+    ],
+)
+def test_captures_that_tell_nothing(name: str, way: str, shared_traces: Path) -> None:
+    text = run("whatif", shared_traces / name).stdout
+    (line,) = [line for line in text.splitlines() if line.startswith("Nothing is predicted: ")]
+    assert way in line
+
+
+def test_ranks_that_share_a_gpu_and_cores() -> None:
+    folder = Path(__file__).parents[2] / "traces"
+    assert "a GPU for each rank" in run("whatif", folder / "h200" / "nccl" / "torch.sqlite").stdout
+    assert "--calibrate" in run("whatif", folder / "torch.sqlite").stdout
