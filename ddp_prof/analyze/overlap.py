@@ -26,7 +26,6 @@ from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
 from ddp_prof.analyze.intervals import EVER, Intervals, union
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
-    NO_DURATIONS,
     NOT_TIMED,
     NOTHING,
     Attribution,
@@ -362,8 +361,8 @@ class RankPart(NamedTuple):
     """One rank in a span of time: what is measured there, and what decides which figures of the rank are known.
 
     ``is_blind``, ``hides_work`` and ``hides_graphs`` are the results of the functions of :mod:`.quality` with these
-    names, ``hides_waits`` is of ``RankEvents``. ``lost_ns`` is how long communication without a recorded launch ran
-    during steps.
+    names, ``hides_waits`` is of ``RankEvents``. ``communicates`` even if that took no time. ``lost_ns`` is how long
+    communication without a recorded launch ran during steps.
     """
 
     overlap: RankOverlap
@@ -371,6 +370,7 @@ class RankPart(NamedTuple):
     hides_work: bool
     hides_graphs: bool
     hides_waits: bool
+    communicates: bool
     lost_ns: int
 
 
@@ -416,7 +416,8 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         clocks_disagree=rank.clocks_disagree,
     )
     hidden = has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), rank.hides_waits
-    return RankPart(overlap, *hidden, (lost & span).length_ns)
+    communicates = bool(np.any(events.category[counts] == Category.COMMUNICATION))
+    return RankPart(overlap, *hidden, communicates, (lost & span).length_ns)
 
 
 def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
@@ -443,24 +444,26 @@ def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
 
 def _find_hidden(parts: Sequence[RankPart], comm_ns: int, *, is_blind: bool) -> tuple[Hidden, Hidden]:
     """What the capture of a rank hides, so that figures of the rank, and figures of its steps, are not known."""
-    of_steps = Hidden.NOTHING
+    of_rank = of_steps = Hidden.NOTHING
     if is_blind or sum(part.lost_ns for part in parts) > MOST_LOST * comm_ns:
         of_steps |= Hidden.LAUNCHES
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
-    if (reasons := {part.overlap.reason for part in parts}) <= NOT_TIMED:
+    if comm_ns == 0 and any(part.communicates and not part.hides_graphs for part in parts):
+        of_rank = Hidden.DURATIONS  # in warm-up steps, too
+    if {part.overlap.reason for part in parts} <= NOT_TIMED:
         # Sums over the rank are of what was recorded; what a step communicated is not known.
-        return Hidden.DURATIONS if NO_DURATIONS in reasons else Hidden.NOTHING, Hidden.LAUNCHES | Hidden.WORK
+        return of_rank, Hidden.LAUNCHES | Hidden.WORK
     if any(part.hides_waits for part in parts):
         # Whether the host computed or waited while it communicated is not known.
-        return Hidden.WAITS, of_steps | Hidden.WAITS
+        return of_rank | Hidden.WAITS, of_steps | Hidden.WAITS
     if any(part.hides_graphs for part in parts):
         # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
         return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS
     if any(part.hides_work for part in parts):
         # While a kernel without a name runs, it is not known what the device does.
-        return Hidden.NOTHING, of_steps | Hidden.NAMES
-    return Hidden.NOTHING, of_steps
+        return of_rank, of_steps | Hidden.NAMES
+    return of_rank, of_steps
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

@@ -231,3 +231,15 @@ def test_a_closure_within_the_optimizer_on_a_cpu_without_marks(tmp_path: Path) -
     (step,) = run.overlap().ranks[0].steps
     assert (step.passes, step.tail_ns, step.exposed_ns) == (2, 28_000, 28_000)
     assert step.backward_overlapped_ns == (5 + 4) * 1_000, "but for the optimizer in its hook"
+
+
+def test_the_compute_of_another_step_begins_no_pass() -> None:
+    """Where clocks disagree, what counts is when work ran: y of step 1 runs between two passes of step 0, before g."""
+    pause = "." * 40
+    trace = draw_trace(
+        ranges=[("step 0", pause + "#" * 17), ("step 1", pause + "." * 17 + "#" * 13)],
+        launches={"main": pause + "f....g............y", "pt_autograd_0": pause + ".a....N.b........c.d"},
+        streams={7: "f.aa....gg.bb", 8: "c....y.......d", 9: "......NN"},
+    )
+    (tail,) = collectives_of(trace)
+    assert tail.when_ns("tail") == 2, "N follows y, and is of the first pass all the same"

@@ -19,12 +19,12 @@ from tests.nsys_factory import NCCL, STEP_NS, US, Kernel, bucket_steps, write_ca
 FALSE = ("no steps", "no step ", "no GPU activities", "no kernels", "the trace does not tell what")
 
 
-def write_warmup(path: Path, *, has_others: bool = False) -> Path:
+def write_warmup(path: Path, *, has_others: bool = False, others_ns: int = 19 * US) -> Path:
     """Three steps of warm-up; work that no step launched, too, if that is asked for."""
     capture = bucket_steps(20, 20, 20)
     capture.ranges = [replace(one, name=f"step|index={n}|warmup=1") for n, one in enumerate(capture.ranges)]
     at = 4 * STEP_NS
-    others = [Kernel("init", at, at + 9 * US, at, 100), Kernel(NCCL, at, at + 19 * US, at, 100, stream=20)]
+    others = [Kernel("init", at, at + 9 * US, at, 100), Kernel(NCCL, at, at + others_ns, at, 100, stream=20)]
     capture.kernels += [replace(one, number=99 + n) for n, one in enumerate(others) if has_others]
     return write_capture(path, capture)
 
@@ -63,6 +63,14 @@ def test_collectives_without_length_are_none_of_warmup_and_not_absent(tmp_path: 
     assert [rank.reason for rank in measure_overlap(load_trace(path)).ranks] == [NO_DURATIONS]
     assert "communication alone" not in run("summary", "--notes", path).stdout
     assert [row["exposed_ms"] for row in csv_rows("compare", path)] == [""]
+
+
+def test_collectives_without_length_beside_warmup_were_not_timed_either(tmp_path: Path) -> None:
+    """Where all steps are warm-up, sums are of work outside of steps; it was said to communicate for 0.00 ms."""
+    path = write_warmup(tmp_path / "warm.sqlite", has_others=True, others_ns=0)
+    (rank,) = measure_overlap(load_trace(path)).ranks
+    assert (rank.reason, rank.collectives, rank.compute_ns) == (ONLY_WARMUP, 1, 9 * US)
+    assert (rank.comm_ns, rank.overlapped_ns, rank.exposed_ns, rank.backward_overlapped_ns) == (None, None, None, None)
 
 
 def test_graphs_recorded_whole_are_not_said_to_communicate_for_no_time(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def _parted(events: Events, ranges: Intervals, main_thread: int, *, on_host: boo
     is_forward = events.phase == _FORWARD_PHASE
     without_forward = ~np.isin(events.step, distinct(events.step[is_forward]))
     opens = np.flatnonzero(is_forward | (parts & (events.phase == UNKNOWN) & without_forward))
-    opens = opens[np.argsort(at_ns[opens], kind="stable")]
-    following = np.searchsorted(at_ns[opens], before, side="right")
-    next_ns = np.append(at_ns[opens], _NEVER)[following]
+    # Of the pass's own step: where clocks disagree, these are times of the device, where steps can run into each other.
+    following = Sequences(events.step[opens], at_ns[opens]).first_after(own_step, before)
+    next_ns = take_or_unknown(at_ns[opens], following, _NEVER)
     return Passes(own_step, np.where(before == NO_TIME, first, np.minimum(first, next_ns)), first, last, end)
