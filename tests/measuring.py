@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
+from ddp_prof.analyze.collectives.collective import Collective
+from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis, analyze_trace, merge_analyses
 from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.present.timeline.model import Source

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.exposed_time import QUEUED, TAIL, TRANSFER
-from ddp_prof.analyze.collectives.results import Collective, RunCollectives, measure_collectives
+from ddp_prof.analyze.collectives.results import RunCollectives, measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.sizes import AlikeTimes, find_alike_times
 from ddp_prof.analyze.collectives.straggler import RunSkew, measure_skew

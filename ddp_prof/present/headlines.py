@@ -28,7 +28,8 @@ from ddp_prof.range_names import BACKWARD, FORWARD, OPTIMIZER
 from ddp_prof.variants import BASELINE
 
 if TYPE_CHECKING:
-    from ddp_prof.analyze.collectives.results import Collective, RunBlocking
+    from ddp_prof.analyze.collectives.collective import Collective
+    from ddp_prof.analyze.collectives.results import RunBlocking
     from ddp_prof.analyze.collectives.sizes import AlikeTimes
     from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
     from ddp_prof.analyze.cost import Bounds, Cost

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
-from ddp_prof.analyze.collectives.results import Collective
+from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.timing import FEW_BYTES
 
 LEAST_TIMES = 3

@@ -33,8 +33,9 @@ from itertools import pairwise
 
 import numpy as np
 
+from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.exposed_time import TAIL, backward_end_ns, wait_end_ns
-from ddp_prof.analyze.collectives.results import Collective, measure_collectives
+from ddp_prof.analyze.collectives.results import measure_collectives
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.core.operations import Part, assign_instants, cut_pauses

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ddp_prof import __version__
-from ddp_prof.analyze.collectives.results import Collective, RunCollectives
+from ddp_prof.analyze.collectives.collective import Collective
+from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.straggler import RankStepView
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.doctor import Diagnosis

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.results import FASTEST_LINK_BYTES_PER_S
+from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S
 from ddp_prof.analyze.core.blocking import HELD_BY
 from ddp_prof.present import theme
 from ddp_prof.present.headlines import step_lengths
