@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
 from typing import Any, Literal, TypeVar
 
@@ -110,8 +110,13 @@ class ResultColumn:
         stays: How important it is in a table, see :class:`Column`; ``None`` if no table shows it.
         shown_above: Tables have the column only if a value is larger than this.
         in_document: Whether JSON has it.
-        is_instant: Whether it is a time of the file's clock, which may be negative.
+        is_instant: Whether it is a time of the file's clock, which may be negative. Tables show the time since another.
+        is_signed: Whether it is a length of time that may be negative.
         holds: The result that it is, if it has columns itself.
+        parts: What tables and frames show in its place.
+        get: Returns the value for a result, if it is no attribute of it.
+        describes: Whether it says what a row is about.
+        called: Heading for people, if it is not made from the key.
         after: Name of the column before it, of a property; the last one if empty.
     """
 
@@ -127,7 +132,12 @@ class ResultColumn:
     shown_above: int | None = None
     in_document: bool = True
     is_instant: bool = False
+    is_signed: bool = False
     holds: type | None = None
+    parts: tuple[ResultColumn, ...] = ()
+    get: Callable[[Any], Any] | None = None
+    describes: bool = False
+    called: str = ""
     after: str = ""
 
     @property
@@ -136,6 +146,8 @@ class ResultColumn:
             return "ns"
         if self.name.endswith("_ratio"):
             return "0 to 1"
+        if self.name.endswith("bytes_per_s"):
+            return "bytes/s"
         return "bytes" if self.name == "bytes" else ""
 
     @property
@@ -149,9 +161,13 @@ class ResultColumn:
 
     @property
     def table_column(self) -> Column:
-        decimals = {"ns": 2, "0 to 1": 1}.get(self.unit, 0)
+        decimals = {"ns": 2, "bytes/s": 2, "0 to 1": 1}.get(self.unit, 0)
         assert self.stays is not None
-        return Column(self.table_key, self.meaning, self.stays, decimals)
+        align: Literal["left", "right"] = "right" if self.unit else "left"
+        return Column(self.table_key, self.meaning, self.stays, decimals, align, self.called)
+
+    def of(self, result: Any) -> Any:
+        return self.get(result) if self.get else getattr(result, self.name)
 
     def add_up(self, values: Sequence[int | None]) -> int | None:
         """The sum over rows or parts; ``None`` if it is not known."""
@@ -159,12 +175,14 @@ class ResultColumn:
         is_known = known and (self.skips_unknown or len(known) == len(values))
         return sum(known) if is_known else None
 
-    def table_value(self, result: Any) -> Value:
-        """The value in the unit of tables."""
-        value: Value = getattr(result, self.name)
-        if isinstance(value, str) or value is None:
+    def table_value(self, value: Any, origin_ns: int = 0) -> Value:
+        """The value in the unit of tables; a time is that since ``origin_ns``."""
+        if value is None or isinstance(value, str):
             return value
-        return {"ns": value / 1e6, "0 to 1": value * 100}.get(self.unit, value)
+        if self.unit == "ns":
+            return float((value - origin_ns if self.is_instant else value) / 1e6)
+        shown: Value = {"0 to 1": lambda: value * 100, "bytes/s": lambda: value / 1e9}.get(self.unit, lambda: value)()
+        return shown
 
 
 def column(meaning: str, *, default: Any = NO_DEFAULT, **rules: Any) -> Any:
@@ -203,19 +221,19 @@ def _find_columns(kind: type) -> tuple[ResultColumn, ...]:
 
 
 def table_columns(kind: type) -> list[ResultColumn]:
-    """The columns of a result that tables show, with those of the results in it."""
+    """The columns that tables show of a result, with those of the results in it."""
     shown: list[ResultColumn] = []
     for one in result_columns(kind):
         if one.holds is not None:
             shown += table_columns(one.holds)
-        elif one.stays is not None:
-            shown.append(one)
+        else:
+            shown += [part for part in one.parts or [one] if part.stays is not None]
     return shown
 
 
 def table_rows(results: Sequence[Any]) -> list[Row]:
     """A row for each result of one kind, by the keys and in the units of tables."""
-    rows = [_table_row(result) for result in results]
+    rows = [table_row(result) for result in results]
     for one in table_columns(type(results[0])) if results else ():
         values = [row[one.table_key] for row in rows]
         if one.shown_above is not None and all(_number(value) <= one.shown_above for value in values):
@@ -223,13 +241,15 @@ def table_rows(results: Sequence[Any]) -> list[Row]:
     return rows
 
 
-def _table_row(result: Any) -> Row:
+def table_row(result: Any, kind: type | None = None, origin_ns: int = 0) -> Row:
+    """The row of a result, or an empty one of its kind; times are those since ``origin_ns``."""
     row: Row = {}
-    for one in result_columns(type(result)):
+    for one in result_columns(kind or type(result)):
         if one.holds is not None:
-            row |= _table_row(getattr(result, one.name))
-        elif one.stays is not None:
-            row[one.table_key] = one.table_value(result)
+            row |= table_row(None if result is None else one.of(result), one.holds, origin_ns)
+        for part in one.parts or [one]:
+            if part.stays is not None:
+                row[part.table_key] = part.table_value(None if result is None else part.of(result), origin_ns)
     return row
 
 
@@ -238,30 +258,35 @@ def _number(value: Value) -> float:
 
 
 def document_of(result: Any) -> dict[str, Any]:
-    """The columns of a result that JSON has, by name; those of a result in it likewise."""
-    return {
-        one.name: document_of(value) if one.holds is not None else value
-        for one in result_columns(type(result))
-        if one.in_document
-        for value in [getattr(result, one.name)]
-    }
+    """The columns of a result that JSON has, by name."""
+    return {one.name: _plain(one.of(result)) for one in result_columns(type(result)) if one.in_document}
 
 
-def frame_row(result: Any) -> dict[str, Any]:
-    """All columns of a result, by name; those of a result in it as a dictionary."""
-    return {
-        one.name: frame_row(value) if one.holds is not None else value
-        for one in result_columns(type(result))
-        for value in [getattr(result, one.name)]
-    }
+def _plain(value: Any) -> Any:
+    """Results in a result as dictionaries."""
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
+    if not is_dataclass(value) or isinstance(value, type):
+        return value
+    return document_of(value) if result_columns(type(value)) else asdict(value)
+
+
+def frame_row(result: Any, kind: type | None = None) -> dict[str, Any]:
+    """All columns of a result, or empty ones of its kind; those of a result in it begin with its name."""
+    row: dict[str, Any] = {}
+    for one in result_columns(kind or type(result)):
+        if one.holds is not None:
+            inner = frame_row(None if result is None else one.of(result), one.holds)
+            row |= {f"{one.name}_{name}": value for name, value in inner.items()}
+            continue
+        for part in one.parts or [one]:
+            row[part.name] = None if result is None else part.of(result)
+    return row
 
 
 def frame_names(kind: type) -> list[str]:
-    """The names of all columns of a frame; those of a result in another begin with its name."""
-    names: list[str] = []
-    for one in result_columns(kind):
-        names += [one.name] if one.holds is None else [f"{one.name}_{inner}" for inner in frame_names(one.holds)]
-    return names
+    """The names of the columns of a frame."""
+    return list(frame_row(None, kind))
 
 
 def hidden_fields(kind: type, hidden: Hidden) -> dict[str, Any]:

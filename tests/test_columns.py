@@ -1,4 +1,4 @@
-"""A figure of a step is declared in one place; tables, documents, frames, docs and pages follow."""
+"""A figure of a step or a collective is declared in one place; tables, documents, frames, docs and pages follow."""
 
 from __future__ import annotations
 
@@ -9,28 +9,68 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.collectives.collective import Collective, Consumer
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap
 from ddp_prof.columns import Hidden, hidden_fields, result_columns
 from tests.golden import ROOT
 
-PLACE = "ddp_prof/analyze/step_columns.py"
-BEFORE = "    tail_ns: int | None = column("
-ADDED = """\
+
+@dataclass(frozen=True)
+class Addition:
+    """A column that a test adds, and the commands that show it."""
+
+    place: str
+    before: str
+    lines: str
+    command: str
+    frame: str
+    docs: str
+    has_page: bool
+
+
+OF_STEP = Addition(
+    place="ddp_prof/analyze/step_columns.py",
+    before="    tail_ns: int | None = column(",
+    lines="""\
     half_ns: int | None = column(
         "half of the window",
         measure=lambda steps: steps.rank.breakdown.window_ns // 2,
         null="nobody knows",
         stays=ALWAYS,
     )
-"""
+""",
+    command="overlap --steps",
+    frame="overlap().to_frame(by_step=True)",
+    docs="step",
+    has_page=True,
+)
+OF_COLLECTIVE = Addition(
+    place="ddp_prof/analyze/collectives/collective.py",
+    before="    overlapped_ns: int = column(",
+    lines="""\
+    half_ns: int | None = column(
+        "half of its duration",
+        measure=lambda of: (of.timings.end_ns - of.timings.start_ns) // 2,
+        null="nobody knows",
+        stays=ALWAYS,
+    )
+""",
+    command="collectives --by collective --wide",
+    frame="collectives().to_frame()",
+    docs="collective",
+    has_page=False,
+)
+
 SHOW_ALL = """
 import json, sys
-sys.path.insert(0, sys.argv[2])
+package, folder, command, frame, docs = sys.argv[1:]
+sys.path.insert(0, package)
 from pathlib import Path
 from click.testing import CliRunner
 from ddp_prof.cli import main
@@ -43,44 +83,51 @@ def run(*arguments):
     assert not result.exit_code, result.output
     return result.stdout
 
-run("report", "-o", sys.argv[1])
+run("report", "-o", folder)
+(loaded,) = load_runs(["traces/overlap.sqlite"])
 print(json.dumps({
-    "table": run("overlap", "--steps"),
-    "csv": run("overlap", "--steps", "--format", "csv"),
-    "json": run("overlap", "--format", "json"),
-    "frame": load_runs(["traces/overlap.sqlite"])[0].overlap().to_frame(by_step=True).to_csv(),
-    "docs": figures_of("step"),
-    "page": next(Path(sys.argv[1]).glob("*-kernels.html")).read_text(),
+    "table": run(*command.split()),
+    "csv": run(*command.split(), "--format", "csv"),
+    "json": run(*command.split(), "--format", "json"),
+    "frame": eval("loaded." + frame).to_csv(),
+    "docs": figures_of(docs),
+    "page": next(Path(folder).glob("*-kernels.html")).read_text(),
 }))
 """
 
 
-def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path) -> None:
+@pytest.mark.parametrize("added", [OF_STEP, OF_COLLECTIVE], ids=["step", "collective"])
+def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added: Addition) -> None:
     shutil.copytree(ROOT / "ddp_prof", tmp_path / "ddp_prof", ignore=shutil.ignore_patterns("__pycache__"))
-    place = tmp_path / PLACE
-    before, after = place.read_text(encoding="utf-8").split(BEFORE)
-    place.write_text(before + ADDED + BEFORE + after, encoding="utf-8")
+    place = tmp_path / added.place
+    before, after = place.read_text(encoding="utf-8").split(added.before)
+    place.write_text(before + added.lines + added.before + after, encoding="utf-8")
 
-    command = [sys.executable, "-c", SHOW_ALL, str(tmp_path / "report"), str(tmp_path)]
-    paths = {"DDP_PROF_CACHE": "off", "COLUMNS": "200", "PATH": ""}
-    ran = subprocess.run(command, cwd=ROOT, env=paths, capture_output=True, text=True, check=False)
+    places = [str(tmp_path), str(tmp_path / "report")]
+    command = [sys.executable, "-c", SHOW_ALL, *places, added.command, added.frame, added.docs]
+    variables = {"DDP_PROF_CACHE": "off", "COLUMNS": "400", "PATH": ""}
+    ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert not ran.returncode, ran.stderr
     shown = json.loads(ran.stdout)
 
-    windows_ns = [step["window_ns"] for rank in json.loads(shown["json"])["ranks"] for step in rank["steps"]]
-    halves_ns = [step["half_ns"] for rank in json.loads(shown["json"])["ranks"] for step in rank["steps"]]
+    document = json.loads(shown["json"])
+    rows = document.get("collectives") or [step for rank in document["ranks"] for step in rank["steps"]]
+    wholes_ns = [row["duration_ns"] if "duration_ns" in row else row["window_ns"] for row in rows]
+    halves_ns = [row["half_ns"] for row in rows]
     halves_ms = [f"{ns / 1e6:.2f}" for ns in halves_ns]
     assert any(halves_ns)
-    assert halves_ns == [ns // 2 for ns in windows_ns]
+    assert halves_ns == [ns // 2 for ns in wholes_ns]
     assert [row["half_ms"] for row in csv.DictReader(io.StringIO(shown["csv"]))] == [str(ns / 1e6) for ns in halves_ns]
     assert [row["half_ns"] for row in csv.DictReader(io.StringIO(shown["frame"]))] == list(map(str, halves_ns))
-    assert all(text in shown["table"] for text in ("half", *halves_ms))
-    assert "| `half_ns` | ns | half of the window | nobody knows |" in shown["docs"]
-    cells = re.sub("<[^>]*>", " ", shown["page"]).split()
-    assert {"half", *halves_ms} <= set(cells)
+    assert "half" in shown["table"]
+    assert "| `half_ns` | ns | half of " in shown["docs"]
+    assert "nobody knows |" in shown["docs"]
+    if added.has_page:
+        assert all(text in shown["table"] for text in halves_ms)
+        assert {"half", *halves_ms} <= set(re.sub("<[^>]*>", " ", shown["page"]).split())
 
 
-@pytest.mark.parametrize("kind", [RankOverlap, StepOverlap, StepLength])
+@pytest.mark.parametrize("kind", [RankOverlap, StepOverlap, StepLength, Collective, Consumer])
 def test_each_figure_has_a_unit_and_a_meaning(kind: type) -> None:
     for one in result_columns(kind):
         assert one.meaning.rstrip(".") == one.meaning != "", one.name

@@ -9,8 +9,11 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+import numpy as np
+
+from ddp_prof.columns import result_columns
 from ddp_prof.manifest import distinct_names
-from ddp_prof.table import UNKNOWN, Brief
+from ddp_prof.table import NO_TIME, UNKNOWN, Brief
 from ddp_prof.trace import Ints
 
 if TYPE_CHECKING:
@@ -29,6 +32,21 @@ def none_for_unknown(column: Ints, missing: int = UNKNOWN) -> list[Any]:
 def make_rows(kind: Callable[..., Row], columns: Mapping[str, Iterable[Any]], **shared: Any) -> list[Row]:
     """One result per row; ``columns`` are named like the fields, ``shared`` are fields with one value for all rows."""
     return [kind(**shared, **dict(zip(columns, row, strict=True))) for row in zip(*columns.values(), strict=True)]
+
+
+def measure_columns(kind: type, source: Any) -> dict[str, Iterable[Any]]:
+    """Return the values of the columns of a result that say how they are measured, ``None`` for unknown ones.
+
+    ``source`` is what they are measured from, such as the events of a rank.
+    """
+    measured: dict[str, Iterable[Any]] = {}
+    for one in result_columns(kind):
+        if one.measure is not None:
+            values = one.measure(source)
+            may_be_negative = one.is_instant or one.is_signed
+            missing = NO_TIME if may_be_negative else UNKNOWN
+            measured[one.name] = none_for_unknown(values, missing) if isinstance(values, np.ndarray) else values
+    return measured
 
 
 class FrameResult(Brief):

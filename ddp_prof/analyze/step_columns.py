@@ -11,11 +11,9 @@ For one step, N is the communication that was launched in it; C is all compute o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any
 
 import numpy as np
 
@@ -25,7 +23,7 @@ from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import StepTimes, sum_by_group
 from ddp_prof.analyze.intervals import Intervals, union, union_by_group
 from ddp_prof.analyze.quality import why_unknown
-from ddp_prof.analyze.result_bases import make_rows, none_for_unknown
+from ddp_prof.analyze.result_bases import make_rows, measure_columns
 from ddp_prof.columns import (
     ALWAYS,
     USUALLY,
@@ -35,7 +33,6 @@ from ddp_prof.columns import (
     column,
     derived,
     hidden_fields,
-    result_columns,
 )
 from ddp_prof.trace import NO_TIME, UNKNOWN, Category, Ints, Mask, select
 
@@ -275,7 +272,7 @@ class StepLength:
 def _lengths(steps: StepEvents) -> list[StepLength]:
     if not steps.rank.has_steps:
         return [StepLength()] * steps.count
-    lengths = make_rows(StepLength, _measure_columns(StepLength, steps))
+    lengths = make_rows(StepLength, measure_columns(StepLength, steps))
     is_known = steps.times.is_known.tolist()
     return [length if known else StepLength() for length, known in zip(lengths, is_known, strict=True)]
 
@@ -453,22 +450,9 @@ class StepOverlap:
 
 def measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
     """The steps that start in a span."""
-    columns = _measure_columns(StepOverlap, StepEvents(rank, backward))
+    columns = measure_columns(StepOverlap, StepEvents(rank, backward))
     chosen = span.holds(rank.steps.start_ns)
     return tuple(make_rows(StepOverlap, {name: list(compress(values, chosen)) for name, values in columns.items()}))
-
-
-def _measure_columns(kind: type, steps: StepEvents) -> Mapping[str, Iterable[Any]]:
-    """The values of all columns that are measured, by name; ``None`` for what is not known."""
-    measured: dict[str, Iterable[Any]] = {}
-    for one in result_columns(kind):
-        if one.measure is None:
-            continue
-        values = one.measure(steps)
-        if isinstance(values, np.ndarray):
-            values = none_for_unknown(values, NO_TIME if one.is_instant else UNKNOWN)
-        measured[one.name] = values
-    return measured
 
 
 def hide(step: StepOverlap, hidden: Hidden) -> StepOverlap:

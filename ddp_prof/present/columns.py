@@ -11,7 +11,7 @@ from dataclasses import fields
 from functools import cache
 from typing import Any
 
-from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Column, Row, table_columns
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Column, ResultColumn, Row, table_columns
 
 
 def ms(ns: float | None) -> float | None:
@@ -65,11 +65,7 @@ _COLUMNS = (
     _name("devices", "numbers of the GPUs, or cpu", WITH_ROOM),
     _name("step", "number of the step", ALWAYS),
     _name("collective", "its bucket, else its position in the step", ALWAYS),
-    _count("index", "position of the collective in its step", ALWAYS),
-    _count("bucket", "number of the bucket that it carries", ALWAYS),
     _name("group", "communicator, by the name that the profiler noted", WITH_ROOM),
-    _name("op", "what the collective does", WITH_MUCH_ROOM),
-    _count("bytes", "bytes of the message", WITH_ROOM),
     # Counts.
     _count("ranks", "ranks of the run"),
     _count("comm_kernels", "kernels that communicate"),
@@ -84,35 +80,6 @@ _COLUMNS = (
     _share("comm_of_step_%", "communication, hidden or not, in per cent of the step"),
     _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
     Column("speedup", "step time of the baseline over that of this run"),
-    # Collectives.
-    Column("ready_ms", "when the last gradient of the bucket was ready", WITH_ROOM),
-    Column("launch_ms", "when the host launched it", WITH_ROOM),
-    Column("start_ms", "when it started on the device"),
-    Column("end_ms", "when it ended", WITH_ROOM),
-    Column("queueing_ms", "from launch to start", WITH_MUCH_ROOM, called="launch to start ms"),
-    Column("duration_ms", "from start to end"),
-    Column("wait_ms", "time in which a peer had not arrived", WITH_ROOM),
-    Column("transfer_ms", "the rest of its duration", WITH_ROOM),
-    Column("algbw_GB/s", "bytes over transfer time; over the duration, where no peer is known", WITH_MUCH_ROOM),
-    Column("busbw_GB/s", "algbw times 2 (n - 1) / n for an all-reduce of n ranks", WITH_MUCH_ROOM),
-    Column("exposed_wait_ms", "exposed time in which a peer had not arrived", WITH_MUCH_ROOM),
-    Column("when_forward_ms", "exposed during forward"),
-    Column("when_backward_ms", "exposed during backward"),
-    Column("when_tail_ms", "exposed after the last compute of its pass of backward"),
-    Column("when_optimizer_ms", "exposed during the optimizer"),
-    Column("when_outside_ms", "exposed outside of named phases, or of steps"),
-    Column("when_unknown_ms", "exposed where the trace names no phases, or in a phase outside of steps"),
-    Column("why_blocking_call_ms", "exposed in a collective launched after backward, or on the stream of compute"),
-    Column("why_launched_late_ms", "exposed because the host launched it late"),
-    Column("why_queued_ms", "exposed because it queued behind another collective"),
-    Column("why_late_input_ms", "exposed because its input ended late"),
-    Column("why_peer_wait_ms", "exposed because a peer had not arrived"),
-    Column("why_transfer_ms", "exposed while bytes moved, or for no other reason"),
-    Column("why_unknown_ms", "exposed, and the clocks of host and device do not tell why"),
-    Column("slack_ms", "how much later it could have ended without delaying what needs it", WITH_ROOM),
-    _name("consumer", "what needs it first", WITH_MUCH_ROOM),
-    _name("held_by", "what the consumer waited for last", WITH_MUCH_ROOM),
-    _name("ready_by", "source of the time of readiness", WITH_MUCH_ROOM),
     # The critical path.
     _name("ends_on", "the rank on which the step ended last", WITH_ROOM),
     Column("path_ms", "length of the critical path", ALWAYS),
@@ -228,15 +195,25 @@ _COLUMNS = (
 
 @cache
 def catalogue() -> Mapping[str, Column]:
-    """All columns by key. What a column means is the same in all tables: a step's own declaration counts."""
-    from ddp_prof.analyze.overlap import RankOverlap  # these need numpy, which --help does without
+    """All columns by key. A key means the same in all tables, so of two declarations the first counts."""
+    return {column.key: column for column in (*(one.table_column for one in reversed(_declared())), *_COLUMNS)}
+
+
+@cache
+def describing() -> frozenset[str]:
+    """Keys of columns that say what a row is about."""
+    return frozenset(_DESCRIBING) | {one.table_key for one in _declared() if one.describes}
+
+
+def _declared() -> list[ResultColumn]:
+    from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
+    from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepOverlap
 
-    declared = [one.table_column for kind in (RankOverlap, StepOverlap) for one in table_columns(kind)]
-    return {column.key: column for column in (*declared, *_COLUMNS)}
+    return [one for kind in (StepOverlap, RankOverlap, Collective) for one in table_columns(kind)]
 
 
-DESCRIBING = frozenset(column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]) | {
+_DESCRIBING = (
+    *[column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]],
     *("kernel", "shape", "phase", "kind"),
-}
-"""Keys of columns that say what a row describes."""
+)

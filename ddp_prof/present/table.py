@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from ddp_prof.columns import ALWAYS, Column, Row, Value
 from ddp_prof.errors import DdpProfError, printable, printable_lines
-from ddp_prof.present.columns import DESCRIBING, columns_of
+from ddp_prof.present.columns import columns_of, describing
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -206,7 +206,7 @@ def fit_columns(rows: Sequence[Row], width: int) -> tuple[Sequence[Column], list
 
 def _tells_rows_apart(column: Column, columns: Sequence[Column], rows: Sequence[Row]) -> bool:
     """Whether, without this column, more of the rows would have the same names and numbers of what they describe."""
-    keys = [one.key for one in columns if one.key in DESCRIBING]
+    keys = [one.key for one in columns if one.key in describing()]
     others = [key for key in keys if key != column.key]
     told, left = (len({tuple(row[key] for key in of) for row in rows}) for of in (keys, others))
     return column.key in keys and left < told

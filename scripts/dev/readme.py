@@ -125,13 +125,15 @@ def json_keys_of(*path: str, command: str = "overlap") -> str:
 
 
 def figures_of(kind: str) -> str:
-    """Return a Markdown table of the figures of a ``rank``, a ``step`` or a step's ``length``, as they are declared."""
+    """Return a Markdown table of the declared figures of a ``rank``, ``step``, step's ``length`` or ``collective``."""
+    from ddp_prof.analyze.collectives.collective import Collective
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepLength, StepOverlap
     from ddp_prof.columns import result_columns
 
     lines = ["| key | unit | meaning | null if |", "|---|---|---|---|"]
-    for one in result_columns({"rank": RankOverlap, "step": StepOverlap, "length": StepLength}[kind]):
+    kinds = {"rank": RankOverlap, "step": StepOverlap, "length": StepLength, "collective": Collective}
+    for one in result_columns(kinds[kind]):
         if one.in_document:
             cells = [f"`{one.name}`", one.unit, *(text.replace("``", "`") for text in (one.meaning, one.why_null))]
             lines.append(f"| {' | '.join(cells)} |")

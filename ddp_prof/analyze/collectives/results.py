@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S, Collective, Consumer, collectives_of_rank
-from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHENS, WHYS
+from ddp_prof.analyze.collectives.collective import FASTEST_LINK_BYTES_PER_S, Collective, collectives_of_rank
+from ddp_prof.analyze.collectives.exposed_time import PEER_WAIT, UNKNOWN_WHY, WHYS
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.timing import RankCollectives, carry_gradients
 from ddp_prof.analyze.quality import reason_of_run
@@ -22,6 +22,7 @@ from ddp_prof.analyze.result_bases import (
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.typical import typical_step_of
+from ddp_prof.columns import frame_names, frame_row
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints
 
 
@@ -164,19 +165,8 @@ class RunCollectives(FrameResult):
 
     def to_frame(self) -> DataFrame:
         """One row per collective, with a column for each when and each why of exposed time; all in nanoseconds."""
-        columns = [field.name for field in fields(Collective) if field.name not in ("exposed_by", "consumer")]
-        columns += [f"consumer_{field.name}" for field in fields(Consumer)]
-        columns += [*(f"when_{when}_ns" for when in WHENS), *(f"why_{why}_ns" for why in WHYS)]
-        rows: list[dict[str, Any]] = []
-        for one in self.collectives:
-            values = asdict(one)
-            del values["exposed_by"]
-            consumer = values.pop("consumer") or dict.fromkeys(field.name for field in fields(Consumer))
-            values |= {f"consumer_{name}": value for name, value in consumer.items()}
-            values |= {f"when_{when}_ns": one.when_ns(when) for when in WHENS}
-            values |= {f"why_{why}_ns": one.why_ns(why) for why in WHYS}
-            rows.append(self.only_known(values, one.name))
-        return make_frame_from_rows(columns, rows)
+        rows = [self.only_known(frame_row(one), one.name) for one in self.collectives]
+        return make_frame_from_rows(frame_names(Collective), rows)
 
 
 def _parts_of_steps(rank: RankCollectives, keys: Sequence[int]) -> tuple[Ints, Ints]:

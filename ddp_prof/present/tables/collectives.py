@@ -6,12 +6,11 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.collectives.collective import Collective
-from ddp_prof.analyze.collectives.exposed_time import WHENS, WHYS
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
 from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, document_of, table_columns, table_row
 from ddp_prof.present.columns import ms, times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
@@ -22,24 +21,14 @@ COLLECTIVES_SCHEMA = 2
 CRITICAL_SCHEMA = SKEW_SCHEMA = 2
 """2: ``window_ns``, ``host_ns`` and ``collectives`` mean what they do in ``overlap``; what they meant before is called
 ``path_ns``, ``host_delay_ns`` and ``matched``."""
-SUMMED = ("duration", "wait", "overlapped", "exposed", "blocking", "exposed_wait")
-"""Times that are summed if a row stands for several collectives."""
-_OF_MATCHED = ("wait", "exposed_wait")
-"""Times that only matched collectives have: these are summed; a warning says how many have no match."""
-DIGEST = Digest(
-    "exposed_ms",
-    (
-        "collectives",
-        *(f"{name}_ms" for name in SUMMED),
-        *(f"when_{when}_ms" for when in WHENS),
-        *(f"why_{why}_ms" for why in WHYS),
-    ),
-)
+SUMMED = [one for one in table_columns(Collective) if one.adds_up]
+"""Times that are summed if a row stands for several collectives. Only matched collectives have some of them: a warning
+says how many have no match."""
+DIGEST = Digest("exposed_ms", ("collectives", *(one.table_key for one in SUMMED)))
 MOST_READ = 1000
 """A terminal shows at most so many rows of a few ranks; longer tables are shortened."""
 WORST_ROWS = 10
 """Number of collectives that a table shows by default if there are no buckets."""
-_DERIVED = ("queueing_ns", "duration_ns", "exposed_transfer_ns", "algbw_bytes_per_s", "busbw_bytes_per_s")
 
 
 def collectives_view(
@@ -83,9 +72,7 @@ def collectives_view(
         notes.insert(0, f"times are in all, summed over {steps} steps; of each step: --by step")
     document = run_document(
         run,
-        collectives=[
-            result.only_known({**asdict(one), **values_of(one, *_DERIVED)}, one.name) for one in result.collectives
-        ],
+        collectives=[result.only_known(document_of(one), one.name) for one in result.collectives],
         alignment=_alignment_document(result.alignment),
         matched=result.matched,
         unmatched=result.unmatched,
@@ -133,20 +120,7 @@ def _origins(collectives: Sequence[Collective]) -> dict[Hashable, int]:
 
 
 def _collective_row(collective: Collective, origin_ns: int) -> Row:
-    times = {name: getattr(collective, f"{name}_ns") for name in ("ready", "launch", "start", "end")}
-    return {
-        "rank": _rank(collective),
-        **values_of(collective, "step", "index", "bucket", "op", "bytes"),
-        **{f"{name}_ms": None if ns is None else ms(ns - origin_ns) for name, ns in times.items()},
-        **times_of(collective, "queueing", "duration", "wait", "transfer"),
-        "algbw_GB/s": None if (speed := collective.algbw_bytes_per_s) is None else speed / 1e9,
-        "busbw_GB/s": None if (speed := collective.busbw_bytes_per_s) is None else speed / 1e9,
-        **times_of(collective, "overlapped", "exposed", "blocking", "slack", "exposed_wait"),
-        "consumer": collective.consumer and collective.consumer.name,
-        "held_by": collective.consumer and collective.consumer.held_by,
-        **_exposed_columns([collective]),
-        "ready_by": collective.ready_source,
-    }
+    return {"rank": _rank(collective), **table_row(collective, origin_ns=origin_ns)}
 
 
 def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> list[Row]:
@@ -169,12 +143,10 @@ def _summed_rows(result: RunCollectives, by: str) -> Iterable[Row]:
         step = collective.step_key if by == "step" else None
         groups.setdefault((*_key(collective, by).values(), step), []).append(collective)
     for members in groups.values():
-        sums: Row = {}
-        for name in SUMMED:
-            known = [ns for member in members if (ns := getattr(member, f"{name}_ns")) is not None]
-            is_known = len(known) == len(members) or (known and name in _OF_MATCHED)
-            sums[f"{name}_ms"] = ms(sum(known)) if is_known else None
-        row = {**_key(members[0], by), "collectives": len(members), **sums, **_exposed_columns(members)}
+        sums: Row = {
+            one.table_key: one.table_value(one.add_up([one.of(member) for member in members])) for one in SUMMED
+        }
+        row = {**_key(members[0], by), "collectives": len(members), **sums}
         yield result.only_known(row, members[0].name)
 
 
@@ -182,12 +154,6 @@ def _runs_at_once(row: Row) -> bool:
     parts = [row["duration_ms"], row["overlapped_ms"], row["exposed_ms"]]
     whole, *known = (part for part in parts if isinstance(part, (int, float)))
     return len(known) == len(parts) - 1 and whole > sum(known) + 1e-6  # a nanosecond
-
-
-def _exposed_columns(members: Sequence[Collective]) -> Row:
-    """Return exposed time by when and by why; each of the two groups of columns sums to the exposed time."""
-    whens: Row = {f"when_{when}_ms": ms(sum(member.when_ns(when) for member in members)) for when in WHENS}
-    return whens | {f"why_{why}_ms": ms(sum(member.why_ns(why) for member in members)) for why in WHYS}
 
 
 def _key(collective: Collective, by: str) -> Row:
