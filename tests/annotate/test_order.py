@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -135,45 +136,56 @@ def test_a_traceback_holds_no_frame_of_the_marks(where: str) -> None:
 
 
 COMPILED = """
-import sys, torch
+import itertools, json, torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from ddp_prof import annotate
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4))
-ddp = DistributedDataParallel(model)
-recorder = annotate.Recorder()
-def mark(model):
-    if sys.argv[1] == "marked":
-        annotate.instrument(model, torch.optim.SGD(ddp.parameters(), lr=0.1))
-with annotate.only_sink(recorder):
-    if sys.argv[2] == "before":
-        mark(ddp)
-    if sys.argv[3] == "in place":
-        ddp.compile(backend="aot_eager")
-        compiled = ddp
-    else:
-        compiled = torch.compile(ddp, backend="aot_eager")
-    if sys.argv[2] == "after":
-        mark(compiled)
-    for _ in range(3):
-        compiled(torch.ones(2, 4)).sum().backward()
-names = [each.text for each in recorder.ranges]
-print(sum(counters["graph_break"].values()), counters["frames"]["total"], names.count("forward"))
+
+def train(marks, order, how):
+    torch._dynamo.reset()
+    counters.clear()
+    ddp = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.Linear(4, 4)))
+    recorder = annotate.Recorder()
+    def mark(model):
+        if marks == "marked":
+            annotate.instrument(model, torch.optim.SGD(ddp.parameters(), lr=0.1))
+    with annotate.only_sink(recorder):
+        if order == "before":
+            mark(ddp)
+        if how == "in place":
+            ddp.compile(backend="aot_eager")
+            compiled = ddp
+        else:
+            compiled = torch.compile(ddp, backend="aot_eager")
+        if order == "after":
+            mark(compiled)
+        for _ in range(3):
+            compiled(torch.ones(2, 4)).sum().backward()
+    names = [each.text for each in recorder.ranges]
+    return sum(counters["graph_break"].values()), counters["frames"]["total"], names.count("forward")
+
+train("plain", "before", "in place")  # what is compiled first in a program counts more frames
+cases = itertools.product(("plain", "marked"), ("before", "after"), ("in place", "as a module"))
+print(json.dumps([(case, train(*case)) for case in cases]))
 """
+
+
+@pytest.fixture(scope="module")
+def compiled() -> tuple[dict[tuple[str, str, str], list[int]], str]:
+    """Of each case the graph breaks, the frames and the marked forwards; and what one program of all cases said."""
+    done = subprocess.run([sys.executable, "-c", COMPILED], capture_output=True, text=True, check=True)
+    return {tuple(case): counts for case, counts in json.loads(done.stdout)}, done.stderr
 
 
 @pytest.mark.parametrize("how", ["in place", "as a module"])
 @pytest.mark.parametrize("order", ["before", "after"])
-def test_marks_are_not_compiled(order: str, how: str) -> None:
+def test_marks_are_not_compiled(
+    compiled: tuple[dict[tuple[str, str, str], list[int]], str], order: str, how: str
+) -> None:
     """Dynamo sees as many frames and graph breaks as without marks, says nothing of them, and forward is marked."""
-
-    def run(marks: str) -> tuple[list[int], str]:
-        command = [sys.executable, "-c", COMPILED, marks, order, how]
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-        return [int(number) for number in done.stdout.split()], done.stderr
-
-    (plain, _), (marked, said) = run("plain"), run("marked")
-    assert marked == [*plain[:2], 3]
+    counts, said = compiled
+    assert counts["plain", order, how][1] > 0, "something was compiled"
+    assert counts["marked", order, how] == [*counts["plain", order, how][:2], 3]
     assert "ddp_prof" not in said

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_prof.analyze.quality import NOTHING
-from tests.command_line import run
+from tests.command_line import each_read_once, run
 from tests.ingest.test_kineto_json import event, write
 from tests.ingest.test_nsys_export import MS, known_truth
 from tests.nsys_factory import NCCL, US, Capture, Kernel, Range, Sync, bucket_steps, write_capture
@@ -364,6 +364,7 @@ _ORDER = ("missing", "idle", "gain", "change", "cause", "step", "comm", "notes",
 
 
 @pytest.mark.parametrize("files", captures(), ids=lambda files: Path(files[0]).name)
+@each_read_once()
 def test_the_answer_about_any_capture_is_twelve_lines(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """At 80 columns; it was up to 43, with the answer on the ninth."""
     piped = run("summary", *files)
