@@ -98,12 +98,12 @@ def test_the_answer_in_every_form(form: str, capsys: pytest.CaptureFixture[str])
         assert "DistributedDataParallel(model, static_graph=True)" in printed.out
 
 
-REPETITIONS = 400 if IS_NIGHTLY else 100
+REPETITIONS = 400 if IS_NIGHTLY else 50
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("of", noise.ALL, ids=lambda of: of.__name__)
-def test_equal_settings_have_no_winner_in_95_of_100(of: noise.Noise) -> None:
+def test_equal_settings_seldom_have_a_winner(of: noise.Noise) -> None:
     wrong = 0
     for seed in range(REPETITIONS):
         found = outcomes(tune(Simulated(noise=of, seed=seed), BUCKETS, seed=seed))
