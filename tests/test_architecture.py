@@ -11,6 +11,8 @@ from pathlib import Path
 import grimp
 import pytest
 
+from ddp_prof.cli import COMMANDS
+
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "ddp_prof"
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -211,3 +213,8 @@ def test_the_contracts_of_import_linter_are_kept() -> None:
     linter = Path(sys.executable).with_name("lint-imports")
     done = subprocess.run([linter, "--no-cache", "--no-logo"], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_a_file_of_tables_has_the_name_of_its_command() -> None:
+    names = {path.stem for path in (PACKAGE / "present" / "tables").glob("[!_]*.py")}
+    assert names <= COMMANDS.keys(), f"no command: {names - COMMANDS.keys()}"

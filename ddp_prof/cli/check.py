@@ -132,7 +132,8 @@ def check(
         )
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
-    from ddp_prof.present.tables.comparison import change_texts, check_summary, check_view
+    from ddp_prof.present.tables.check import check_summary, check_view
+    from ddp_prof.present.tables.compare import change_texts
 
     load = replace(load, strict=True)  # a trace that cannot be read must not pass
     compared = None

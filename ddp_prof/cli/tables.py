@@ -68,7 +68,7 @@ def info(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
 
 
 def _info_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.overlap import info_view
+    from ddp_prof.present.tables.info import info_view
 
     return [info_view(file) for run in runs for file in run.inventory()]
 
@@ -184,7 +184,7 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
 
 
 def _critical_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.collectives import critical_view
+    from ddp_prof.present.tables.critical import critical_view
 
     return [critical_view(run.analysis(), run.critical()) for run in runs]
 
@@ -200,7 +200,7 @@ def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None
 
 
 def _doctor_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.summary import doctor_view
+    from ddp_prof.present.tables.doctor import doctor_view
 
     return [doctor_view(run.analysis(), run.doctor()) for run in runs]
 
@@ -227,7 +227,7 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
 
 
 def _skew_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.collectives import skew_view
+    from ddp_prof.present.tables.skew import skew_view
 
     return [skew_view(run.analysis(), run.skew()) for run in runs]
 
@@ -258,7 +258,7 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
 
 
 def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
-    from ddp_prof.present.tables.overlap import kernels_views
+    from ddp_prof.present.tables.kernels import kernels_views
 
     tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
     return [of_run[name] for of_run in tables for name in names]
@@ -293,7 +293,7 @@ def compare(
     changes, parts, summaries = compare_steps(runs), _changed_parts(runs), _compared(runs)
     view = _comparison_view(runs, changes, parts, summaries)
     if waterfall:
-        from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
+        from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
         from ddp_prof.present.tables.overlap import notes_of_runs
 
         notes = [*waterfall_notes(changes), *notes_of_runs([run.overlap() for run in runs])]
@@ -318,7 +318,7 @@ def _compared(runs: list[Run]) -> Sequence[VariantSummary]:
 def _comparison_view(
     runs: list[Run], changes: Waterfall, parts: Sequence[PartChange], summaries: Sequence[VariantSummary]
 ) -> TableView:
-    from ddp_prof.present.tables.comparison import compare_view
+    from ddp_prof.present.tables.compare import compare_view
 
     return compare_view([run.overlap() for run in runs], summaries, changes, parts, [run.cost() for run in runs])
 
@@ -344,7 +344,7 @@ def _changed_parts(runs: Sequence[Run]) -> Sequence[PartChange]:
 
 
 def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView:
-    from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, changed_text
+    from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text
 
     title = f"from {runs[0].label} to {runs[1].label}, mean step: {changed_text(parts)}"
     return TableView(printable(title), change_rows(parts), [HOW_TO_READ_CHANGES], {})

@@ -82,7 +82,7 @@ def whatif(
     """  # noqa: D301
     from ddp_prof.analyze.what_if import questions as ask
     from ddp_prof.ingest.parameter_file import read_parameters
-    from ddp_prof.present.tables.what_if import what_if_view
+    from ddp_prof.present.tables.whatif import what_if_view
 
     asked: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
     asked += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views

@@ -26,7 +26,7 @@ from ddp_prof.present.html.report import (
     write_pages_in_turn,
     write_run_pages,
 )
-from ddp_prof.present.tables.overlap import kernels_views
+from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.present.timeline.model import Source
 from ddp_prof.runs.pickles import unpickle_with_names
 from ddp_prof.runs.run import DOCTOR, Run, timeline_sources

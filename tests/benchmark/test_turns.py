@@ -23,7 +23,7 @@ from ddp_prof.errors import TraceError, WorkloadError
 from ddp_prof.manifest import HostTimes, Manifest, manifest_path, write_manifest
 from ddp_prof.present.charts.comparison import _waterfall_headline
 from ddp_prof.present.headlines import describe_changes
-from ddp_prof.present.tables.comparison import compare_rows, how_to_read
+from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.run_config import RunConfig
 from ddp_prof.runs.run import Run, compare_steps
 from tests.drawing import draw_trace

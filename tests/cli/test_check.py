@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
-from ddp_prof.present.tables.comparison import verdict_line
+from ddp_prof.present.tables.check import verdict_line
 from tests.analyze.collectives.test_straggler import rank_capture
 from tests.command_line import run
 from tests.conftest import ROOT

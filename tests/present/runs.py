@@ -17,7 +17,7 @@ from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.analyze.root_cause import explain_run
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present.html.report import ReportRun
-from ddp_prof.present.tables.overlap import kernels_views
+from ddp_prof.present.tables.kernels import kernels_views
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace
 from tests.measuring import analysis_of, source_of

@@ -10,8 +10,10 @@ import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, load_runs
 from ddp_prof.present.headlines import Headline
-from ddp_prof.present.tables.collectives import collectives_view, skew_view
-from ddp_prof.present.tables.overlap import kernels_views, overlap_view
+from ddp_prof.present.tables.collectives import collectives_view
+from ddp_prof.present.tables.kernels import kernels_views
+from ddp_prof.present.tables.overlap import overlap_view
+from ddp_prof.present.tables.skew import skew_view
 from ddp_prof.runs.run import timeline_sources
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import Capture, Range, write_capture

@@ -25,7 +25,7 @@ from ddp_prof.present.html.report import (
     story_of,
     unknown_facts,
 )
-from ddp_prof.present.tables.comparison import compare_rows, how_to_read
+from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.present.text import count_noun, plain_name
 
 COLUMNS = (

@@ -45,8 +45,9 @@ from ddp_prof.present.html.page import asset, json_in_page, write_page, write_sh
 from ddp_prof.present.html.timeline_page import write_timeline_page
 from ddp_prof.present.table import TableView
 from ddp_prof.present.tables.collectives import rows_of_step
-from ddp_prof.present.tables.comparison import compare_rows, how_to_read
-from ddp_prof.present.tables.overlap import most_of, steps_view, warnings_by_run
+from ddp_prof.present.tables.compare import compare_rows, how_to_read
+from ddp_prof.present.tables.kernels import most_of
+from ddp_prof.present.tables.overlap import steps_view, warnings_by_run
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
 from ddp_prof.present.text import percent, plain_name, source_name
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline

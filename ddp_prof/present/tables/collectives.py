@@ -1,4 +1,4 @@
-"""Tables of collectives (one row each, or summed), of the skew of ranks, and of the critical paths of steps."""
+"""Tables of collectives: one row each, or summed by step, bucket or group."""
 
 from __future__ import annotations
 
@@ -8,19 +8,14 @@ from dataclasses import asdict
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
-from ddp_prof.analyze.collectives.straggler import RankSkew, RunSkew
-from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
 from ddp_prof.columns import Row, document_of, table_columns, table_row
-from ddp_prof.present.columns import ms, times_of, values_of
-from ddp_prof.present.headlines import Headline, exposed_words, outliers_text, skew_headline
+from ddp_prof.present.columns import times_of, values_of
+from ddp_prof.present.headlines import Headline, exposed_words, outliers_text
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
-from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, percent, source_name
+from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, source_name
 
 COLLECTIVES_SCHEMA = 2
 """2: ``exposed_by`` (when and why) in place of ``causes``."""
-CRITICAL_SCHEMA = SKEW_SCHEMA = 2
-"""2: ``window_ns``, ``host_ns`` and ``collectives`` mean what they do in ``overlap``; what they meant before is called
-``path_ns``, ``host_delay_ns`` and ``matched``."""
 SUMMED = [one for one in table_columns(Collective) if one.adds_up]
 """Times that are summed if a row stands for several collectives. Only matched collectives have some of them: a warning
 says how many have no match."""
@@ -73,7 +68,7 @@ def collectives_view(
     document = run_document(
         run,
         collectives=[result.only_known(document_of(one), one.name) for one in result.collectives],
-        alignment=_alignment_document(result.alignment),
+        alignment=alignment_document(result.alignment),
         matched=result.matched,
         unmatched=result.unmatched,
         headline=headline.text,
@@ -95,7 +90,7 @@ def _digest_rows(result: RunCollectives, rows: Sequence[Row]) -> tuple[list[Row]
     return worst, f"the {WORST_ROWS} with most {cost} time"
 
 
-def _alignment_document(alignment: Alignment) -> Document:
+def alignment_document(alignment: Alignment) -> Document:
     clocks = [{**asdict(clock), "clock": str(clock.clock)} for clock in alignment.clocks]
     return {**asdict(alignment), "clocks": clocks}
 
@@ -168,127 +163,3 @@ def _key(collective: Collective, by: str) -> Row:
 
 def _rank(collective: Collective) -> str | int:
     return collective.name if collective.rank is None or collective.of_several else collective.rank
-
-
-SKEW_DIGEST = Digest(
-    "costs_others_ms", ("collectives", "matched", "last_collectives", "last_steps", "last_%", "costs_others_ms")
-)
-
-
-def skew_view(run: RunAnalysis, skew: RunSkew) -> TableView:
-    headline = skew_headline(skew).text
-    document = run_document(
-        run,
-        schema=SKEW_SCHEMA,
-        ranks=[asdict(rank) for rank in skew.ranks],
-        steps=[asdict(step) for step in skew.steps],
-        straggler=skew.straggler,
-        alignment=_alignment_document(skew.alignment),
-        headline=headline,
-        warnings=list(skew.warnings),
-    )
-    title = f"{source_name(run.trace, run.files)} · device: {run.device}"
-    if skew.reason:  # the rows would hold only zeros
-        return TableView(join_lines([title, headline]), [], skew.warnings, document)
-    rows: list[Row] = [{"run": run.label, **_skew_row(rank, skew)} for rank in skew.ranks]
-    notes = [*(_OF_STEPS if skew.steps else _OF_THE_CAPTURE), alignment_note(skew.alignment), *skew.warnings]
-    steps = f" · {count_noun(len(skew.steps), 'step')}" if skew.has_steps else ""
-    return TableView(join_lines([title + steps, headline]), rows, notes, document, digest=SKEW_DIGEST)
-
-
-_OF_STEPS = (
-    "lag: per step, the rank's largest delay behind the others' median; shown is the median over the steps",
-    "exposed wait and what it costs others: mean per step",
-)
-_OF_THE_CAPTURE = (
-    "lag: the rank's delay behind the others' median; shown is the median over the collectives",
-    "exposed wait and what it costs others: of the whole capture",
-)
-
-
-def _skew_row(rank: RankSkew, skew: RunSkew) -> Row:
-    steps = len(skew.steps)
-    per_step = 1e6 * max(1, steps)
-    return {
-        "rank": rank.name.removeprefix("rank "),
-        **values_of(rank, "collectives", "matched", "last_collectives"),
-        "last_steps": rank.last_steps if steps else None,
-        "last_%": 100 * rank.last_steps / steps if steps else None,
-        **times_of(rank, "lag", "worst_lag"),
-        "exposed_wait_ms": None if rank.exposed_wait_ns is None else rank.exposed_wait_ns / per_step,
-        "costs_others_ms": None if rank.cost_ns is None else rank.cost_ns / per_step,
-    }
-
-
-PART_NAMES = {
-    "compute": "compute",
-    "transfer": "collectives",
-    "peer_wait": "waiting for peers",
-    "queue": "gaps between operations",
-    "launch": "launches",
-    "host": "the host",
-    "copies": "copies",
-}
-"""The parts of a critical path, as words of a sentence."""
-
-
-_HOW_TO_READ_PATHS = (
-    "the parts of a path sum to its length: from the first work on the device to the last or, where the host runs "
-    "ahead, to the next step's first; transfer includes waiting for peers whose traces are missing"
-)
-
-
-def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
-    headline = critical_headline(critical)
-    title = f"{source_name(run.trace, run.files)} · device: {run.device}"
-    if run.has_steps and critical.steps:
-        found, whole = len(critical.steps), len(run.step_names)
-        steps = f"{found} of {count_noun(whole, 'step')} with work" if found < whole else count_noun(found, "step")
-        title += f" · {steps}"
-    rows: list[Row] = [
-        {
-            "run": run.label,
-            "step": path.step,
-            "ends_on": path.rank.removeprefix("rank "),
-            "path_ms": ms(path.path_ns),
-            **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
-            "on_path": len(path.collectives),
-            "rank_changes": path.changes,
-        }
-        for path in critical.steps
-    ]
-    notes = [
-        _HOW_TO_READ_PATHS,
-        *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
-        *run.warnings,
-    ]
-    document = run_document(
-        run,
-        schema=CRITICAL_SCHEMA,
-        steps=[asdict(path) for path in critical.steps],
-        reason=critical.reason,
-        gain_reason=critical.gain_reason,
-        headline=headline,
-        warnings=list(run.warnings),
-    )
-    digest = Digest("path_ms", ("path_ms", *(f"path_{part}_ms" for part in PARTS)), "ends_on")
-    return TableView(join_lines([title, headline]), rows, notes if rows else run.warnings, document, digest=digest)
-
-
-def critical_headline(critical: RunCritical) -> str:
-    path = critical.median
-    if path is None:
-        return f"The critical path is not known: {critical.reason}."
-    parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
-    words = [f"{percent(ns / path.path_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.path_ns >= 0.005]
-    whole = "the capture" if path.step_key is None else "median length"
-    where = "" if path.step is None else f" in step {path.step}, counted from its first device work to its end"
-    text = f"The critical path of {whole}, {milliseconds(path.path_ns)}{where}, is {', '.join(words)}"
-    if not path.collectives:
-        return f"{text}: no collective is on it."
-    best = max(path.collectives, key=lambda one: (one.gain_ns or 0, one.index))
-    if not best.gain_ns:
-        return f"{text}."
-    waited = "" if best.is_matched else " and waited for no peer"
-    earlier = f"{milliseconds(best.gain_ns)} earlier"
-    return f"{text}. If its collective {best.index} took no time{waited}, it would end {earlier}."

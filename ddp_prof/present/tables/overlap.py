@@ -1,30 +1,22 @@
-"""Tables of one run: its overlap by rank or step, how its devices spent their time, and what its trace holds."""
+"""How much communication hides behind compute, by rank or step."""
 
 from __future__ import annotations
 
-import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from statistics import fmean, median
 
 from ddp_prof.analyze.cost import RankCost, RunCost
-from ddp_prof.analyze.inventory import TraceInventory
-from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
-from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
-from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING_LEFT
+from ddp_prof.analyze.quality import NO_COMMUNICATION
 from ddp_prof.analyze.step_columns import StepOverlap
 from ddp_prof.analyze.step_cost import PARTS, StepCost
 from ddp_prof.columns import Row, document_of, table_columns, table_rows
-from ddp_prof.errors import printable
-from ddp_prof.manifest import Manifest
-from ddp_prof.present.columns import in_percent, ms, values_of
+from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import outliers_text
-from ddp_prof.present.table import SCHEMA, Digest, Document, TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, milliseconds, plain_name, source_name
+from ddp_prof.present.table import SCHEMA, Digest, Document, TableView
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
 from ddp_prof.trace import SOURCE_NAMES
-from ddp_prof.variants import variant_extras
 
 _LARGE_DIFFERENCE = 0.05
 """Share of a step by which ranks, or steps, must differ in exposed time before a note says so."""
@@ -215,187 +207,3 @@ def _communication_not_recorded(rank: RankOverlap, of: RankOverlap | StepOverlap
     if rank.reason not in (None, NO_COMMUNICATION) and not of.comm_ns:
         return {"comm_ms": None, "overlapped_ms": None, "exposed_ms": None}
     return {}
-
-
-def info_view(inventory: TraceInventory) -> TableView:
-    producer = f" {inventory.producer}" if inventory.producer else ""
-    title = (
-        f"{source_name(inventory.trace, 1)} · {inventory.source}{producer} · device: {inventory.device} · "
-        f"{inventory.duration_ns / 1e9:.3f} s"
-    )
-    rows: list[Row] = [
-        {
-            **values_of(process, "rank", "process"),
-            "devices": ", ".join(map(str, process.devices)) or "cpu",
-            "kernels": process.kernels,
-            "comm_kernels": process.collectives,
-            "copies": process.copies,
-            "CUDA_calls": process.calls,
-            **values_of(process, "ranges", "steps"),
-            "warm-up_steps": process.warmup_steps,
-            "backward_ranges": process.backward_ranges,
-        }
-        for process in inventory.processes
-    ]
-    made = [_how_made(inventory.manifest)] if inventory.manifest else []
-    names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
-    named = [f"recognized: {names}"] if names else []
-    document = {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
-    return TableView(title, rows, [*made, *named, *inventory.advice, *inventory.warnings], document)
-
-
-def _how_made(run: Manifest) -> str:
-    bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MiB"
-    bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
-    parameters = sum(parameter.numel for parameter in run.parameters)
-    return (
-        f"run: {run.variant}{bucket}, {run.world_size} ranks, {run.backend}, {run.model_size} model "
-        f"({parameters:,} parameters), batch {run.batch_size} x {run.seq_len} tokens, "
-        f"{run.steps} steps after {run.warmup} of warm-up, recorded by {run.profiler or 'no profiler'}, {run.created}"
-    )
-
-
-_LONGEST_NAME = 60
-_LONGEST_TYPE = 4000
-"""Characters in which a function's parameters begin, else its name counts as it is."""
-_DURATIONS_ADD_UP = "durations are summed over ranks, steps and streams, so they may exceed the time that passed"
-_SLOWDOWN = (
-    f"slowdown: median duration beside communication over that alone, of one kernel, launch shape and phase; n/a with "
-    f"fewer than {LEAST_EXECUTIONS} executions of either"
-)
-_NO_SHAPES = "no launch shapes in this trace: kernels of one name and phase count as the same"
-_IDLE = (
-    "idle time from the first to the last work of a step, or of a capture that marks none, summed over ranks; "
-    f"'host ...': where the host was before it launched the next work; '{NOT_BEGUN}': from the "
-    "beginning of the call that launched the next work to that of the work"
-)
-NO_KERNELS = "no kernels were recorded: on a CPU only the program's ranges are known"
-
-
-def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) -> dict[str, TableView]:
-    """Return the tables ``kernels`` (the first ``top`` kernels, or all), ``hidden`` and ``idle``."""
-    title = f"{source_name(result.trace, result.files)} · {profiler_name(result)} · device: {result.device}"
-    notes = _kernel_notes(use, top) or [
-        next((rank.reason for rank in result.ranks if rank.reason in NOTHING_LEFT), NO_KERNELS)
-    ]
-    ranks = [
-        {
-            **values_of(rank, "process", "device", "rank", "overlapped_ns"),
-            "hidden": [asdict(part) for part in rank.hidden],
-            "idle_ns": rank.idle.idle_ns,
-            "idle": [{"cause": cause, "idle_ns": idle_ns} for cause, idle_ns in rank.idle.causes],
-            "idle_reason": rank.idle.reason,
-        }
-        for rank in use.ranks
-    ]
-    times = [asdict(kernel) for kernel in use.kernels]
-    document = run_document(result, kernels=times, ranks=ranks, warnings=[*notes, *result.warnings])
-    kernels = use.kernels[:top]
-    whole = sum(kernel.total_ns for kernel in use.kernels)
-    run: Row = {"run": result.label}
-    rows: list[Row] = [{**run, **_kernel_row(kernel, whole)} for kernel in kernels]
-    shown: list[Row] = [{**row, "kernel": short_name(kernel.name)} for row, kernel in zip(rows, kernels, strict=True)]
-    hidden: list[Row] = [{**run, **row} for row in hidden_rows(use)]
-    idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
-    return {
-        "kernels": TableView(join_lines([title, "kernels by time"]), rows, notes, document, shown),
-        "hidden": TableView("what hid communication", hidden, _hidden_notes(result.ranks, use), document),
-        "idle": TableView("why devices were idle", idle, [*_idle_notes(use), *result.warnings], document),
-    }
-
-
-def most_of(view: TableView) -> str:
-    if not view.rows:
-        return view.notes[0]
-    key = next(key for key in view.rows[0] if key.startswith("of_"))
-    row = max(view.readable_rows, key=lambda row: row[key] or 0)
-    names = [str(row[name]) for name in ("kernel", "phase", "kind", "cause") if row.get(name) is not None]
-    share = f": {row[key]:.0f} %" if row[key] is not None else ""  # there is none if all kernels have length 0
-    return f"{', '.join(names)}{share}"
-
-
-def short_name(name: str) -> str:
-    plain = re.sub(r"\((?:anonymous namespace|unnamed)\)::|<unnamed>::|\([A-Za-z_][\w ]*\)(?=-?\d)|^void ", "", name)
-    plain = _without_return_type(plain)
-    outer, bracket, inner = plain.partition("(")[0].partition("<")
-    *_, folder, last = ("", *outer.split("::"))
-    short = f"{folder}::{last}" if last.lower() == "kernel" else last
-    types = re.sub(r"\b(?:[A-Za-z_]\w*::)+", "", inner)
-    named = plain_name(f"{short}{bracket}{types}", _LONGEST_NAME).rstrip("<, ")
-    return f"{named}…" if named.count("<") > named.count(">") and not named.endswith("…") else named
-
-
-def _without_return_type(name: str) -> str:
-    """Cut what stands before the name of a function template: ``enable_if<(n > 0), void>::type f<n>(int)``."""
-    inside = in_types = begin = 0  # of parentheses, of angle brackets outside of them; where the name begins
-    for at, letter in enumerate(name[:_LONGEST_TYPE]):
-        if letter == "(" and not inside and not in_types:
-            return name[begin:]
-        inside += (letter == "(") - (letter == ")")
-        if not inside:
-            in_types = max(0, in_types + (letter == "<") - (letter == ">"))
-        if letter == " " and not inside and not in_types:
-            begin = at + 1
-    return name
-
-
-def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
-    return {
-        "kernel": kernel.name,
-        "shape": kernel.shape or None,
-        **values_of(kernel, "phase", "kind", "count"),
-        "total_ms": ms(kernel.total_ns),
-        "of_kernel_time_%": in_percent(kernel.total_ns / whole_ns if whole_ns else None),
-        "median_us": kernel.median_ns / 1e3,
-        **values_of(kernel, "beside", "alone", "slowdown"),
-    }
-
-
-def hidden_rows(use: DeviceUse) -> list[Row]:
-    parts: Counter[tuple[str | None, str]] = Counter()
-    for rank in use.ranks:
-        for part in rank.hidden:
-            parts[part.phase, part.kind] += part.overlapped_ns
-    whole = parts.total()
-    return [
-        {"phase": phase, "kind": kind, "overlapped_ms": ms(ns), "of_overlapped_%": in_percent(ns / whole)}
-        for (phase, kind), ns in parts.most_common()
-    ]
-
-
-def idle_rows(use: DeviceUse) -> list[Row]:
-    causes: Counter[str] = Counter()
-    for rank in use.ranks:
-        causes.update(dict(rank.idle.causes))
-    whole = causes.total()
-    return [
-        {"cause": cause, "idle_ms": ms(causes[cause]), "of_idle_%": in_percent(causes[cause] / whole)}
-        for cause in CAUSES
-        if causes[cause]
-    ]
-
-
-def _kernel_notes(use: DeviceUse, top: int | None) -> list[str]:
-    if not use.kernels:
-        return []
-    left_out = len(use.kernels) - len(use.kernels[:top])
-    more = [f"{count_noun(left_out, 'more kernel')}; all of them: --top 0"] if left_out else []
-    shapes = [] if any(kernel.shape for kernel in use.kernels) else [_NO_SHAPES]
-    return [_DURATIONS_ADD_UP, _SLOWDOWN, *shapes, *more]
-
-
-def _hidden_notes(ranks: Sequence[RankOverlap], use: DeviceUse) -> list[str]:
-    reasons = dict.fromkeys(filter(None, (of.reason for of in ranks if of.reason != NO_COMMUNICATION)))
-    notes = [f"overlapped time not known: {reason}" for reason in reasons]
-    if not any(rank.overlapped_ns for rank in use.ranks):
-        return notes or ["no communication was overlapped"]
-    summed = "overlapped communication, summed over ranks; where several kernels run at once, one of them counts"
-    return [summed, *notes]
-
-
-def _idle_notes(use: DeviceUse) -> list[str]:
-    reasons: Mapping[str, None] = dict.fromkeys(rank.idle.reason for rank in use.ranks if rank.idle.reason)
-    notes = [f"idle time not known: {reason}" for reason in reasons]
-    if not any(rank.idle.causes for rank in use.ranks):
-        return notes or ["no device was idle from the first to the last work of a step"]
-    return [_IDLE, *notes]

@@ -1,4 +1,4 @@
-"""The summary of a run and the doctor's findings: text for people, rows for programs."""
+"""The summary of a run: text for people, rows for programs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from string import digits
 
-from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.cost import RunCost
-from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
-from ddp_prof.analyze.doctor.evidence import Finding
+from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.quality import NOTHING_LEFT, changes_reading
 from ddp_prof.analyze.root_cause import RunExplanation
 from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.columns import Row
 from ddp_prof.errors import shell_quote
-from ddp_prof.present.columns import in_percent, ms, times_of, values_of
+from ddp_prof.present.columns import in_percent, times_of, values_of
 from ddp_prof.present.headlines import (
     cause_headline,
     cause_in_short,
@@ -29,7 +27,8 @@ from ddp_prof.present.headlines import (
     idle_headline,
     outliers_text,
 )
-from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView, run_document
+from ddp_prof.present.table import NEXT, SCHEMA, Document, TableView
+from ddp_prof.present.tables.doctor import rule_and_cost, undecided_text
 from ddp_prof.present.tables.overlap import overlap_notes, profiler_name
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
 from ddp_prof.trace import SOURCE_NAMES
@@ -47,7 +46,6 @@ _LEAST_SHARE = 0.01
 """Parts of a step with a smaller share are left out of the short answer."""
 _SHORT = 130
 """Characters of advice that the short answer shows; two lines beside a name."""
-_SHOWN_RANKS = 3
 _SEE_DOCTOR = " (ddp-prof doctor)"
 _REASONS_OF_IDLE = {
     "launch-bound host": "the host launches work too late",
@@ -234,7 +232,7 @@ def _short_advice(run: SummarizedRun) -> str:
     more = f" {count_noun(len(others), 'more finding')}." if others else ""
     if first.expected_gain_ns is not None:  # the limit is left to the notes
         first = replace(first, cost_ns=None)
-    return f"{_rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {text}{more}"
+    return f"{rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {text}{more}"
 
 
 def _source_facts(result: TraceOverlap, summary: VariantSummary) -> list[str]:
@@ -308,59 +306,7 @@ def main_advice(run: SummarizedRun) -> str:
     if (diagnosis := run.diagnosis) is None:
         return "not run, because the trace is read in parts: ddp-prof doctor reads it as a whole"
     if not diagnosis.findings:
-        return f"no finding{_undecided(diagnosis)}"
+        return f"no finding{undecided_text(diagnosis)}"
     first, *others = diagnosis.findings
     more = f" {count_noun(len(others), 'more finding')}." if others else ""
-    return f"{_rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {first.advice}{more}"
-
-
-def _undecided(diagnosis: Diagnosis) -> str:
-    rules = [one.rule for one in diagnosis.abstained if one.rule != ABOUT_COMMUNICATION]
-    which = [ABOUT_COMMUNICATION] if len(rules) < len(diagnosis.abstained) else []
-    which += [f"{len(rules)} more" if which else count_noun(len(rules), "rule")] if rules else []
-    return f"; {' and '.join(which)} could not be decided" if which else ""
-
-
-def _rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
-    """Name the finding, the ranks that it concerns if these are not all, and its cost."""
-    found = len(finding.ranks)
-    names = ", ".join(finding.ranks) if found <= _SHOWN_RANKS else f"{found} of {ranks} ranks"
-    where = f" on {names}" if 0 < found < ranks else ""
-    of = "per step" if has_steps else "in all"
-    expected, low, high = finding.expected_gain_ns, finding.gain_low_ns, finding.gain_high_ns
-    parts = [] if expected is None else [f"expected gain {milliseconds(expected)}"]
-    if expected is not None and low is not None and high is not None and low < high:
-        parts[0] += f", {milliseconds(low)} to {milliseconds(high)}"
-    parts += [] if finding.cost_ns is None else [f"at most {milliseconds(finding.cost_ns)}"]
-    return f"{finding.rule}{where} ({'; '.join(parts)} {of})" if parts else f"{finding.rule}{where}"
-
-
-def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
-    lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
-    for number, finding in enumerate(diagnosis.findings, 1):
-        found = _rule_and_cost(finding, len(run.ranks), has_steps=run.has_steps)
-        lines.append(f"{number}. {found}: {finding.evidence} {finding.advice}")
-    if not diagnosis.findings:
-        lines.append(f"none found{_undecided(diagnosis)}")
-    by_reason: dict[str, list[str]] = {}
-    for one in diagnosis.abstained:
-        by_reason.setdefault(one.reason, []).append(one.rule)
-    notes = [f"not decided: {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
-    rows: list[Row] = [
-        {
-            "run": run.label,
-            "finding": one.rule,
-            "gain_ms": ms(one.expected_gain_ns),
-            "costs_ms": ms(one.cost_ns),
-            "of_ranks": ", ".join(one.ranks),
-            **values_of(one, "evidence", "advice"),
-        }
-        for one in diagnosis.findings
-    ]
-    document = run_document(
-        run,
-        findings=[asdict(one) for one in diagnosis.findings],
-        abstained=[asdict(one) for one in diagnosis.abstained],
-        warnings=list(run.warnings),
-    )
-    return TableView(join_lines(lines), rows, notes, document, is_text=True)
+    return f"{rule_and_cost(first, run.summary.ranks, has_steps=bool(run.summary.steps))}: {first.advice}{more}"

@@ -20,7 +20,7 @@ from ddp_prof.analyze.root_cause import RootCause, explain_run, find_root_cause
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import draw_skew
 from ddp_prof.present.headlines import root_cause_headline, skew_headline
-from ddp_prof.present.tables.collectives import skew_view
+from ddp_prof.present.tables.skew import skew_view
 from ddp_prof.trace import Trace
 from tests.charts import validated
 from tests.drawing import PID, draw_trace

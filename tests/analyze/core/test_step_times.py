@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
 from ddp_prof.analyze.overlap import RankOverlap, measure_overlap
 from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.analyze.variants.waterfall import PARTS, measure_waterfall
-from ddp_prof.present.tables.comparison import waterfall_notes
+from ddp_prof.present.tables.compare import waterfall_notes
 from ddp_prof.present.tables.overlap import overlap_view
 from ddp_prof.trace import Trace
 from tests.drawing import draw_trace

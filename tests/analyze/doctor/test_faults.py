@@ -11,7 +11,7 @@ from ddp_prof.analyze.core.rank_events import find_rank_events
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import measure_facts, median_or_zero
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.tables.summary import doctor_view
+from ddp_prof.present.tables.doctor import doctor_view
 from ddp_prof.run_config import FAULTS
 from ddp_prof.runs import load_runs
 

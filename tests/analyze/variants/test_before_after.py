@@ -9,7 +9,7 @@ import pytest
 
 from ddp_prof.analyze.variants.waterfall import CollectiveChange, PartChange, compare_before_after
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.present.tables.comparison import change_rows, change_texts, changed_text, collective_change_text
+from ddp_prof.present.tables.compare import change_rows, change_texts, changed_text, collective_change_text
 from tests.command_line import run
 from tests.drawing import PID, draw_trace
 from tests.measuring import analysis_of

@@ -25,7 +25,7 @@ from ddp_prof.analyze.variants.waterfall import (
 )
 from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.comparison import draw_waterfall, waterfall_steps
-from ddp_prof.present.tables.comparison import readable_rows, waterfall_notes, waterfall_rows
+from ddp_prof.present.tables.compare import readable_rows, waterfall_notes, waterfall_rows
 from ddp_prof.trace import UNKNOWN, Category
 from tests.analyze.kernels.test_contention import ALONE, BESIDE, KERNELS
 from tests.analyze.kernels.test_contention import capture as kernels_beside_communication

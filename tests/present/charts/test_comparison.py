@@ -8,7 +8,7 @@ from ddp_prof.analyze.variants.comparison import compare_variants
 from ddp_prof.present import theme
 from ddp_prof.present.charts import comparison, run_label
 from ddp_prof.present.charts.comparison import parts_ms
-from ddp_prof.present.tables.comparison import compare_rows
+from ddp_prof.present.tables.compare import compare_rows
 from tests.charts import validated
 from tests.drawing import PID, draw_trace
 from tests.present.runs import HOSTILE_TITLE, cost_of, cpu_run, result_of

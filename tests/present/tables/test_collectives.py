@@ -15,13 +15,8 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.present.charts.collectives import draw_step_collectives
 from ddp_prof.present.headlines import Headline, root_cause_headline, skew_headline
 from ddp_prof.present.tables import collectives
-from ddp_prof.present.tables.collectives import (
-    COLLECTIVES_SCHEMA,
-    collectives_view,
-    critical_headline,
-    critical_view,
-    rows_of_step,
-)
+from ddp_prof.present.tables.collectives import COLLECTIVES_SCHEMA, collectives_view, rows_of_step
+from ddp_prof.present.tables.critical import critical_headline, critical_view
 from ddp_prof.runs import load_runs
 from ddp_prof.trace import Trace
 from tests.analyze.collectives.test_timing import OURS

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_prof.present.tables.overlap import NO_KERNELS, kernels_views, short_name
+from ddp_prof.present.tables.kernels import NO_KERNELS, kernels_views, short_name
 from ddp_prof.runs import load_runs
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth

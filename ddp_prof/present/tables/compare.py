@@ -1,16 +1,15 @@
-"""Tables that compare runs: a row per run, the waterfall, the changes between two runs, and requirements."""
+"""Tables that compare runs: a row per run, the waterfall, and the changes between two runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.kernel_times import Contention
 from ddp_prof.analyze.overlap import TraceOverlap
 from ddp_prof.analyze.statistics import EACH_ALONE
 from ddp_prof.analyze.variants.comparison import TURNS, VariantSummary
-from ddp_prof.analyze.variants.regression_gate import GateReport, GateResult
 from ddp_prof.analyze.variants.waterfall import (
     DURATION,
     LAUNCH,
@@ -25,11 +24,11 @@ from ddp_prof.analyze.variants.waterfall import (
     Waterfall,
 )
 from ddp_prof.columns import Row
-from ddp_prof.present.columns import fields_of, in_percent, ms, times_of, values_of
+from ddp_prof.present.columns import in_percent, ms, times_of, values_of
 from ddp_prof.present.headlines import cost_text
-from ddp_prof.present.table import SCHEMA, Document, TableView, markdown, markdown_text
+from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
-from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent, source_name
+from ddp_prof.present.text import collective_name, count_noun, milliseconds, percent
 from ddp_prof.variants import BASELINE, BUCKETED
 
 HOW_TO_READ = (
@@ -245,91 +244,3 @@ def _significance(change: PartChange) -> str:
     if not change.is_beyond_spread:
         return "within the spread"
     return "longer" if change.change_ns > 0 else "shorter"
-
-
-HOW_TO_READ_CHECK = (
-    "the worst rank decides; its overlap is that of all its communication; its times are medians over its steps, "
-    "unless the requirement names a percentile"
-)
-HOW_TO_READ_BASELINE = (
-    "against the baseline: medians over the steps of all ranks; a run fails if it is beyond the limit, and further "
-    "from the baseline than the spread of both runs (95 %, by bootstrap over steps)"
-)
-
-UNITS = {"ratio": (100, "%"), "ns": (1e-6, "ms"), "ranks": (1, "ranks")}
-"""The factor and the name with which a table shows each unit."""
-
-
-def check_view(checks: Sequence[GateReport], baseline: TraceOverlap | None, causes: Sequence[str] = ()) -> TableView:
-    compared = baseline is not None
-    rows = [_verdict_row(check, verdict, compared=compared) for check in checks for verdict in check.verdicts]
-    notes = [*causes, *_check_notes(checks, baseline)]
-    document = {
-        "schema": SCHEMA,
-        "passed": all(check.passed for check in checks),
-        "baseline": None if baseline is None else str(baseline.trace),
-        "runs": [_gate_document(check) for check in checks],
-        "warnings": notes,
-    }
-    return TableView(verdict_line(checks), rows, notes, document)
-
-
-def _gate_document(check: GateReport) -> Document:
-    verdicts = [
-        {
-            **fields_of(verdict),
-            "reason": verdict.reason or None,
-            "rank": verdict.rank and verdict.rank.rank,
-            "process": verdict.rank and verdict.rank.process,
-            "rank_device": verdict.rank and verdict.rank.device,
-        }
-        for verdict in check.verdicts
-    ]
-    run = check.run
-    named = {"trace": str(run.trace), "label": run.label, "device": run.device}
-    return {**named, "passed": check.passed, "verdicts": verdicts}
-
-
-def check_summary(view: TableView) -> str:
-    notes = "".join(f"- {markdown_text(note)}\n" for note in view.notes)
-    return f"### ddp-prof check: {markdown_text(view.title)}\n\n{markdown(view.rows)}\n{notes}"
-
-
-def verdict_line(checks: Sequence[GateReport]) -> str:
-    statuses = [verdict.status for check in checks for verdict in check.verdicts]
-    failed, unknown = statuses.count("failed"), statuses.count("unknown")
-    of_all = f"of {len(statuses)} requirements"
-    if failed:
-        rest = f", {unknown} cannot be judged" if unknown else ""
-        return f"failed, {failed} {of_all} not met{rest}"
-    return f"unknown, {unknown} {of_all} cannot be judged" if unknown else f"passed, {len(statuses)} {of_all} met"
-
-
-def _verdict_row(check: GateReport, verdict: GateResult, *, compared: bool) -> Row:
-    scale, unit = UNITS[verdict.unit]
-    figures = ("measured", "limit", "baseline", "spread") if compared else ("measured", "limit")
-    values = values_of(verdict, *figures)
-    return {
-        "run": check.run.label,
-        "device": check.run.device,
-        "requirement": verdict.requirement,
-        **{name: None if value is None else value * scale for name, value in values.items()},
-        "unit": unit,
-        "verdict": verdict.status,
-        "decided_by": verdict.rank.name if verdict.rank else "all ranks",
-        "why": verdict.reason,
-    }
-
-
-def _check_notes(checks: Sequence[GateReport], baseline: TraceOverlap | None) -> list[str]:
-    runs = [check.run for check in checks]
-    partial = [
-        f"{run.label}: judged by {len(run.ranks)} of {run.world_size} ranks; to require them all: --all-ranks"
-        for run in runs
-        if len(run.ranks) < (run.world_size or 0)
-    ]
-    notes = [HOW_TO_READ_CHECK, *partial]
-    if baseline is not None:
-        runs.append(replace(baseline, label=f"baseline {baseline.label}"))
-        notes += [f"baseline: {source_name(baseline.trace, baseline.files)}", HOW_TO_READ_BASELINE]
-    return [*notes, *notes_of_runs(runs)]

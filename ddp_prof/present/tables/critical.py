@@ -1,0 +1,88 @@
+"""What the critical path of each step consists of."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import ms
+from ddp_prof.present.table import Digest, TableView, run_document
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
+
+CRITICAL_SCHEMA = 2
+"""2: ``window_ns`` and ``host_ns`` are those of ``overlap``; what they meant before is called ``path_ns`` and
+``host_delay_ns``."""
+PART_NAMES = {
+    "compute": "compute",
+    "transfer": "collectives",
+    "peer_wait": "waiting for peers",
+    "queue": "gaps between operations",
+    "launch": "launches",
+    "host": "the host",
+    "copies": "copies",
+}
+"""The parts of a critical path, as words of a sentence."""
+
+
+_HOW_TO_READ_PATHS = (
+    "the parts of a path sum to its length: from the first work on the device to the last or, where the host runs "
+    "ahead, to the next step's first; transfer includes waiting for peers whose traces are missing"
+)
+
+
+def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
+    headline = critical_headline(critical)
+    title = f"{source_name(run.trace, run.files)} · device: {run.device}"
+    if run.has_steps and critical.steps:
+        found, whole = len(critical.steps), len(run.step_names)
+        steps = f"{found} of {count_noun(whole, 'step')} with work" if found < whole else count_noun(found, "step")
+        title += f" · {steps}"
+    rows: list[Row] = [
+        {
+            "run": run.label,
+            "step": path.step,
+            "ends_on": path.rank.removeprefix("rank "),
+            "path_ms": ms(path.path_ns),
+            **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
+            "on_path": len(path.collectives),
+            "rank_changes": path.changes,
+        }
+        for path in critical.steps
+    ]
+    notes = [
+        _HOW_TO_READ_PATHS,
+        *([f"what collectives would gain is not known: {critical.gain_reason}"] if critical.gain_reason else []),
+        *run.warnings,
+    ]
+    document = run_document(
+        run,
+        schema=CRITICAL_SCHEMA,
+        steps=[asdict(path) for path in critical.steps],
+        reason=critical.reason,
+        gain_reason=critical.gain_reason,
+        headline=headline,
+        warnings=list(run.warnings),
+    )
+    digest = Digest("path_ms", ("path_ms", *(f"path_{part}_ms" for part in PARTS)), "ends_on")
+    return TableView(join_lines([title, headline]), rows, notes if rows else run.warnings, document, digest=digest)
+
+
+def critical_headline(critical: RunCritical) -> str:
+    path = critical.median
+    if path is None:
+        return f"The critical path is not known: {critical.reason}."
+    parts = sorted(path.parts_ns.items(), key=lambda part: -part[1])
+    words = [f"{percent(ns / path.path_ns)} {PART_NAMES[part]}" for part, ns in parts if ns / path.path_ns >= 0.005]
+    whole = "the capture" if path.step_key is None else "median length"
+    where = "" if path.step is None else f" in step {path.step}, counted from its first device work to its end"
+    text = f"The critical path of {whole}, {milliseconds(path.path_ns)}{where}, is {', '.join(words)}"
+    if not path.collectives:
+        return f"{text}: no collective is on it."
+    best = max(path.collectives, key=lambda one: (one.gain_ns or 0, one.index))
+    if not best.gain_ns:
+        return f"{text}."
+    waited = "" if best.is_matched else " and waited for no peer"
+    earlier = f"{milliseconds(best.gain_ns)} earlier"
+    return f"{text}. If its collective {best.index} took no time{waited}, it would end {earlier}."

@@ -1,0 +1,67 @@
+"""What keeps communication from hiding: findings, evidence, what to change."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
+from ddp_prof.analyze.doctor import ABOUT_COMMUNICATION, Diagnosis
+from ddp_prof.analyze.doctor.evidence import Finding
+from ddp_prof.columns import Row
+from ddp_prof.present.columns import ms, values_of
+from ddp_prof.present.table import TableView, run_document
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, source_name
+
+_SHOWN_RANKS = 3
+
+
+def undecided_text(diagnosis: Diagnosis) -> str:
+    rules = [one.rule for one in diagnosis.abstained if one.rule != ABOUT_COMMUNICATION]
+    which = [ABOUT_COMMUNICATION] if len(rules) < len(diagnosis.abstained) else []
+    which += [f"{len(rules)} more" if which else count_noun(len(rules), "rule")] if rules else []
+    return f"; {' and '.join(which)} could not be decided" if which else ""
+
+
+def rule_and_cost(finding: Finding, ranks: int, *, has_steps: bool) -> str:
+    """Name the finding, the ranks that it concerns if these are not all, and its cost."""
+    found = len(finding.ranks)
+    names = ", ".join(finding.ranks) if found <= _SHOWN_RANKS else f"{found} of {ranks} ranks"
+    where = f" on {names}" if 0 < found < ranks else ""
+    of = "per step" if has_steps else "in all"
+    expected, low, high = finding.expected_gain_ns, finding.gain_low_ns, finding.gain_high_ns
+    parts = [] if expected is None else [f"expected gain {milliseconds(expected)}"]
+    if expected is not None and low is not None and high is not None and low < high:
+        parts[0] += f", {milliseconds(low)} to {milliseconds(high)}"
+    parts += [] if finding.cost_ns is None else [f"at most {milliseconds(finding.cost_ns)}"]
+    return f"{finding.rule}{where} ({'; '.join(parts)} {of})" if parts else f"{finding.rule}{where}"
+
+
+def doctor_view(run: RunAnalysis, diagnosis: Diagnosis) -> TableView:
+    lines = [f"{source_name(run.trace, run.files)} · device: {run.device}"]
+    for number, finding in enumerate(diagnosis.findings, 1):
+        found = rule_and_cost(finding, len(run.ranks), has_steps=run.has_steps)
+        lines.append(f"{number}. {found}: {finding.evidence} {finding.advice}")
+    if not diagnosis.findings:
+        lines.append(f"none found{undecided_text(diagnosis)}")
+    by_reason: dict[str, list[str]] = {}
+    for one in diagnosis.abstained:
+        by_reason.setdefault(one.reason, []).append(one.rule)
+    notes = [f"not decided: {', '.join(rules)}: {reason}" for reason, rules in by_reason.items()]
+    rows: list[Row] = [
+        {
+            "run": run.label,
+            "finding": one.rule,
+            "gain_ms": ms(one.expected_gain_ns),
+            "costs_ms": ms(one.cost_ns),
+            "of_ranks": ", ".join(one.ranks),
+            **values_of(one, "evidence", "advice"),
+        }
+        for one in diagnosis.findings
+    ]
+    document = run_document(
+        run,
+        findings=[asdict(one) for one in diagnosis.findings],
+        abstained=[asdict(one) for one in diagnosis.abstained],
+        warnings=list(run.warnings),
+    )
+    return TableView(join_lines(lines), rows, notes, document, is_text=True)

@@ -1,0 +1,52 @@
+"""What a trace holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from ddp_prof.analyze.inventory import TraceInventory
+from ddp_prof.columns import Row
+from ddp_prof.errors import printable
+from ddp_prof.manifest import Manifest
+from ddp_prof.present.columns import values_of
+from ddp_prof.present.table import SCHEMA, TableView
+from ddp_prof.present.text import source_name
+from ddp_prof.variants import variant_extras
+
+
+def info_view(inventory: TraceInventory) -> TableView:
+    producer = f" {inventory.producer}" if inventory.producer else ""
+    title = (
+        f"{source_name(inventory.trace, 1)} · {inventory.source}{producer} · device: {inventory.device} · "
+        f"{inventory.duration_ns / 1e9:.3f} s"
+    )
+    rows: list[Row] = [
+        {
+            **values_of(process, "rank", "process"),
+            "devices": ", ".join(map(str, process.devices)) or "cpu",
+            "kernels": process.kernels,
+            "comm_kernels": process.collectives,
+            "copies": process.copies,
+            "CUDA_calls": process.calls,
+            **values_of(process, "ranges", "steps"),
+            "warm-up_steps": process.warmup_steps,
+            "backward_ranges": process.backward_ranges,
+        }
+        for process in inventory.processes
+    ]
+    made = [_how_made(inventory.manifest)] if inventory.manifest else []
+    names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
+    named = [f"recognized: {names}"] if names else []
+    document = {"schema": SCHEMA, **asdict(inventory), "trace": str(inventory.trace)}
+    return TableView(title, rows, [*made, *named, *inventory.advice, *inventory.warnings], document)
+
+
+def _how_made(run: Manifest) -> str:
+    bucket = "" if run.bucket_size_mb is None else f", buckets of at most {run.bucket_size_mb:g} MiB"
+    bucket += "".join(f", {extra}" for extra in variant_extras(run.options))
+    parameters = sum(parameter.numel for parameter in run.parameters)
+    return (
+        f"run: {run.variant}{bucket}, {run.world_size} ranks, {run.backend}, {run.model_size} model "
+        f"({parameters:,} parameters), batch {run.batch_size} x {run.seq_len} tokens, "
+        f"{run.steps} steps after {run.warmup} of warm-up, recorded by {run.profiler or 'no profiler'}, {run.created}"
+    )
