@@ -335,9 +335,9 @@ def _rank(recorded: Recorded, process: int, device: int | None) -> Rank:
     told = {phase for phase, _ in phases}
     trains = told & {"optimizer", "synchronize"} or any(e.category == Category.COMMUNICATION for e in events)
     hides_backward = device is None and "backward" not in told and trains
-    mixes_clocks = is_off and any(e.category == Category.COMMUNICATION and e.stream is None for e in events)
-    is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward) or mixes_clocks
     counted = [e for e in events if e.step is None or not (e.step.is_warmup or e.step in incomplete)]
+    mixes_clocks = is_off and any(e.category == Category.COMMUNICATION and e.stream is None for e in counted)
+    is_blind = unnamed_share(trace) > MOST_UNNAMED or bool(hides_backward) or mixes_clocks
     beside = [e for e in events if e.step in incomplete]
     names = {trace.names[row] for row in trace.spans.name_id}
     is_silent = not any(e.category == Category.COMMUNICATION for e in events)
