@@ -84,10 +84,9 @@ def capture(
     through. With srun or mpirun, outside or within their tasks, each rank writes its own file.
     """
     from ddp_prof.capture.job import export_reports, find_losses, plan_job, run_job
-    from ddp_prof.cli.tables import summary_measures, summary_views
+    from ddp_prof.cli.tables import SUMMARY_ANSWER, summary_views
     from ddp_prof.present.table import TableOptions, show
     from ddp_prof.runs.report import LoadOptions
-    from ddp_prof.runs.run import SUMMARY
 
     if every and (profiler == "nsys" or steps):
         raise click.UsageError("--every measures by torch.profiler, again and again: leave out --profiler and --steps")
@@ -109,7 +108,8 @@ def capture(
         export_reports(job, os.environ, WHY_NO_REPORT)
         files = job.traces
         # All in one reading; but a trace that the summary measures in parts is read for its inventory first.
-        wanted = SUMMARY if not job.part and summary_measures(files) == SUMMARY else ()
+        wanted = SUMMARY_ANSWER.measures_for(files, as_json=False)
+        wanted = wanted if not job.part and wanted == SUMMARY_ANSWER.measures else ()
         load = Loader(LoadOptions(one_run=True), None, None, strict=True)
         runs = load.runs(files, "inventory", *wanted) if files else []
         for loss in find_losses(job, [content for run in runs for content in run.inventory()]):

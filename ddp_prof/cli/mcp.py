@@ -17,6 +17,7 @@ import signal
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,8 +29,8 @@ import click
 
 from ddp_prof import __version__
 from ddp_prof.bounded_file import held_bytes
-from ddp_prof.cli import ACTIONABLE, error_line, tables
-from ddp_prof.cli.tables import QUESTIONS, summary_measures
+from ddp_prof.cli import ACTIONABLE, COMMANDS, error_line
+from ddp_prof.cli.options import TraceCommand
 from ddp_prof.errors import DdpProfError, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
 from ddp_prof.runs import find_files, load_runs
@@ -79,18 +80,26 @@ def mcp() -> None:
     except ImportError as error:
         raise DdpProfError("this needs the MCP SDK, version 2 or later: pip install 'mcp>=2'") from error
     server = MCPServer("ddp-prof", instructions=INSTRUCTIONS, version=__version__, log_level="WARNING")
-    for name in QUESTIONS:
-        about = getattr(tables, name).help
+    for name, command in questions().items():
         server.add_tool(
             _make_tool(name),
             name=name,
-            description=about + ARGUMENTS,
+            description=(command.help or "") + ARGUMENTS,
             annotations=ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False),
             structured_output=False,
         )
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _stop)
     server.run()
+
+
+def questions() -> dict[str, TraceCommand]:
+    """The commands that answer with tables of traces, by name."""
+    commands = {name: getattr(import_module(module), name) for name, module in COMMANDS.items() if module == TABLES}
+    return {name: command for name, command in commands.items() if getattr(command, "answer", None)}
+
+
+TABLES = "ddp_prof.cli.tables"
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:
@@ -237,10 +246,9 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
     files = find_files(traces)
     for file in files:
         refuse_to_export(file)
-    measures, tables_of = QUESTIONS[name]
-    if name == "summary":  # less if traces are large
-        measures = summary_measures(files)
-    views = tables_of(load_runs(files, options, measures=measures))
+    answer = questions()[name].answer
+    assert answer is not None
+    views = answer.views(load_runs(files, options, measures=answer.measures_for(files, as_json=True)))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     passed = [f"{option}={value}" for option, value in ranges.items() if value]
     return {

@@ -6,7 +6,7 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +16,7 @@ import click
 
 from ddp_prof.cli.terminal import EXIT_CODE, PIPE, is_quiet, progress, protect_inputs, say, say_lines
 from ddp_prof.errors import InterruptedReadingError, TraceError
-from ddp_prof.present.table import TableOptions
+from ddp_prof.present.table import TableOptions, TableView
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import Run
 
@@ -37,7 +37,8 @@ class TraceCommand(click.Command):
     - if it reads traces: ``traces``, the paths, and ``load``, a :class:`Loader`;
     - if it prints tables: ``output``, the ``TableOptions`` of ``--format``, ``--wide`` and ``--columns``.
 
-    ``example`` is what follows ``ddp-prof NAME`` in the example of the help.
+    ``example`` is what follows ``ddp-prof NAME`` in the example of the help. ``answer`` says what the command measures
+    and shows; ``ddp-prof mcp`` gives the same answer.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class TraceCommand(click.Command):
         name: str,
         *,
         example: str,
+        answer: Answer | None = None,
         params: list[click.Parameter],
         reads_traces: bool = True,
         prints_tables: bool = True,
@@ -54,7 +56,7 @@ class TraceCommand(click.Command):
         if reads_traces:
             params = [_TRACES, *params, *_READING_OPTIONS, _HELP_ALL]
         super().__init__(name, params=params, epilog=f"Example: ddp-prof {name} {example}", **attributes)
-        self.reads_traces, self.prints_tables = reads_traces, prints_tables
+        self.reads_traces, self.prints_tables, self.answer = reads_traces, prints_tables, answer
 
     def invoke(self, ctx: click.Context) -> Any:
         values = ctx.params
@@ -63,7 +65,7 @@ class TraceCommand(click.Command):
                 raise click.UsageError("--one-run and --separate exclude each other")
             options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
             others = (values.pop(name) for name in ("jobs", "scheduler", "strict"))
-            values["load"] = Loader(LoadOptions(**options), *others)
+            values["load"] = Loader(LoadOptions(**options), *others, answer=self.answer)
         if self.prints_tables:
             form, wide, columns = (values.pop(name) for name in ("form", "wide", "columns"))
             values["output"] = TableOptions(form, wide, columns, is_quiet())
@@ -84,6 +86,30 @@ class TraceCommand(click.Command):
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What a command measures, and the tables that it makes of that.
+
+    Attributes:
+        measures: Names in ``runs.report.MEASURES``.
+        views: Makes the tables of runs; of its other arguments, which are options of the command, it has the defaults.
+        for_json: What only the JSON document needs besides.
+        in_parts: What is measured instead if a trace is so large that it is read in parts; empty: the same.
+    """
+
+    measures: Sequence[str]
+    views: Callable[..., list[TableView]]
+    for_json: Sequence[str] = ()
+    in_parts: Sequence[str] = ()
+
+    def measures_for(self, files: Sequence[Path], part_rows: int | None = None, *, as_json: bool) -> Sequence[str]:
+        from ddp_prof.ingest.nsys_export import count_rows
+
+        if self.in_parts and any(count_rows(file, part_rows) for file in files):
+            return self.in_parts
+        return (*self.measures, *(self.for_json if as_json else ()))
+
+
+@dataclass(frozen=True)
 class Loader:
     """Reads the traces of a command. If ``strict``, a trace that cannot be read ends the command."""
 
@@ -91,6 +117,16 @@ class Loader:
     jobs: int | None
     scheduler: str | None
     strict: bool
+    answer: Answer | None = None
+
+    def runs_for(self, traces: Sequence[Path], output: TableOptions, **reading: Any) -> list[Run]:
+        """Read the runs, and measure what the command's answer needs."""
+        from ddp_prof.runs import find_files
+
+        assert self.answer is not None
+        as_json = output.form == "json"
+        measures = self.answer.measures_for(find_files(traces), self.options.part_rows, as_json=as_json)
+        return self.runs(traces, *measures, **reading)
 
     def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
         """Read and measure the runs; ``reading`` are fields of ``LoadOptions`` that the command sets."""

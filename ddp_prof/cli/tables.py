@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ddp_prof.cli.monitor import logs_among, show_logs_compared
-from ddp_prof.cli.options import Loader, TraceCommand
+from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable
 from ddp_prof.present.table import TableOptions, TableView, show
@@ -19,27 +19,6 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.variants.comparison import VariantSummary
     from ddp_prof.analyze.variants.waterfall import PartChange, Waterfall
     from ddp_prof.present.headlines import Headline
-
-
-@click.command("summary", cls=TraceCommand, example="traces/overlap.sqlite")
-@click.option("--notes", "whole", is_flag=True, help="Print the notes, and in full what the answer shortens.")
-def summary(traces: tuple[Path, ...], load: Loader, whole: bool, output: TableOptions) -> None:
-    """The answer in short: what of communication is exposed, what hiding it would gain, why, and what to change.
-
-    'ddp-prof TRACE...' does the same. A terminal wraps it, a pipe gets one line for each name.
-    """
-    from ddp_prof.runs import find_files
-
-    measures = summary_measures(find_files(traces), load.options.part_rows)
-    show(output, summary_views(load.runs(traces, *measures), whole=whole))
-
-
-def summary_measures(files: list[Path], part_rows: int | None = None) -> Sequence[str]:
-    """Return the measures for a summary: without the doctor, which needs all events, if a trace is read in parts."""
-    from ddp_prof.ingest.nsys_export import count_rows
-
-    is_in_parts = any(count_rows(file, part_rows) for file in files)
-    return ("overlap", "collectives", "kernels") if is_in_parts else SUMMARY
 
 
 def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
@@ -61,10 +40,18 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
     return [summary_view(summarized, whole=whole)]
 
 
-@click.command("info", cls=TraceCommand, example="traces/overlap.sqlite")
-def info(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
-    """What a trace holds, and what is missing for which question."""
-    show(output, _info_views(load.runs(traces, "inventory")))
+# The doctor needs all events at once.
+SUMMARY_ANSWER = Answer(SUMMARY, summary_views, in_parts=("overlap", "collectives", "kernels"))
+
+
+@click.command("summary", cls=TraceCommand, answer=SUMMARY_ANSWER, example="traces/overlap.sqlite")
+@click.option("--notes", "whole", is_flag=True, help="Print the notes, and in full what the answer shortens.")
+def summary(traces: tuple[Path, ...], load: Loader, whole: bool, output: TableOptions) -> None:
+    """The answer in short: what of communication is exposed, what hiding it would gain, why, and what to change.
+
+    'ddp-prof TRACE...' does the same. A terminal wraps it, a pipe gets one line for each name.
+    """
+    show(output, summary_views(load.runs_for(traces, output), whole=whole))
 
 
 def _info_views(runs: list[Run]) -> list[TableView]:
@@ -73,17 +60,10 @@ def _info_views(runs: list[Run]) -> list[TableView]:
     return [info_view(file) for run in runs for file in run.inventory()]
 
 
-@click.command("overlap", cls=TraceCommand, example="--steps traces/overlap.sqlite")
-@click.option("--steps", is_flag=True, help="One row per step instead of one row per rank.")
-def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:
-    """How much communication hides behind compute, per rank and step.
-
-    TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
-    torch.profiler (.json, .json.gz), or a folder with several of these.
-    """
-    # Only JSON has the cost, which takes another look at all kernels.
-    measures = ("overlap", "kernels") if output.form == "json" else ("overlap",)
-    show(output, _overlap_views(load.runs(traces, *measures), by_step=steps))
+@click.command("info", cls=TraceCommand, answer=Answer(("inventory",), _info_views), example="traces/overlap.sqlite")
+def info(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What a trace holds, and what is missing for which question."""
+    show(output, _info_views(load.runs_for(traces, output)))
 
 
 def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]:
@@ -104,7 +84,42 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
     ]
 
 
-@click.command("collectives", cls=TraceCommand, example="--by bucket traces/bucketed_10mb.sqlite")
+# Only JSON has the cost, which takes another look at all kernels.
+@click.command(
+    "overlap",
+    cls=TraceCommand,
+    answer=Answer(("overlap",), _overlap_views, for_json=("kernels",)),
+    example="--steps traces/overlap.sqlite",
+)
+@click.option("--steps", is_flag=True, help="One row per step instead of one row per rank.")
+def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOptions) -> None:
+    """How much communication hides behind compute, per rank and step.
+
+    TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
+    torch.profiler (.json, .json.gz), or a folder with several of these.
+    """
+    show(output, _overlap_views(load.runs_for(traces, output), by_step=steps))
+
+
+def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView]:
+    from ddp_prof.present.tables.collectives import collectives_view
+
+    return [collectives_view(run.analysis(), run.collectives(), _main_cause(run), by) for run in runs]
+
+
+def _main_cause(run: Run) -> Headline:
+    from ddp_prof.present.headlines import root_cause_headline
+
+    found = run.collectives()
+    return root_cause_headline(run.root_cause(), found.reason, found.blocking)
+
+
+@click.command(
+    "collectives",
+    cls=TraceCommand,
+    answer=Answer(("collectives",), _collectives_views),
+    example="--by bucket traces/bucketed_10mb.sqlite",
+)
 @click.option(
     "--by",
     type=click.Choice(["collective", "step", "bucket", "group"]),
@@ -131,24 +146,11 @@ def collectives(
     """
     if step is not None and not (page or png):
         raise click.UsageError("--step is the step that --html and --png show: give one of them")
-    runs = load.runs(traces, "collectives", to_draw=bool(page or png))
+    runs = load.runs_for(traces, output, to_draw=bool(page or png))
     _refuse_to_draw_several(runs, page, png)
     show(output, _collectives_views(runs, by or ("collective" if output.columns else None)))
     if page or png:
         _draw_step(runs[0], step, page, png)
-
-
-def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView]:
-    from ddp_prof.present.tables.collectives import collectives_view
-
-    return [collectives_view(run.analysis(), run.collectives(), _main_cause(run), by) for run in runs]
-
-
-def _main_cause(run: Run) -> Headline:
-    from ddp_prof.present.headlines import root_cause_headline
-
-    found = run.collectives()
-    return root_cause_headline(run.root_cause(), found.reason, found.blocking)
 
 
 def _draw_step(run: Run, step: int | None, page: Path | None, png: Path | None) -> None:
@@ -171,7 +173,18 @@ def _refuse_to_draw_several(runs: list[Run], page: Path | None, png: Path | None
         raise click.UsageError("--html and --png show one run: pass the traces of a single one")
 
 
-@click.command("critical", cls=TraceCommand, example="traces/overlap.sqlite")
+def _critical_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.critical import critical_view
+
+    return [critical_view(run.analysis(), run.critical()) for run in runs]
+
+
+@click.command(
+    "critical",
+    cls=TraceCommand,
+    answer=Answer(("collectives", "critical"), _critical_views),
+    example="traces/overlap.sqlite",
+)
 def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What the critical path of each step consists of: compute, transfer, waiting, host.
 
@@ -180,23 +193,7 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
     at a collective the path continues on the rank that arrived last. It is known of GPUs only, and only if waits
     between streams were recorded; of other traces, such as that of the example below, the reason is printed.
     """
-    show(output, _critical_views(load.runs(traces, "collectives", "critical")))
-
-
-def _critical_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.critical import critical_view
-
-    return [critical_view(run.analysis(), run.critical()) for run in runs]
-
-
-@click.command("doctor", cls=TraceCommand, example="traces/flat.sqlite")
-def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
-    """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
-
-    Each rule looks for one thing, such as gradients reduced after backward, collectives on the stream of compute, a
-    host that waits in backward, or a rank that is late. A rule that cannot be decided from the traces says so.
-    """
-    show(output, _doctor_views(load.runs(traces, *DOCTOR)))
+    show(output, _critical_views(load.runs_for(traces, output)))
 
 
 def _doctor_views(runs: list[Run]) -> list[TableView]:
@@ -205,7 +202,23 @@ def _doctor_views(runs: list[Run]) -> list[TableView]:
     return [doctor_view(run.analysis(), run.doctor()) for run in runs]
 
 
-@click.command("skew", cls=TraceCommand, example="traces/overlap.sqlite")
+@click.command("doctor", cls=TraceCommand, answer=Answer(DOCTOR, _doctor_views), example="traces/flat.sqlite")
+def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
+    """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
+
+    Each rule looks for one thing, such as gradients reduced after backward, collectives on the stream of compute, a
+    host that waits in backward, or a rank that is late. A rule that cannot be decided from the traces says so.
+    """
+    show(output, _doctor_views(load.runs_for(traces, output)))
+
+
+def _skew_views(runs: list[Run]) -> list[TableView]:
+    from ddp_prof.present.tables.skew import skew_view
+
+    return [skew_view(run.analysis(), run.skew()) for run in runs]
+
+
+@click.command("skew", cls=TraceCommand, answer=Answer(("collectives",), _skew_views), example="traces/overlap.sqlite")
 @click.option("--html", "page", type=Output(), help="Also write a page with the picture.")
 @click.option("--png", type=Output(suffix=".png"), help="Also write the picture; needs Chromium.")
 def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | None, output: TableOptions) -> None:
@@ -213,7 +226,7 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
 
     Pass the traces of all ranks of a run; the clocks of several files are aligned. Some ranks may be missing.
     """
-    runs = load.runs(traces, "collectives")
+    runs = load.runs_for(traces, output)
     _refuse_to_draw_several(runs, page, png)
     show(output, _skew_views(runs))
     if page or png:
@@ -226,16 +239,22 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
         write_figure(figure, title=skew_headline(found).claim, page=page, picture=png)
 
 
-def _skew_views(runs: list[Run]) -> list[TableView]:
-    from ddp_prof.present.tables.skew import skew_view
-
-    return [skew_view(run.analysis(), run.skew()) for run in runs]
-
-
 _KERNEL_TABLES = ("kernels", "hidden", "idle")
 
 
-@click.command("kernels", cls=TraceCommand, example="--top 5 traces/overlap.sqlite")
+def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
+    from ddp_prof.present.tables.kernels import kernels_views
+
+    tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
+    return [of_run[name] for of_run in tables for name in names]
+
+
+@click.command(
+    "kernels",
+    cls=TraceCommand,
+    answer=Answer(("overlap", "kernels", "device use"), _kernels_views),
+    example="--top 5 traces/overlap.sqlite",
+)
 @click.option(
     "--table",
     "name",
@@ -252,19 +271,24 @@ def kernels(traces: tuple[Path, ...], load: Loader, name: str | None, top: int, 
     communication is divided by the compute beside it, idle time by its cause; both sum exactly to the figures of
     'ddp-prof overlap'.
     """
-    runs = load.runs(traces, "overlap", "kernels", "device use")
+    runs = load.runs_for(traces, output)
     shows_all = output.form == "table" and not (name or output.columns)
     show(output, _kernels_views(runs, _KERNEL_TABLES if shows_all else (name or "kernels",), top))
 
 
-def _kernels_views(runs: list[Run], names: Sequence[str] = ("kernels",), top: int = 0) -> list[TableView]:
-    from ddp_prof.present.tables.kernels import kernels_views
+def comparison_views(runs: list[Run], output: TableOptions | None = None) -> list[TableView]:
+    """Return the tables of ``compare``: the runs and, where ``output`` has room, the changes between two."""
+    parts = _changed_parts(runs)
+    view = _comparison_view(runs, compare_steps(runs), parts, _compared(runs))
+    return _with_changes(view, runs, parts, output)
 
-    tables = [kernels_views(run.overlap(), run.device_use(), top or None) for run in runs]
-    return [of_run[name] for of_run in tables for name in names]
 
-
-@click.command("compare", cls=TraceCommand, example="--waterfall traces/naive.sqlite traces/overlap.sqlite")
+@click.command(
+    "compare",
+    cls=TraceCommand,
+    answer=Answer(("overlap", "collectives", "kernels"), comparison_views),
+    example="--waterfall traces/naive.sqlite traces/overlap.sqlite",
+)
 @click.option("--waterfall", is_flag=True, help="Show the change from each variant to the next, by parts of the step.")
 @click.option("--html", "page", type=Output(), help="Also write a page with the waterfall.")
 @click.option("--png", type=Output(suffix=".png"), help="Also write a picture of it; needs Chromium.")
@@ -289,7 +313,7 @@ def compare(
             raise click.UsageError(f"--waterfall, --html and --png need traces, and {logs[0]} is the log of a monitor")
         show_logs_compared(logs, output)
         return
-    runs = load.runs(traces, "overlap", "collectives", "kernels")
+    runs = load.runs_for(traces, output)
     changes, parts, summaries = compare_steps(runs), _changed_parts(runs), _compared(runs)
     view = _comparison_view(runs, changes, parts, summaries)
     if waterfall:
@@ -323,18 +347,11 @@ def _comparison_view(
     return compare_view([run.overlap() for run in runs], summaries, changes, parts, [run.cost() for run in runs])
 
 
-def comparison_views(runs: list[Run], output: TableOptions) -> list[TableView]:
-    """Return the tables of ``compare``: the runs, and for two of one variant what changed."""
-    parts = _changed_parts(runs)
-    view = _comparison_view(runs, compare_steps(runs), parts, _compared(runs))
-    return _with_changes(view, runs, parts, output)
-
-
 def _with_changes(
-    view: TableView, runs: Sequence[Run], parts: Sequence[PartChange], output: TableOptions
+    view: TableView, runs: Sequence[Run], parts: Sequence[PartChange], output: TableOptions | None
 ) -> list[TableView]:
     # CSV and Markdown have the rows of the comparison only; the JSON document holds the changes, too.
-    shows_changes = parts and output.form == "table" and not output.columns
+    shows_changes = parts and output and output.form == "table" and not output.columns
     return [view, *([_changes_view(runs, parts)] if shows_changes else [])]
 
 
@@ -348,23 +365,6 @@ def _changes_view(runs: Sequence[Run], parts: Sequence[PartChange]) -> TableView
 
     title = f"from {runs[0].label} to {runs[1].label}, mean step: {changed_text(parts)}"
     return TableView(printable(title), change_rows(parts), [HOW_TO_READ_CHANGES], {})
-
-
-QUESTIONS: Mapping[str, tuple[Sequence[str], Callable[[list[Run]], list[TableView]]]] = {
-    "summary": (SUMMARY, summary_views),
-    "info": (("inventory",), _info_views),
-    "overlap": (("overlap", "kernels"), _overlap_views),
-    "collectives": (("collectives",), _collectives_views),
-    "critical": (("collectives", "critical"), _critical_views),
-    "doctor": (DOCTOR, _doctor_views),
-    "skew": (("collectives",), _skew_views),
-    "kernels": (("overlap", "kernels", "device use"), _kernels_views),
-    "compare": (
-        ("overlap", "collectives", "kernels"),
-        lambda runs: [_comparison_view(runs, compare_steps(runs), _changed_parts(runs), _compared(runs))],
-    ),
-}
-"""For each command, the measures it needs and the function that makes its tables."""
 
 
 OWN_RESULTS, RESULTS = Path("traces/local/results.db"), Path("traces/results.db")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_prof.cli import mcp
+from ddp_prof.cli import COMMANDS, mcp, tables
+from ddp_prof.cli.options import TraceCommand
 from ddp_prof.errors import DdpProfError
 from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run
@@ -370,3 +371,8 @@ def _children(process: int) -> list[int]:
     listed = Path(f"/proc/{process}/task").glob("*/children")
     children = [int(child) for file in listed for child in file.read_text().split()]
     return [child for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def test_each_command_that_answers_with_tables_is_a_tool() -> None:
+    commands = {name: command for name in COMMANDS if isinstance(command := getattr(tables, name, None), TraceCommand)}
+    assert list(mcp.questions()) == [name for name, command in commands.items() if command.reads_traces]
