@@ -64,8 +64,8 @@ class TraceCommand(click.Command):
             if values["one_run"] and values["separate"]:
                 raise click.UsageError("--one-run and --separate exclude each other")
             options = {field.name: values.pop(field.name) for field in fields(LoadOptions) if field.name in values}
-            others = (values.pop(name) for name in ("jobs", "scheduler", "strict"))
-            values["load"] = Loader(LoadOptions(**options), *others, answer=self.answer)
+            jobs, scheduler, strict = (values.pop(name) for name in ("jobs", "scheduler", "strict"))
+            values["load"] = Loader(LoadOptions(**options), jobs, scheduler, strict, self.answer)
         if self.prints_tables:
             form, wide, columns = (values.pop(name) for name in ("form", "wide", "columns"))
             values["output"] = TableOptions(form, wide, columns, is_quiet())
