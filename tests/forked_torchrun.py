@@ -87,7 +87,7 @@ def _rank(program: list[str], environment: dict[str, Any], folder: str, launcher
         from ddp_prof.annotate import trial
 
         trial.start()
-    elif "DDP_PROF_TRACE" in environment:  # capture's likewise
+    elif environment.keys() & {"DDP_PROF_TRACE", "DDP_PROF_EVERY"}:  # capture's likewise
         from ddp_prof.annotate import unattended
 
         unattended.start()

@@ -21,7 +21,6 @@ training: what fails is logged as a warning, once for each kind of failure.
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
@@ -37,6 +36,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, NamedTuple
@@ -49,7 +49,7 @@ from ddp_prof import range_names
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.log_targets import MlflowTarget, Target, as_target, print_text
 from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
-from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, ProfilersOfProgram, make_profile
+from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, ProfilersOfProgram, call_at_exit, make_profile
 
 PYTHON_VARIABLE = "DDP_PROF_PYTHON"
 """The Python that analyses, where the job's own lacks ddp_prof's dependencies; set by ``ddp-prof capture``."""
@@ -148,7 +148,7 @@ class Monitor:
         self._reader = Reader(self._folder, log, keep, limits, alert)
         _monitors.add(self)
         _watch_profilers()
-        atexit.register(_close, weakref.ref(self))
+        call_at_exit(partial(_close, weakref.ref(self)))
 
     def step(self) -> None:
         """Say that a step is done: after ``optimizer.step()``, on every rank, in the thread that trains."""
@@ -274,7 +274,7 @@ class OnTraceReady:
 
     def __init__(self, folder: Path, *reading: Any) -> None:
         self._folder, self._reader = folder, Reader(folder, *reading)
-        atexit.register(self.close)
+        call_at_exit(self.close)
 
     def __call__(self, recorded: Any) -> None:
         before_ns = time.perf_counter_ns()
@@ -294,14 +294,14 @@ class OnTraceReady:
 def export(recorded: Any, folder: Path, step: int) -> Path | None:
     """Write what a torch.profiler recorded; return the file, ``None`` if that failed, which is a warning."""
     target = folder / f"step{step:08d}.rank{_find_group().rank}.json"
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial.json")
+    unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial.json")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        recorded.export_chrome_trace(str(partial))
-        partial.replace(target)
+        recorded.export_chrome_trace(str(unfinished))
+        unfinished.replace(target)
     except Exception as error:  # training goes on
         with suppress(OSError):
-            partial.unlink(missing_ok=True)
+            unfinished.unlink(missing_ok=True)
         warn_once("write", f"{target} was not written: {error}")
         return None
     return target

@@ -1,10 +1,13 @@
-"""A torch.profiler with what the analysis needs, and calls that tell when a program starts one of its own."""
+"""A torch.profiler with what the analysis needs, calls that tell when a program starts one of its own, and its end."""
 
 from __future__ import annotations
 
+import atexit
+import multiprocessing
 import weakref
 from collections.abc import Callable
 from functools import wraps
+from multiprocessing.util import Finalize
 from typing import Any
 
 import torch
@@ -39,6 +42,13 @@ def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:
 def call_before_profilers(first: Callable[[], None]) -> None:
     """Call ``first`` whenever a torch.profiler is about to record: there can be only one."""
     wrap_with_call(torch.autograd.profiler.profile, "_prepare_trace", first)
+
+
+def call_at_exit(last: Callable[[], object]) -> None:
+    """Call ``last`` when the process ends, perhaps twice; one that multiprocessing forked makes no calls of atexit."""
+    atexit.register(last)
+    if multiprocessing.parent_process():
+        Finalize(None, last, exitpriority=0)
 
 
 class ProfilersOfProgram:

@@ -8,11 +8,9 @@ after training is not.
 
 from __future__ import annotations
 
-import atexit
 import inspect
 import json
 import math
-import multiprocessing
 import os
 import sys
 import threading
@@ -22,7 +20,6 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
 from importlib import import_module
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +28,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof.annotate import ranges, unattended
+from ddp_prof.annotate.recording import call_at_exit
 from ddp_prof.annotate.steps import CountedSteps
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
@@ -123,9 +121,7 @@ class _Trial:
         """Begin to count, at the first sign of training."""
         if self._steps.index < 0:
             self._process = os.getpid()
-            atexit.register(self._leave_early)
-            if multiprocessing.parent_process():  # a forked process ends without calling atexit's functions
-                Finalize(None, self._leave_early, exitpriority=0)
+            call_at_exit(self._leave_early)
             self._steps.begin()
 
     def _at_step(self, index: int) -> None:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import atexit
-import multiprocessing
 import os
 import sys
 import threading
@@ -14,7 +12,6 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from multiprocessing.util import Finalize
 from pathlib import Path
 
 import torch
@@ -24,7 +21,13 @@ from torch.profiler import profile
 from ddp_prof.annotate import ranges
 from ddp_prof.annotate.hooks import Instrumented
 from ddp_prof.annotate.monitor import Monitor
-from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, call_before_profilers, make_profile, wrap_with_call
+from ddp_prof.annotate.recording import (
+    RECORDS_ALL_THREADS,
+    call_at_exit,
+    call_before_profilers,
+    make_profile,
+    wrap_with_call,
+)
 from ddp_prof.annotate.steps import CountedSteps
 
 TRACE_VARIABLE = "DDP_PROF_TRACE"
@@ -105,9 +108,7 @@ class _Recording:
         """Begin step 0, at the first sign of training."""
         if self._steps.index < 0:
             self._process = os.getpid()
-            atexit.register(self.stop)
-            if multiprocessing.parent_process():  # a forked process ends without calling atexit's functions
-                Finalize(None, self.stop, exitpriority=0)
+            call_at_exit(self.stop)
             if self._first > 0:
                 ranges.enable(False)
             self._steps.begin()

@@ -28,6 +28,7 @@ from ddp_prof.ingest.load import load_trace
 from ddp_prof.ingest.nsys_program import Nsys
 from tests.capture.conftest import exported, written_by_torch
 from tests.command_line import run
+from tests.forked_torchrun import forked_torchrun
 from tests.waiting import wait_until
 
 DDP_PROF = Path(sys.executable).with_name("ddp-prof")
@@ -550,16 +551,23 @@ def test_print_runs_nothing(tmp_path: Path) -> None:
 def test_a_monitor_measures_a_program_that_knows_nothing_of_us(tmp_path: Path) -> None:
     """Again and again into one log, and nothing else is recorded."""
     (script := tmp_path / "train.py").write_text(TRAIN)
-    command = [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path / "out", "--", *TORCHRUN, script, "16", "0"]
-    for measured in ([6, 12], [6, 12, 6, 12]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def capture(launcher: list[str], environment: dict[str, str]) -> None:
+        command = [DDP_PROF, "capture", "--every", "6:2", "-o", tmp_path / "out", "--", *launcher, script, "16", "0"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environment})
         assert done.returncode == 0, done.stderr
         assert done.stdout.startswith("trained on 2\n")
         log = tmp_path / "out" / "train.monitor" / "monitor.jsonl"
         records = [json.loads(line) for line in log.read_text().splitlines()]
+        measured.extend([6, 12])
         assert [record["step"] for record in records] == measured
         assert {(record["ranks"], record["steps"]) for record in records} == {(2, 2)}
         assert f"{len(measured)} measurements: too few to tell a change" in done.stdout
+
+    measured: list[int] = []
+    capture(TORCHRUN, {})
+    with forked_torchrun(tmp_path / "programs") as programs:  # a restart
+        capture(["torchrun", "--nproc-per-node", "2"], {"PATH": f"{programs}:{os.environ['PATH']}"})
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.monitor"]
 
 
