@@ -272,6 +272,13 @@ def test_zeroing_is_seen(weight: nn.Parameter, how: str) -> None:
     assert taken(weight).added is None
 
 
+def test_what_is_zeroed_beside_other_tensors_is_seen_and_they_are_zero(weight: nn.Parameter) -> None:
+    other = torch.ones(3)
+    torch._foreach_zero_([other, weight.grad])
+    assert taken(weight).is_zeroed
+    assert not other.any()
+
+
 def test_what_backward_adds_is_kept_and_summed(weight: nn.Parameter) -> None:
     for factor in (1.0, 10.0):
         (weight * torch.tensor([3.0, 4.0]) * factor).sum().backward()

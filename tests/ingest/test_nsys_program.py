@@ -105,3 +105,16 @@ def test_recorded_and_exported_are_told_apart(recorded: str | None, said: str, t
     assert (document["recorder"], document["producer"]) == (version, "2024.6.0.1")
     notes = run("compare", trace, "--format", "csv").stderr
     assert f"note: {said if 'ed by' in said else f'recorded by {said}'}\n" in notes
+
+
+@pytest.mark.parametrize(
+    ("profiler", "version"),
+    [("nsys 2022.4.2.1", "2022.4.2.1"), ("torch.profiler 2.11.0", None), ("nsys", None), (None, None)],
+)
+def test_without_the_report_the_manifest_tells_what_recorded(
+    profiler: str | None, version: str | None, tmp_path: Path
+) -> None:
+    trace = write_capture(tmp_path / "x.sqlite", known_truth(2))
+    manifest = json.loads((Path(__file__).parents[2] / "traces" / "naive.run.json").read_text())
+    (tmp_path / "x.run.json").write_text(json.dumps(manifest | {"profiler": profiler}))
+    assert json.loads(run("overlap", trace, "--format", "json").stdout)["recorder"] == version
