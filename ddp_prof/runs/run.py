@@ -428,7 +428,8 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
         typical, own = explained.collectives.typical_step, []
         for part in parts:
             title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
-            own.append(timeline_source(title, part, analysis)._replace(run=at, typical_step=typical))
+            known = run.measured.get(part.trace.path, {}).get("overlap")
+            own.append(timeline_source(title, part, analysis, known)._replace(run=at, typical_step=typical))
         told = _tell_of_all_files(run.label, [one.overlap for one in own], explained) if len(own) > 1 else ""
         found += [source._replace(told_of_run=told) for source in _late_first(own, explained.skew)]
     titles, names = Counter(source.title for source in found), distinct_names(source.trace.path for source in found)
@@ -469,8 +470,13 @@ def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: R
     return f"{label}: {gain_headline(summary)}" + ("" if summary.reason else f" Cause: {cause}")
 
 
-def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Source:
-    """A file as a panel of a timeline, with the collectives of the run that it belongs to."""
+def timeline_source(
+    title: str, part: TraceEvents, analysis: RunAnalysis, overlap: TraceOverlap | None = None
+) -> Source:
+    """A file as a panel of a timeline, with the collectives of the run that it belongs to.
+
+    ``overlap`` is that of the file if it was measured before.
+    """
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
     from ddp_prof.analyze.cost import measure_run_cost
@@ -479,7 +485,7 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline, idle_headline
     from ddp_prof.present.timeline.model import RankExposure, Source
-    from ddp_prof.trace import UNKNOWN
+    from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN
 
     found = {
         (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
@@ -497,7 +503,11 @@ def timeline_source(title: str, part: TraceEvents, analysis: RunAnalysis) -> Sou
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
-    result = measure_overlap(trace, ranks, part.diagnostics)
+    # Parts of a capture do not tell what blocks; and what was measured has the keys that steps had in their own file.
+    coverages = [rank.dependencies for rank in overlap.ranks] if overlap else []
+    is_of_parts = any(coverage and coverage.reason == SYNC_IN_PARTS for coverage in coverages)
+    is_same = all(own is of_run for own, of_run in zip(part.ranks, ranks, strict=True))
+    result = overlap if overlap and is_same and not is_of_parts else measure_overlap(trace, ranks, part.diagnostics)
     cost = None
     if analysis.files == 1 and trace.shape_id is not None:  # else the page says nothing of single files
         cost = measure_run_cost(result, lambda: measure_contention(list(map(find_kernel_runs, ranks)))).cost

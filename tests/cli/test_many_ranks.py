@@ -36,9 +36,9 @@ def test_it_draws_the_ranks_with_most_exposed_time_and_says_so(folder: Path, mon
     drawn: list[str] = []
     source = runs.timeline_source
 
-    def noted(title: str, part: TraceEvents, analysis: object) -> object:
+    def noted(title: str, part: TraceEvents, analysis: object, overlap: object) -> object:
         drawn.append(part.trace.path.name)
-        return source(title, part, analysis)
+        return source(title, part, analysis, overlap)
 
     monkeypatch.setattr(runs, "timeline_source", noted)
     result = run("report", str(folder), "-o", str(folder / "pages"))

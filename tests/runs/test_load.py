@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, load_runs
+from ddp_prof.analyze import overlap
 from ddp_prof.present.headlines import Headline
 from ddp_prof.present.tables.collectives import collectives_view
 from ddp_prof.present.tables.kernels import kernels_views
@@ -190,3 +191,12 @@ def test_a_notebook_shows_what_a_run_is_made_of(tmp_path: Path) -> None:
     assert "<p>67 % of communication is hidden; 29.7 ms of a 227.5 ms step (13 %) is exposed" in shown
     assert re.findall("<th>(.*?)</th>", shown) == ["rank", "comm_ms", "overlapped_ms", "exposed_ms", "blocking_ms"]
     assert re.findall("<td>(.*?)</td>", shown)[1] == f"{run.overlap().ranks[0].comm_ns / 1e6:.2f}"
+
+
+def test_a_timeline_takes_the_overlap_that_was_measured_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    (fresh,) = timeline_sources(load_runs([TRACES / "overlap.sqlite"]))
+    (run,) = load_runs([TRACES / "overlap.sqlite"], measures=("overlap", "collectives"))
+    monkeypatch.setattr(overlap, "measure_overlap", lambda *_: pytest.fail("measured twice"))
+    (source,) = timeline_sources([run])
+    assert source.overlap is run.measured[run.files[0]]["overlap"]
+    assert source.overlap.ranks == fresh.overlap.ranks
