@@ -1,4 +1,4 @@
-"""What of communication is left when backward ends, by the real buckets of a size; see ``docs/bucket_size.md``.
+"""Predicts the communication that is left when backward ends, from the real buckets; see ``docs/bucket_size.md``.
 
 A message of s bytes takes ``t(s) = o + s / w``: an overhead per call, and a bandwidth, see :mod:`.findings`. Gradients
 become ready from the last parameter to the first, in proportion to the products of matrices that backward has done for
@@ -59,8 +59,8 @@ class BucketModel:
     """The model of bucketing for one testbed.
 
     Attributes:
-        gradient_bytes: Of all parameters.
-        counts: Numbers of each parameter, in the order of ``parameters()``; empty if not known.
+        gradient_bytes: Bytes of all gradients.
+        counts: Number of elements of each parameter, in the order of ``parameters()``; empty if not known.
         backward_ns: Length of backward without communication beside it, by workload.
         slowdown: How many times as long a transfer takes beside compute; ``None`` if no capture tells.
     """
@@ -73,7 +73,7 @@ class BucketModel:
 
     @property
     def course_best_bytes(self) -> float:
-        """Where the course's formula has its least."""
+        """The bucket size with the smallest tail by the course's formula."""
         best = math.sqrt(self.gradient_bytes * self.link.overhead_ns * self.link.bytes_per_ns)
         return min(best, float(self.gradient_bytes))
 
@@ -125,7 +125,7 @@ def make_model(link: LinkModel, summaries: Sequence[SettingSummary]) -> BucketMo
 
 
 def _slowdown(link: LinkModel, counts: tuple[int, ...], summaries: Sequence[SettingSummary]) -> float | None:
-    """Communication of captures with several buckets, most of it beside compute, over what the link alone takes."""
+    """How many times as long communication takes in captures with several buckets as the link alone would take."""
     found = []
     for one in summaries:
         if counts and one.trace and one.setting.swept_mb and 2 * one.trace.overlapped_ns > one.trace.comm_ns:
@@ -150,7 +150,7 @@ class Expectation:
 
 
 def compare_expectations(model: BucketModel, summaries: Sequence[SettingSummary]) -> list[Expectation]:
-    """The tails of captures beside what was expected of their buckets."""
+    """Compare the tails of captures with what was expected for their buckets."""
     found = []
     for one in summaries:
         mb, tail_ns = one.setting.swept_mb, one.trace.tail_ns if one.trace else None
@@ -171,7 +171,7 @@ def error_text(found: Sequence[Expectation]) -> str:
 
 
 def mismatch_text(model: BucketModel, found: Sequence[Expectation]) -> str:
-    """Say how far off the expected tails are, and why, as far as the captures tell."""
+    """Describe how far the expected tails are off, and why, as far as captures show it."""
     longer = sum(one.measured_ns > one.expected_ns for one in found)
     text = f"The expected tails are off by {error_text(found)}; {longer} of those measured are longer."
     if model.slowdown and model.slowdown > 1:

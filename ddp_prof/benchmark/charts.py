@@ -22,7 +22,7 @@ _ASIDE = 1.025  # factor between the x values of curves, so that their error bar
 
 
 def draw_figures(results: TestbedResults) -> dict[str, tuple[str, Chart]]:
-    """The figures that the measurements allow, with their titles, by the names of their files."""
+    """Draw the figures that the measurements allow; returns (title, figure) by file name."""
     found = {"variants": ("Step time and communication by variant", draw_variants(results))}
     if len(bucket_sizes(results.summaries)) > 1:
         found["buckets"] = ("Step time by bucket size", draw_buckets(results))
@@ -82,7 +82,7 @@ def draw_variants(results: TestbedResults) -> Chart:
 
 
 def _row_label(row: int, summary: SettingSummary) -> dict[str, Any]:
-    """Communication's share at the right margin; in place of a bar, why there is none."""
+    """The label of a row: the share of communication, or why there is no bar."""
     position = {"yref": "y", "y": row, "showarrow": False, "xanchor": "left", "xref": "paper"}
     if not summary.step_ns:
         text = status_text(summary).replace("_", " ")
@@ -203,7 +203,7 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
 
 
 def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingSummary]]]:
-    """The bucketed settings of each workload, with their colour and factor aside."""
+    """Yield the bucketed settings of each workload, with a colour and a small horizontal shift."""
     found: dict[tuple[int, int], list[SettingSummary]] = {}
     for summary in results.summaries:
         if summary.step_ns and summary.setting.swept_mb is not None:

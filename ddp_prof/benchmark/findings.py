@@ -70,7 +70,7 @@ def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
 
 
 def fit_link(messages: Sequence[MessageCost]) -> LinkModel | str:
-    """Fit the model to messages of one testbed, each size counting once; else says why it cannot.
+    """Fit the model to messages of one testbed, each size with the same weight; or return why that is impossible.
 
     Least squares of *relative* errors, since times span orders of magnitude, with Huber's weights, so that a size that
     was disturbed does not bend the line (iteratively reweighted; P. W. Holland and R. E. Welsch, 1977).
@@ -108,7 +108,7 @@ def _robust_line(columns: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An effect in the timings of one testbed, a share from 0 to 1 with its interval, unless pairs are too few."""
+    """An effect in the timings of one testbed: a share from 0 to 1, with an interval unless there are too few pairs."""
 
     name: str
     before: str
@@ -135,12 +135,12 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
 
 
 def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
-    """Those measured, in MiB, ascending."""
+    """The bucket sizes that were measured, in MiB, in ascending order."""
     return sorted({mb for one in summaries if one.step_ns and (mb := one.setting.swept_mb) is not None})
 
 
 def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) -> Iterator[Observation | None]:
-    """The fastest size against the slowest and against other variants; whether the model chooses it."""
+    """Compare the fastest bucket size with the slowest and with other variants, and with the model's choice."""
     sizes = bucket_sizes(summaries)
     if len(sizes) < 2:
         return
@@ -204,7 +204,7 @@ def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after:
 
 
 def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
-    """What the second takes off the first in each pair of runs of the same work and repeat, as a share of the first."""
+    """The share that the second setting saves of the first, for each pair of runs of one repeat and workload."""
     found = []
     for old, new in product(summaries, summaries):
         kinds = [(one.setting.variant, one.setting.bucket_size_mb) for one in (old, new)]
@@ -218,7 +218,7 @@ def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, col
 def _observe(
     name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None
 ) -> Observation | None:
-    """An observation of savings; ``takes`` words a saving, ``adds`` a loss, which without words supports nothing."""
+    """Make an observation from savings. ``takes`` words a gain and ``adds`` a loss, else a loss has no sentence."""
     if not savings:
         return None
     value = float(np.median(savings))

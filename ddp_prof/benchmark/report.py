@@ -1,4 +1,4 @@
-"""What ``ddp-prof results`` shows and writes: tables, JSON, ``results.csv``, pages, pictures, ``results.md``."""
+"""Makes what ``ddp-prof results`` shows and writes: tables, JSON, ``results.csv``, pages, pictures, ``results.md``."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _setting_row(summary: SettingSummary, model: BucketModel | str, *, has_trace
 
 
 def messages_view(results: TestbedResults) -> TableView:
-    """What an all-reduce costs by its size, by the runs whose variant waits for each."""
+    """The time of an all-reduce by its size, from runs whose variant waits for each."""
     link = None if isinstance(results.model, str) else results.model.link
     rows: list[Row] = [
         {

@@ -20,13 +20,13 @@ from ddp_prof.variants import BASELINE, BUCKETED, variant_label, variant_order
 
 
 def label_of(variant: str, bucket_size_mb: float | None) -> str:
-    """A variant with its bucket size, in the unit that this is in."""
+    """Name a variant with its bucket size and unit."""
     return variant_label(variant, bucket_size_mb).replace(" MB", " MiB")
 
 
 @dataclass(frozen=True, slots=True)
 class Testbed:
-    """Where and on what was measured: only figures of one testbed are compared."""
+    """Machine, model and number of ranks of a measurement; only figures of one testbed are compared."""
 
     environment: str
     model_size: str
@@ -41,7 +41,7 @@ class Testbed:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What was run, apart from the testbed; no bucket size where the variant has none, or no cap."""
+    """A setting, without the testbed. The bucket size is ``None`` if the variant has no buckets or no cap."""
 
     variant: str
     bucket_size_mb: float | None
@@ -83,7 +83,7 @@ def estimate(medians: Mapping[str, float]) -> Estimate | None:
 
 
 def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
-    """One figure over another: by the repeats that both have, else of their values."""
+    """Divide one figure by another: by the repeats that both have, else their values."""
     if above is None or below is None or not below.value:
         return None
     common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
@@ -103,13 +103,13 @@ class TraceFigures:
 
 @dataclass(frozen=True, slots=True)
 class SettingSummary:
-    """All that was measured of a setting on a testbed, in nanoseconds and bytes; ``None`` is what was not.
+    """The figures of a setting on a testbed, in nanoseconds and bytes; ``None`` if not measured.
 
     Attributes:
-        first: One of the runs, for what all of them share.
+        first: One of the runs, for what all runs have in common.
         reason: Why the first of ``failed_runs`` failed, or ran out of memory.
         communication_ns: From the end of backward until all gradients are there, without synchronizing, as ``step_ns``.
-        synchronized_ns: The same where the host waited for the device at each change of phase, as for the phases.
+        synchronized_ns: The same in steps in which the host waits for the device at each change of phase.
         speedup: Step of the naive run of the same work in the same testbed over this one's.
     """
 
@@ -139,7 +139,7 @@ class SettingSummary:
 
 
 def summarize_settings(results: Results) -> dict[Testbed, tuple[SettingSummary, ...]]:
-    """Each setting of each testbed: testbeds as first met; settings by workload, variant and bucket size."""
+    """Summarize each setting; testbeds in order of their first runs, settings by workload, variant and bucket size."""
     steps: dict[tuple[str, bool], list[StoredStep]] = {}
     for step in results.steps:
         steps.setdefault((step.run, step.is_synchronized), []).append(step)

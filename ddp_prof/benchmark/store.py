@@ -1,4 +1,4 @@
-"""The results database: what the study measured; the sweep writes it and ``ddp-prof results`` reads it.
+"""The results database of the study: the sweep writes it, and ``ddp-prof results`` reads it.
 
 Four tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
 size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
@@ -53,7 +53,7 @@ class StoredRun:
     """One run of one setting, in processes of its own; fields of a ``Manifest`` mean what they mean there.
 
     Attributes:
-        id: Digest of the setting, the repeat and the environment; a run that is there is not run again.
+        id: Digest of setting, repeat and environment; a run whose id is in the database is not repeated.
         steps: Measured steps, and as many synchronized ones.
         reason: Why ``status`` is not ``ok``; then there are no measurements.
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
@@ -100,7 +100,7 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class StoredStep(HostTimes):
-    """What one step took on rank 0 by the host's clock; communication is what the host waited for."""
+    """Times of one step on rank 0 by the host's clock; communication is the time that the host waited for it."""
 
     run: str = field(kw_only=True)
     step_ns: Divisor
@@ -133,7 +133,7 @@ MOST_S, OPERATIONS_PER_CHECK, LEAST_BYTES_PER_ROW = 60, 1_000_000, 6
 
 
 def open_database(path: Path, layout: Tables = TABLES) -> Database:
-    """Open a database for writing, made with its folder and tables where it is not there; may raise TraceError.
+    """Open a database for writing; create its folder and tables if needed. Raises TraceError.
 
     It must be empty or have a table of ``layout``.
     """
@@ -166,9 +166,9 @@ def write_run(
     steps: Sequence[StoredStep] = (),
     messages: Sequence[StoredMessages] = (),
 ) -> None:
-    """Write a run with all that was measured in it, whole or not at all; an earlier one of the same id goes.
+    """Write a run and its measurements in one transaction; replaces an earlier run with the same id.
 
-    Raises TraceError where another program writes the file, or the disk is full.
+    Raises TraceError if another program is writing to the file, or the disk is full.
     """
     with writing(database):
         for name in ("measurements", "messages"):
@@ -177,28 +177,28 @@ def write_run(
 
 
 def update_run(database: Database, run: StoredRun) -> None:
-    """Replace what is known of a run beside its measurements; raises as :func:`write_run`."""
+    """Replace the row of a run, but not its measurements; raises as :func:`write_run`."""
     with writing(database):
         upsert(database, TABLES, runs=[run])
 
 
 @contextmanager
 def writing(database: Database) -> Iterator[None]:
-    """Write all that the block writes, or nothing; raises TraceError where that is not possible."""
+    """Make the block one transaction; raises TraceError if it fails."""
     files = {name: file for _, name, file in database.execute("pragma database_list").fetchall()}
     with _translate_errors(Path(files["main"])), database.atomic():
         yield
 
 
 def load_results(path: Path) -> Results:
-    """Read a database, which stays as it is; raises TraceError where it is not there, or something else."""
+    """Read a database without changing it; raises TraceError if it is missing or no results database."""
     if not path.is_file():
         raise TraceError(path, "no such file", "make it with scripts/run_comparison.sh")
     return Results(*load_tables(path, TABLES))
 
 
 def load_tables(path: Path, layout: Tables) -> list[tuple[Any, ...]]:
-    """Read all rows of each table of a file that is there; raises TraceError where it is something else."""
+    """Read all rows of each table of an existing file; raises TraceError if it is no database with these tables."""
     # sqlite-utils would load pandas, which takes longer than all of the reading
     address = f"{path.absolute().as_uri()}?mode=ro"
     with _translate_errors(path), closing(sqlite3.connect(address, uri=True)) as connection:
@@ -211,10 +211,10 @@ def load_tables(path: Path, layout: Tables) -> list[tuple[Any, ...]]:
 
 
 def upsert(database: Database, layout: Tables, /, **rows: Sequence[Any]) -> None:
-    """Write rows, in place of those of the same key.
+    """Insert rows; replaces rows with the same key.
 
-    Not by ``upsert_all``, which hides that its trial failed on a full disk: SQLite then undoes all that follows in the
-    transaction, without an error at its end.
+    ``upsert_all`` is not used because it hides an error on a full disk: SQLite would then undo the rest of the
+    transaction silently.
     """
     for name, of_table in rows.items():
         row, key, _ = layout[name]
@@ -228,9 +228,9 @@ def upsert(database: Database, layout: Tables, /, **rows: Sequence[Any]) -> None
 
 
 def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) -> tuple[Any, ...]:
-    """All rows of a table; columns of a later version are left out, missing ones have their default.
+    """Read all rows of a table; ignores columns of a later version, and fills missing ones with their default.
 
-    Where a table holds more than the file has ``room`` for, pages are shared: it may have no end.
+    A table with more data than the file's size (``room``) has shared pages and may never end.
     """
     tables = "select 1 from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
     if not connection.execute(tables, (name,)).fetchone():

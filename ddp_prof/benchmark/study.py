@@ -78,7 +78,7 @@ def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
 
 
 def _workload_of(runs: Sequence[Run], results: TestbedResults) -> tuple[int, int]:
-    """The amount of work of the runs, if it was measured, else the largest."""
+    """The workload of the runs if it was measured, else the largest one."""
     measured = {one.setting.workload for one in results.summaries if one.setting.swept_mb is not None}
     own = [(run.manifest.batch_size, run.manifest.seq_len) for run in runs if run.manifest]
     return next((workload for workload in own if workload in measured), max(measured))
@@ -103,7 +103,7 @@ def _point(one: SettingSummary, model: BucketModel | None) -> SizePoint:
 
 
 def _expectation(results: TestbedResults) -> list[str]:
-    """The expectation, and how far off it is and why."""
+    """Describe the expectation, its error, and the reason for that."""
     if not isinstance(results.model, BucketModel):
         return [f"What was to be expected is not known: {results.model}."]
     text = link_note(results.model, contradicted=results.contradicts_model)

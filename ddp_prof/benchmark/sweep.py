@@ -1,6 +1,6 @@
 """The sweep, ``python -m ddp_prof.benchmark.sweep``: every variant in every setting, several times, into a database.
 
-Runs that the database has are left out, and each one is written as soon as it has ended.
+Runs that are in the database are skipped; each new run is written as soon as it ends.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
-    """What was asked for, each value once, and ``grid`` for the rest."""
+    """Return the requested values without duplicates, and those of ``grid`` for the other dimensions."""
     asked = {field.name: getattr(arguments, field.name, None) for field in fields(Grid)}
     known = {name: value for name, value in asked.items() if value is not None}
     several = {name: tuple(dict.fromkeys(value)) for name, value in known.items() if isinstance(value, list)}
@@ -116,7 +116,7 @@ def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """All values of each dimension, and what all runs have in common."""
+    """The values of each dimension, and the options that all runs share."""
 
     variants: tuple[str, ...] = VARIANT_NAMES
     bucket_sizes_mb: tuple[float | None, ...]  # of bucketed; None is no cap
@@ -188,7 +188,7 @@ KNOWN, CAPTURED, NOT_CAPTURED = "there before", "captured", "captures failed"
 
 
 class Outcome(Counter[str]):
-    """How many runs ended how, by their status, and how many captures."""
+    """Number of runs by status, and of captures."""
 
     @property
     def is_good(self) -> bool:
@@ -201,7 +201,7 @@ class Outcome(Counter[str]):
 
 
 def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = False, profile: bool = False) -> Outcome:
-    """Make the runs that are missing, then the captures, which would disturb them."""
+    """Make the missing runs; then the captures, which would disturb the runs."""
     folder, environment = path.parent, machine.environment
 
     def refuse() -> None:
@@ -309,7 +309,7 @@ class Machine:
 
 
 def probe_machine() -> Machine:
-    """Ask a process that imports torch, so that this one need not; raises WorkloadError where it cannot."""
+    """Ask a process that imports torch, so that this one does not have to; raises WorkloadError if that fails."""
     code = "import json; from ddp_prof.train.record import describe_host; print(json.dumps(describe_host()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
@@ -329,7 +329,7 @@ def measure(config: RunConfig) -> Manifest | WorkloadError:
 
 
 def measure_in_turns(configs: Sequence[RunConfig]) -> list[Manifest | WorkloadError]:
-    """Train all of them one after another in one set of ranks; if one fails, none is measured.
+    """Train all configurations one after another with the same ranks; if one fails, none is measured.
 
     They must have the number of ranks, device and backend of the first.
     """
@@ -342,7 +342,7 @@ def measure_in_turns(configs: Sequence[RunConfig]) -> list[Manifest | WorkloadEr
 
 
 def _launch(config: RunConfig, command: Sequence[str], files: Sequence[Path]) -> list[Manifest | WorkloadError]:
-    """Run ranks, which leave a ``run.json`` in each of the files, or in none."""
+    """Run the ranks, which write all of the ``run.json`` files, or none."""
     try:
         launch(config.world_size or 1, command, log=files[0].with_name("log"), forked=True)
     except WorkloadError as error:
@@ -384,7 +384,7 @@ def rows_of(
 
 
 def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict[str, int | None]]:
-    """Capture a run, or only read the capture of the same code that is there; its first file and its figures."""
+    """Capture a run, unless a capture by the same code exists; return its first file and its figures."""
     folder.mkdir(parents=True, exist_ok=True)
     config = replace(config, synchronized_steps=0)  # no capture shows them
     settings = {"TRACES_DIR": str(folder.absolute()), "VENV": sys.prefix, "FORCE": str(int(force)), "VERBOSE": "0"}
@@ -402,7 +402,7 @@ def capture(config: RunConfig, folder: Path, *, force: bool) -> tuple[Path, dict
 
 
 def read_figures(files: Sequence[Path]) -> dict[str, int | None]:
-    """Columns of the database in nanoseconds, the figures of ``ddp-prof compare``; ``None`` is not known."""
+    """Read the figures of ``ddp-prof compare`` as columns of the database, in nanoseconds; ``None`` if not known."""
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.runs import load_runs
     from ddp_prof.runs.report import LoadOptions

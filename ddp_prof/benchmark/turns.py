@@ -84,7 +84,7 @@ def measure_turns(
 
 
 def _block_of(config: RunConfig) -> RunConfig:
-    """Variants that wait for each all-reduce also take a synchronized step, which times the messages."""
+    """Configure a block of steps; variants that wait for each all-reduce get a synchronized step to time messages."""
     timed = config.variant in {BASELINE, "flat"}
     return replace(config, steps=STEPS, warmup=WARMUP, synchronized_steps=int(timed))
 

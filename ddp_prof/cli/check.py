@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,8 @@ import click
 from ddp_prof.cli.monitor import check_logs, logs_among
 from ddp_prof.cli.options import Loader, TraceCommand
 from ddp_prof.cli.terminal import EXIT_CODE, progress, say, say_lines
-from ddp_prof.present.table import TableOptions, show
-from ddp_prof.runs.run import are_one_variant, changes_between
+from ddp_prof.present.table import TableOptions, TableView, show
+from ddp_prof.runs.run import Run, are_one_variant, changes_between
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.regression_gate import GateReport
@@ -113,13 +114,13 @@ def check(
         if baselines or all_ranks or max_cost_ms is not None or percentile != 50:
             need = "--baseline, --all-ranks, --max-cost-ms and --percentile need traces"
             raise click.UsageError(f"{need}, and {logs[0]} is the log of a monitor")
-        limits_of_logs = {
+        of_logs = {
             "min_overlap": min_overlap,
             "max_exposed_ns": max_exposed_ms,
             "max_tail_ns": max_tail_ms,
             "max_blocking_ns": max_blocking_ms,
         }
-        if not check_logs(logs, limits_of_logs, output):
+        if not check_logs(logs, of_logs, output):
             click.get_current_context().meta[EXIT_CODE] = 3
         return
     if max_regression is not None and not baselines:
@@ -132,17 +133,11 @@ def check(
         )
 
     from ddp_prof.analyze.variants.regression_gate import DEFAULT_REGRESSION, Requirements, check_run, find_differences
-    from ddp_prof.present.tables.check import check_summary, check_view
+    from ddp_prof.present.tables.check import check_view
     from ddp_prof.present.tables.compare import change_texts
 
     load = replace(load, strict=True)  # a trace that cannot be read must not pass
-    compared = None
-    if baselines:
-        compared, *others = load.runs(baselines, "overlap")
-        if others:
-            names = ", ".join(run.label for run in (compared, *others))
-            what = f"{1 + len(others)} runs ({names}), but a baseline is one run"
-            raise click.BadParameter(what, param_hint="--baseline")
+    compared = _load_baseline(load, baselines) if baselines else None
     baseline = compared.overlap() if compared else None
     requirements = Requirements(
         min_overlap=min_overlap,
@@ -169,12 +164,26 @@ def check(
             with progress("looking for the cause"):
                 changes = change_texts(changes_between(compared, run, runs))
             causes += [f"{run.label}, mean step against the baseline: {text}" for text in changes]
-    view = check_view(checks, baseline, causes)
+    _show_verdicts(check_view(checks, baseline, causes), output, passed=all(check.passed for check in checks))
+
+
+def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
+    baseline, *others = load.runs(baselines, "overlap")
+    if others:
+        names = ", ".join(run.label for run in (baseline, *others))
+        what = f"{1 + len(others)} runs ({names}), but a baseline is one run"
+        raise click.BadParameter(what, param_hint="--baseline")
+    return baseline
+
+
+def _show_verdicts(view: TableView, output: TableOptions, *, passed: bool) -> None:
+    from ddp_prof.present.tables.check import check_summary
+
     if output.form == "markdown":
         say_lines(check_summary(view).removesuffix("\n"))
     else:
         show(output, [view])
-    if not all(check.passed for check in checks):
+    if not passed:
         if output.form in ("csv", "json"):  # the others print it
             say(view.title, err=True)
         click.get_current_context().meta[EXIT_CODE] = 3

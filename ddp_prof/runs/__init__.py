@@ -1,4 +1,4 @@
-"""Groups files into runs, by ``run.json``, by names, or by what the traces say of their ranks."""
+"""Groups files into runs: by their ``run.json``, by their names, or by what the traces say about their ranks."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _WRITTEN = re.compile(r"\.(\d{13,19})\.pt\.trace\.json")
 
 
 def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
-    """Groups of files of one folder whose names differ in a rank number only: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
+    """Find files of one folder whose names differ only in a rank number: ``rank3``, ``_r3of8``, ``x.3.sqlite``.
 
-    They may differ in their node, too, if no other node has the same rank: ``node_1_rank_8_on_gpu07``, ``x_1_8``. A
-    number that neither ``rank`` nor ``of8`` calls a rank is one only if the numbers of all files are 0, 1, 2 and so on.
-    Of the files that are left, those with a certain rank may differ in process ids and times, too.
+    Names may also differ in the node, if no other node has the same rank: ``node_1_rank_8_on_gpu07``, ``x_1_8``. A
+    number without ``rank`` before it or ``of8`` after it is a rank only if the files are numbered 0, 1, 2 and so on.
+    The remaining files with a clear rank may also differ in process ids and times.
     """
     ways = (
         _group_by_node_and_rank,
@@ -58,7 +58,7 @@ def group_rank_files(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def _group_by_node_and_rank(files: Sequence[Path]) -> list[list[Path]]:
-    """Groups of files whose names end with the numbers of a node and a rank; all nodes have as many ranks."""
+    """Find groups of files whose names end with a node number and a rank; all nodes have the same number of ranks."""
     jobs: dict[tuple[Path, str], list[tuple[int, int, Path]]] = {}
     for file in files:
         if (hit := _NODE_AND_RANK.search(file.name)) and not _NAMED_RANK.search(file.name):
@@ -74,7 +74,7 @@ def _group_by_node_and_rank(files: Sequence[Path]) -> list[list[Path]]:
 
 
 def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> list[list[Path]]:
-    """Groups of files for which ``in_common`` returns the same text; it is given their names without rank and node."""
+    """Group files by what ``in_common`` returns for their names without rank and node."""
     alike: dict[tuple[bool, Path, str], dict[tuple[str, ...], list[tuple[int, Path]]]] = {}
     for file in files:
         for name in (_NODE.sub("*", file.name), file.name):
@@ -101,13 +101,13 @@ def _node_of(file: Path) -> tuple[str, ...]:
 
 
 def _differences(group: Sequence[Path]) -> str:
-    """In what the names of a group of :func:`group_rank_files` differ."""
+    """Say how the names of a group of :func:`group_rank_files` differ, such as ``rank and node``."""
     is_named = bool(_NAMED_RANK.search(group[0].name))
-    numbers = {None if is_named or not (hit := _NODE_AND_RANK.search(file.name)) else hit["node"] for file in group}
-    others = ["node"] if max(len({*map(_node_of, group)}), len(numbers)) > 1 else []
+    nodes = {None if is_named or not (hit := _NODE_AND_RANK.search(file.name)) else hit["node"] for file in group}
+    differing = ["node"] if max(len({*map(_node_of, group)}), len(nodes)) > 1 else []
     if is_named and len({_NAMED_RANK.sub("", _NODE.sub("", file.name)) for file in group}) > 1:
-        others.append("process id or time")
-    return " and ".join(["rank", *others]) if others else "a rank number"
+        differing.append("process id or time")
+    return " and ".join(["rank", *differing]) if differing else "a rank number"
 
 
 def load_runs(
@@ -117,17 +117,17 @@ def load_runs(
     workers: Workers | None = None,
     measures: Sequence[str] = (),
 ) -> list[Run]:
-    """The runs that files belong to, in the order in which they come first.
+    """Return the runs that files belong to, in the order of their first files.
 
-    Files are ranks of one run where one ``run.json`` is theirs; and where their names differ in a rank number only, or
-    the traces say that they are ranks of one job, and their collectives are as many and of the same kinds.
+    Files are ranks of one run if they share a ``run.json``, if their names differ only in a rank number, or if the
+    traces say that they are ranks of one job and they have the same number of collectives of each kind.
 
     Args:
-        paths: Files, or folders that stand for the traces in them; or one of these alone.
+        paths: A file, a folder (it stands for the traces in it), or several of them.
         options: How they are read.
-        workers: Who reads them; by default this process.
-        measures: What will be asked of the runs, names in ``report.MEASURES``: so each file is read once. Where none is
-            named any may be, and launches are read, too.
+        workers: What reads them; by default this process.
+        measures: Names in ``report.MEASURES``. They are measured now, so that each file is read once. Without them,
+            a file is read when something is asked for, launches included.
 
     Raises:
         TraceError: A path is not there, is given twice, or a folder holds no trace. What is wrong inside of a file is
@@ -169,7 +169,7 @@ def _tell_apart(runs: Sequence[Run]) -> None:
 
 
 def find_files(paths: Iterable[Path | str]) -> list[Path]:
-    """The traces that paths stand for, each once."""
+    """Return the traces that paths stand for, each once."""
     from ddp_prof.ingest.load import find_traces
 
     files: dict[Path, Path] = {}
@@ -187,7 +187,7 @@ def _may_be_rank(run: Run) -> bool:
 
 
 def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
-    """Make one run of those of a single file that are ranks of one job; files left out may have been ranks of it."""
+    """Join runs of single files that are ranks of one job; files that were left out may have been ranks of it, too."""
     alone = {run.files[0]: run for run in runs if _may_be_rank(run)}
     joined: dict[Run, Run] = {}
     for group in group_rank_files(list(alone)):
@@ -209,7 +209,7 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
 
 
 def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
-    """Divide files of which each rank has as many: the first capture of each rank, the second, and so on."""
+    """Divide files into captures, if all ranks have the same number: the first file of each rank, the second, ..."""
     by_rank: dict[int, list[Run]] = {}
     times = {run: int(found[1]) for run in runs if (found := _WRITTEN.search(run.files[0].name))}
     for run in sorted(times, key=lambda run: times[run]):

@@ -68,7 +68,7 @@ def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[
 
 
 def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
-    """The traces of a run's timeline, which says how many of them it shows."""
+    """Return the traces of a run's timeline; a caveat says how many of all it shows."""
     first, *others = timeline_sources([replace(run, files=tuple(files))])
     run.release_events()  # the pages need no more of either
     if len(files) < len(run.files):
@@ -80,7 +80,7 @@ def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
 def make_pages(
     runs: Sequence[Run], reports: Sequence[ReportRun], folder: Path, places: Sequence[Place]
 ) -> Generator[PagesOutcome]:
-    """Write the pages of runs into a folder, by the workers of the first one; see ``write_report``."""
+    """Write the pages of runs into a folder, with the workers of the first run; see ``write_report``."""
     workers = runs[0].workers
     processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_PER_WORKER))
     is_here = workers.scheduler is None and processes < 2
@@ -109,7 +109,7 @@ def _make_elsewhere(
 
 
 def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, bytes], Chart | None]:
-    """The pages of a run, in a worker: their names and contents, and the figure of a picture."""
+    """Make the pages of a run in a worker; return their contents by name, and the figure of a picture."""
     (report,) = report_runs([Run(**of_run)])
     with TemporaryDirectory(prefix="ddp_prof.") as name:
         folder = Path(name)
@@ -120,7 +120,7 @@ def _make_page_files(of_run: dict[str, Any], place: Place) -> tuple[dict[str, by
 
 
 def _write_pages(made: tuple[dict[str, bytes], Chart | None], folder: Path, place: Place) -> Chart | None:
-    """Put the pages that a worker made into the folder, by the names that they are to have; returns the picture."""
+    """Write the pages that a worker made into the folder under their final names; return the picture."""
     pages, picture = made
     for end in (TIMELINE, WHY, KERNELS):
         name = f"{place.name}{end}.html"

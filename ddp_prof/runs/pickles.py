@@ -1,4 +1,4 @@
-"""Results as bytes: on their way between processes, and in the cache. Paths in them may have other names elsewhere."""
+"""Results as bytes, to send to another process or to keep in the cache; paths in them can be renamed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def pickle_with_names(value: Any) -> bytes:
-    """With paths from the root, as who reads it may work in another folder."""
+    """Pickle a result with absolute paths: the reader may have another working directory."""
     buffer = io.BytesIO()
     _Pickler(buffer, pickle.HIGHEST_PROTOCOL).dump(value)
     return buffer.getvalue()
@@ -51,7 +51,7 @@ _OWN = ("ddp_prof.analyze.", "ddp_prof.trace", "ddp_prof.table", "ddp_prof.manif
 
 
 class _ResultUnpickler(_Unpickler):
-    """Makes results of the analysis only: bytes that somebody else wrote can name no function that does anything."""
+    """Unpickles results of the analysis only, so that bytes from elsewhere cannot call other functions."""
 
     def find_class(self, module: str, name: str) -> Any:
         """Return what arrays are made with, or a class that results consist of."""
@@ -64,7 +64,7 @@ class _ResultUnpickler(_Unpickler):
 
 
 class _Summing:
-    """Writes to a file, and sums up what is written."""
+    """Writes to a file and computes the checksum of what is written."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -83,7 +83,7 @@ def write_result(result: Any, file: BinaryIO) -> None:
 
 
 def read_result(file: BinaryIO, names: Mapping[str, Path]) -> Any:
-    """Return the result at the place of a file; ``names`` are those of paths here.
+    """Read a result from the file's position; ``names`` maps stored paths to paths here.
 
     Raises:
         pickle.UnpicklingError: It is damaged, or names something that results do not consist of.

@@ -48,8 +48,8 @@ class LoadOptions(ReadOptions):
         backward_range: Regular expression for ranges that hold the backward pass.
         one_run: All files are ranks of one run, whatever their names.
         separate: Each file is a run of its own, whatever their names.
-        part_rows: Read exports in parts of about so many rows; by default only those that are large.
-        to_draw: Keep the compute round a step's collectives, too, which pictures of the step show.
+        part_rows: Read exports in parts of about this many rows; by default only large ones.
+        to_draw: Keep also the compute near a step's collectives, which pictures of the step show.
     """
 
     step_range: str | None = None
@@ -62,7 +62,7 @@ class LoadOptions(ReadOptions):
 
 @dataclass(frozen=True, eq=False)
 class TraceEvents:
-    """One file, also as a pair: what was recorded, and what each of its ranks did."""
+    """The events of one file: the trace and its ranks. Unpacks as a pair."""
 
     trace: Trace
     ranks: tuple[RankEvents, ...]
@@ -78,7 +78,7 @@ class TraceEvents:
 
 
 def load_events(file: Path, options: LoadOptions, why: str = ALL_AT_ONCE) -> TraceEvents:
-    """Read a report as a whole; ``why`` not in parts is said of a large one."""
+    """Read a report as a whole. For a large one, log a warning with ``why``, the reason why it is not read in parts."""
     from ddp_prof.analyze.core.rank_events import find_rank_events
     from ddp_prof.ingest.load import load_trace
     from ddp_prof.ingest.nsys_export import count_rows
@@ -96,7 +96,7 @@ def measure_report(
     measures: tuple[str, ...],
     keep: Callable[[TraceEvents], None] = lambda _events: None,
 ) -> dict[str, Any]:
-    """Measure a report: a large one in parts, where that can be; else ``keep`` is given its events, if it is read.
+    """Measure a report, in parts if it is large and that is possible; else pass the events that were read to ``keep``.
 
     It is not read if the cache holds all that is asked for.
     """
@@ -145,7 +145,7 @@ def _read_and_measure(
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
-    """Some of :data:`MEASURES`; of what is about ranks a list."""
+    """Compute the given :data:`MEASURES`; those of ranks are lists."""
     trace, ranks, found = part.trace, part.ranks, dict[str, Any]()
     for measure in measures:
         if measure in _OF_A_RANK:
@@ -179,7 +179,7 @@ _OF_A_RANK = {
 
 
 def _identities(analysis: RunAnalysis) -> list[tuple[Any, ...]]:
-    """For each rank: its number, the ranks of the job, and how many collectives of each operation it had."""
+    """Return for each rank its number, the job's number of ranks, and its number of collectives by operation."""
     return [
         (rank.rank, rank.world_size, tuple(sorted(Counter(rank.timings.operation.tolist()).items())))
         for rank in analysis.ranks
@@ -195,9 +195,9 @@ SPLITTABLE = frozenset({"overlap", "collectives", "kernels"})
 
 
 def measure_in_parts(file: Path, options: LoadOptions) -> dict[str, Any]:
-    """The results of :data:`SPLITTABLE` of an export that is read in parts; kernels only with launches.
+    """Measure :data:`SPLITTABLE` of an export that is read in parts; kernels only with ``with_launches``.
 
-    That it cannot be cut is a CannotSplitError, that there is no room for its parts a TraceError.
+    Raises CannotSplitError if it cannot be cut, TraceError if there is no room for its parts.
     """
     from ddp_prof.analyze.parts import MOST_KERNELS, merge_facts, merge_kernels, merge_parts
     from ddp_prof.ingest.split_export import PART_ROWS, SplitExport
@@ -247,7 +247,7 @@ def _structure_filter(options: LoadOptions) -> Callable[[str], bool]:
 
 
 def _find_steps(step_range: str | None, trace: Trace) -> tuple[Ints, Ints]:
-    """Start of each step of a trace, and the time until which its launches matter: the end of the following step."""
+    """Return the start of each step, and the end of the next step: until then, its launches matter."""
     import numpy as np
 
     from ddp_prof.analyze.core.steps import find_steps

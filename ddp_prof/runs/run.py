@@ -71,9 +71,9 @@ class Run:
     """One run, of one file or of one file per rank.
 
     Attributes:
-        notes: Why these files are one run, where that was not said; which could not be read.
+        notes: Why these files count as one run, if no ``run.json`` says so; which files could not be read.
         measured: What was measured of each file so far.
-        folder: Tells it from another run whose files are called the same; else empty.
+        folder: The folder's name, if another run's files have the same names; else empty.
     """
 
     files: tuple[Path, ...]
@@ -93,7 +93,7 @@ class Run:
         return printable(f"<Run {self.label}: {files}>")
 
     def _repr_html_(self) -> str:
-        """What it is made of, and where it was measured the answer and its ranks: to show it reads no file."""
+        """Show the files and, if the run was measured, its headline and ranks. Reads no file."""
         from html import escape
 
         from ddp_prof.analyze.variants.comparison import compare_variants
@@ -107,23 +107,23 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What its files are called, without their endings."""
+        """The name of its first file without the ending; of files with one ``run.json``, that file's name."""
         return manifest_path(self.files[0]).name.removesuffix(SUFFIX)
 
     @cached_property
     def manifest(self) -> Manifest | None:
-        """How it was made, where a ``run.json`` beside the files says it."""
+        """The settings of the run from the ``run.json`` beside its files; ``None`` without one."""
         manifests = (load_manifest(manifest_path(file)) for file in self.files)
         return next((manifest for manifest in manifests if manifest), None)
 
     @property
     def label(self) -> str:
-        """What tables and figures call it: ``bucketed 10 MB``."""
+        """Its name in tables and figures, such as ``bucketed 10 MB``."""
         label = label_of_ranks([label_of(file, self.manifest) for file in self.files])
         return f"{self.folder}/{label}" if self.folder else label
 
     def events(self) -> Iterator[TraceEvents]:
-        """The events of each file, one file after the other.
+        """Yield the events of each file, one file after the other.
 
         Raises:
             TraceError: A file cannot be read.
@@ -147,7 +147,7 @@ class Run:
         return self._measure("inventory")
 
     def identities(self) -> list[tuple[int | None, int | None, tuple[tuple[int, int], ...]]]:
-        """For each rank: its number, the ranks of the job, and how many collectives of each operation it had."""
+        """For each rank its number, the job's number of ranks, and its number of collectives by operation."""
         return [identity for of_file in self._measure("identity") for identity in of_file]
 
     def analysis(self) -> RunAnalysis:
@@ -174,7 +174,7 @@ class Run:
         return self.explanation().collectives
 
     def root_cause(self) -> RootCause | None:
-        """The main reason why communication is exposed; ``None`` where none is."""
+        """The main reason why communication is exposed; ``None`` if none is exposed."""
         return self.explanation().root_cause
 
     def critical(self) -> RunCritical:
@@ -224,7 +224,7 @@ class Run:
         return self.explanation().skew
 
     def kernels(self) -> list[KernelRuns]:
-        """The executions of kernels; of many files, those of the first few."""
+        """The executions of kernels; if the run has many files, those of the first few."""
         return self._measure_sampled("kernels")
 
     def cost(self) -> RunCost:
@@ -252,7 +252,7 @@ class Run:
         """What other buckets, views or a faster network would change in a step, or why that cannot be predicted.
 
         Args:
-            questions: What is asked; by default what is asked usually.
+            questions: The changes to predict; by default the usual ones.
             parameters: Bytes of the trained parameters, in the order of ``model.parameters()``, where known.
             calibration: Another run of the same job, which hides more or less of its communication.
         """
@@ -288,7 +288,7 @@ class Run:
         return DeviceUse(tuple(self._measure_sampled("device use")), measure_kernels(self.kernels()))
 
     def waterfall(self) -> Waterfall:
-        """The mean step of this run by parts; of several runs see :func:`compare_steps`."""
+        """The mean step of this run by parts; for several runs see :func:`compare_steps`."""
         return compare_steps([self])
 
     def timeline(self, steps: Collection[int] | None = None) -> go.Figure:
@@ -310,7 +310,7 @@ class Run:
         prepare_runs([self], *measures)
 
     def _refuse_repeated_ranks(self, ranks: Iterable[tuple[Path, int | None]]) -> None:
-        """Two files of one rank would count it twice."""
+        """Raise TraceError if two files are of one rank, which would count twice."""
         found: dict[int, Path] = {}
         for file, rank in ranks:
             if rank is not None and (other := found.setdefault(rank, file)) != file:
@@ -318,7 +318,7 @@ class Run:
                 raise TraceError(file, reason, "give one file of each rank, or --separate")
 
     def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
-        """The files to be read for these measures, and the measures; kernels are measured in a few files only."""
+        """Yield the files that must be read, each with what to measure; kernels are measured in a few files only."""
         for index, file in enumerate(self.files):
             wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
             if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
@@ -337,7 +337,7 @@ class Run:
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
     def release_events(self) -> None:
-        """Free memory: drop events and figures of kernels; they are read again on demand."""
+        """Free memory: drop events and the figures of kernels, which are read again on demand."""
         self._kept = None
         for of_file in self.measured.values():
             for measure in OF_EACH_KERNEL & of_file.keys():
@@ -353,10 +353,10 @@ class Run:
 
 
 def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
-    """Measure several of ``report.MEASURES`` of all runs, each file read once, by the workers of the first run.
+    """Compute several of ``report.MEASURES`` for all runs with the workers of the first run; each file is read once.
 
-    Returns the runs of which a file could be read. That one cannot, and its run may not go on without it, or that none
-    can, is a TraceError.
+    Returns the runs of which a file could be read. Raises TraceError if no file can be read, or if one cannot and
+    ``workers.leave_out`` is not set.
     """
     for run in runs:
         run.measure_without_reading(measures)
@@ -404,9 +404,9 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
 
 
 def compare_steps(runs: Sequence[Run]) -> Waterfall:
-    """From one variant to the next: which part of a step each removed, and what it added.
+    """Compare each variant with the next one: which parts of a step it removed or added.
 
-    Contention is measured against the other runs that do the same work, too.
+    To estimate contention, the other runs with the same work are used, too.
     """
     from ddp_prof.analyze.variants.waterfall import measure_waterfall
 
@@ -415,7 +415,7 @@ def compare_steps(runs: Sequence[Run]) -> Waterfall:
 
 
 def timeline_sources(runs: Iterable[Run]) -> list[Source]:
-    """Each file as a panel of a timeline; of several with one title the rank is part of it."""
+    """Return each file as a panel of a timeline; if several have one title, the title also names the rank."""
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
     from ddp_prof.analyze.root_cause import explain_run
 
@@ -454,9 +454,9 @@ def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
 
 
 def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: RunExplanation) -> str:
-    """Say what hiding the communication of all files of a run would gain, and the main cause of what is exposed.
+    """Describe what a run of several files would gain by hiding all communication, and why it is exposed.
 
-    Where the devices are idle for longer, that is said first, and the cause left out.
+    If the devices are idle for longer than that, the text begins with it and leaves the cause out.
     """
     from ddp_prof.analyze.overlap import merge_ranks
     from ddp_prof.analyze.variants.comparison import compare_variants
@@ -473,9 +473,9 @@ def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: R
 def timeline_source(
     title: str, part: TraceEvents, analysis: RunAnalysis, overlap: TraceOverlap | None = None
 ) -> Source:
-    """A file as a panel of a timeline, with the collectives of the run that it belongs to.
+    """Return a file as a panel of a timeline, with the collectives of its run.
 
-    ``overlap`` is that of the file if it was measured before.
+    ``overlap`` is the file's result if it was measured before.
     """
     from ddp_prof.analyze.collectives.exposed_time import Exposure
     from ddp_prof.analyze.collectives.timing import consumer_activities
@@ -527,15 +527,15 @@ def timeline_source(
 
 
 def are_one_variant(runs: Sequence[Run]) -> bool:
-    """Whether runs are of one variant with one size of buckets, or do not say what they are."""
+    """Whether all runs have the same variant and bucket size; also if none of them has a ``run.json``."""
     kinds = {(run.manifest.variant, run.manifest.bucket_size_mb) if run.manifest else None for run in runs}
     return len(kinds) == 1
 
 
 def changes_between(before: Run, after: Run, others: Sequence[Run] = ()) -> tuple[PartChange, ...]:
-    """What changed from one run to another of its variant, and which collective did it.
+    """Compare two runs of one variant: which parts of the step changed, and which collective changed most.
 
-    Contention is measured against the others, too, as it is where they are all compared.
+    To estimate contention, ``others`` are used, too, so that the result is the same as when all are compared.
     """
     from ddp_prof.analyze.variants.waterfall import compare_before_after
 

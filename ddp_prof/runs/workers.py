@@ -1,4 +1,4 @@
-"""Many reports measured by several workers: processes of this machine, or those of a Dask scheduler.
+"""Measures many reports with several workers: processes of this machine, or of a Dask scheduler.
 
 Tasks and results travel as pickles, whose paths can have other names on the other side. The order in which workers end
 has no influence on what is made of their results.
@@ -31,7 +31,7 @@ SECONDS_WITHOUT_WORKERS = 10
 
 
 def _ignore(*_told: object) -> None:
-    """Where nobody wants to be told: of events as a rule only what was measured of them is kept."""
+    """The default callback: does nothing, so events are dropped once they are measured."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class Workers:
         jobs: Processes of this machine; ``None`` for as many as there are cores, and fewer where there is little to
             read; 1 reads in this process.
         scheduler: Address of a Dask scheduler, or a file that holds it, whose workers read instead.
-        progress: Is told how many reports of how many are done.
-        leave_out: Is told of each report that cannot be read, and the others go on; ``None`` raises.
-        keep: Is given the events of each report that this process reads as a whole.
+        progress: Called with the number of finished reports and the number of all.
+        leave_out: Called with the error of each report that cannot be read, which is then skipped; ``None`` raises it.
+        keep: Called with the events of each report that this process reads as a whole.
     """
 
     jobs: int | None = 1
@@ -57,10 +57,10 @@ class Workers:
 def measure_files(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
-    """Measure reports, each as it gets done: its position, and the results by measure or why there are none.
+    """Yield (index, results by measure or TraceError) as each report finishes.
 
-    Its caller closes it, whatever happens: it owns the processes, or the client of a scheduler, until then. One that is
-    left to the garbage collector may be closed while the next client is made, whose lock it then waits for: for ever.
+    The caller must close it: it owns the processes or the scheduler's client. If the garbage collector closes it while
+    the next client is created, it waits forever for that client's lock.
     """
     workers.progress(0, len(files))
     jobs = workers.jobs
@@ -101,9 +101,9 @@ def _measure_elsewhere(
 
 
 def run_tasks(tasks: Sequence[bytes], workers: Workers, processes: int) -> Generator[tuple[int, bytes]]:
-    """Have tasks done by other processes, each as it gets done: its position, and what :func:`run_task` returned.
+    """Run tasks in other processes; yield (index, what :func:`run_task` returned) as each finishes.
 
-    Its caller closes it, as of :func:`measure_files`. So many processes of this machine do it, where no scheduler does.
+    The caller must close it, as :func:`measure_files`. ``processes`` is used if there is no scheduler.
     """
     if workers.scheduler:
         return _run_by_scheduler(workers.scheduler, tasks)
@@ -135,7 +135,7 @@ def _run_in_processes(jobs: int, tasks: Sequence[bytes]) -> Generator[tuple[int,
 
 
 def _start_worker(log_level: int) -> None:
-    """Leave Ctrl-C, which reaches all processes of a terminal, to the parent; end where the parent has ended."""
+    """Ignore Ctrl-C, which the parent handles, and exit if the parent exits."""
     import signal
 
     logging.basicConfig(format="%(message)s")
@@ -153,7 +153,7 @@ def _end_with_parent() -> None:
 
 
 def _run_by_scheduler(scheduler: str, tasks: Sequence[bytes]) -> Generator[tuple[int, bytes]]:
-    """By Dask, which gives a report to another worker where one is lost."""
+    """Run tasks with Dask, which retries a task if its worker is lost."""
     try:
         from distributed import Client, KilledWorker, as_completed
         from distributed import TimeoutError as DaskTimeoutError  # before Python 3.11 not the built-in one
@@ -209,7 +209,7 @@ def own_version() -> str:
 
 
 def pack_task(path: Path, work: Callable[..., Any], *arguments: Any) -> bytes:
-    """A call for a worker, about a report; what is called can be unpacked by the same version only."""
+    """Pack a call about a report for a worker, which must have the same version."""
     return pickle_with_names((path, own_version(), pickle_with_names((work, arguments))))
 
 

@@ -36,8 +36,17 @@ def make_parser() -> argparse.ArgumentParser:
         "the ranks that --world-size starts meet there, else by a file. "
         "Example: python -m ddp_prof.train --world-size 2 --variant bucketed --bucket-size-mb 10",
     )
+    _add_variant(parser.add_argument_group("variant"))
+    _add_work(parser.add_argument_group("work"))
+    _add_numerics_and_memory(parser.add_argument_group("numerics and memory"))
+    _add_ranks(parser.add_argument_group("ranks"))
+    _add_experiments(parser.add_argument_group("experiments"))
+    _add_output(parser.add_argument_group("output"))
+    parser.set_defaults(**{field.name: field.default for field in fields(Arguments) if field.default is not MISSING})
+    return parser
 
-    group = parser.add_argument_group("variant")
+
+def _add_variant(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--variant", choices=VARIANT_NAMES, required=True, help="how gradients are synchronized")
     group.add_argument(
         "--bucket-size-mb",
@@ -68,7 +77,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="find out in each step which parameters no rank used, by a small all-reduce",
     )
 
-    group = parser.add_argument_group("work")
+
+def _add_work(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--model-size", choices=MODEL_SIZES, help="default: %(default)s")
     group.add_argument(
         "--batch-size",
@@ -88,7 +98,8 @@ def make_parser() -> argparse.ArgumentParser:
     )
     group.add_argument("--seed", type=int, help="of the weights and the tokens (default: %(default)s)")
 
-    group = parser.add_argument_group("numerics and memory")
+
+def _add_numerics_and_memory(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--precision",
         choices=("fp32", "bf16"),
@@ -109,7 +120,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="keep only each block's input and compute the rest again in backward",
     )
 
-    group = parser.add_argument_group("ranks")
+
+def _add_ranks(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--world-size", type=_positive, help="start so many ranks on this machine (default: torchrun's, else one)"
     )
@@ -136,7 +148,8 @@ def make_parser() -> argparse.ArgumentParser:
         help="how long a rank waits for another before it gives up (default: %(default)g)",
     )
 
-    group = parser.add_argument_group("experiments")
+
+def _add_experiments(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--inject",
         choices=FAULTS,
@@ -145,7 +158,8 @@ def make_parser() -> argparse.ArgumentParser:
         "(default: %(default)s)",
     )
 
-    group = parser.add_argument_group("output")
+
+def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--run-json", type=Path, metavar="PATH", help="describe the run in this file, if it succeeds")
     group.add_argument(
         "--accounting",
@@ -160,9 +174,6 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="record the measured steps with torch.profiler: NAME.json.gz becomes NAME.rank0.json.gz, NAME.rank1...",
     )
-
-    parser.set_defaults(**{field.name: field.default for field in fields(Arguments) if field.default is not MISSING})
-    return parser
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Arguments:

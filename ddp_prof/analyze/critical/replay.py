@@ -26,6 +26,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ddp_prof.analyze.core.edges import HostCalls
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.kernels.kernel_times import KINDS, OTHER, kind_of_compute
 from ddp_prof.table import (
@@ -223,26 +224,16 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     spared_ns, spared_syncs_ns = _spared_launches(rank, work, without)
     launch_ns = np.where(launch_ns == NO_TIME, NO_TIME, launch_ns - spared_ns)
 
-    # Times in the order of calls: two of a collective, one of another operation that is kept or of a call that waits.
     is_kept = is_collective.copy()
     is_kept[np.concatenate([producer, consumer, syncs.awaited, ends.row])] = True
+    times, end_of, begin_of, sync_of = _order_times(work, place, is_kept, syncs)
     kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(is_collective)
-    counts = [len(kept), len(collectives), len(syncs.place)]
-    order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
-    completed, arrivals, sync_of = np.split(positions(order, len(order)), np.cumsum(counts)[:-1])
-    # For each operation: the row of its end, and the row that others delay, which for a collective is its arrival.
-    end_of = np.full(len(work), UNKNOWN, np.int64)
-    end_of[kept] = completed
-    begin_of = end_of.copy()
-    begin_of[collectives] = arrivals
     at_arrival = is_collective[ends.row] & (ends.before_ns > 0)
     ends = replace(
         ends,
         row=np.where(at_arrival, begin_of[ends.row], end_of[ends.row]),
         before_ns=np.where(at_arrival, 0, ends.before_ns),
     )
-    time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
-    times = Times(time_ns, take_or_unknown(collectives, positions(arrivals, len(order))))
 
     later = kept[1:][stream[kept[1:]] == stream[kept[:-1]]]
     earlier = kept[np.searchsorted(kept, later) - 1]
@@ -250,18 +241,14 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     next_kept = take_or_unknown(kept, np.where(at < len(kept), at, UNKNOWN))
     next_kept = np.where(take_or_unknown(stream, next_kept) == stream, next_kept, UNKNOWN)
 
-    # Only the latest of all launches that precede the same kept operation and follow the same call.
     is_there = np.ones(len(work), np.bool_)
     is_there[without.rows] = False
     launched = np.flatnonzero((launch_ns != NO_TIME) & (next_kept != UNKNOWN) & is_there)
     thread = take_or_unknown(trace.calls.lane, trace.launching_calls[work.activity[launched]])
     after = syncs.last_before(thread, main_thread, work.launch_ns[launched], place[launched])
-    first, pair = distinct_rows(next_kept[launched], after)
     due_ns = launch_ns[launched] - upto_ns[launched] + own_ns[launched]
-    by_due = np.argsort(due_ns, kind="stable")
-    latest = np.zeros(len(first), np.int64)
-    latest[pair[by_due]] = by_due  # the last value written stays
-    latest_ns, latest = due_ns[latest], launched[latest]
+    first, last = _latest_of_each(due_ns, next_kept[launched], after)
+    latest_ns, latest = due_ns[last], launched[last]
     after, heads = after[first], next_kept[launched[first]]
 
     sync_before = syncs.last_before(syncs.thread, main_thread, syncs.start_ns, syncs.place)
@@ -292,6 +279,38 @@ def find_replay(rank: RankEvents, work: Work, ends: Ends, without: Without = NOT
     nothing = np.zeros_like(tail)
     links = Links(tail, head, length_ns, is_duration, nothing, nothing, first_row, end_row, nothing)
     return weigh(Replay(times, links, ends, computed)) if np.all(tail < head) else None
+
+
+def _order_times(work: Work, place: Ints, is_kept: Mask, syncs: HostCalls) -> tuple[Times, Ints, Ints, Ints]:
+    """Order times by their calls: two of a collective, one of another kept operation or of a call that waits.
+
+    Returns the times; for each operation the row of its end, and the row that others delay, which for a collective is
+    its arrival; and for each call that waits the row of its end.
+    """
+    kept, collectives = np.flatnonzero(is_kept), np.flatnonzero(work.is_collective)
+    counts = [len(kept), len(collectives), len(syncs.place)]
+    # At one place, an arrival comes before an end, and that before the call that waits for it.
+    order = np.lexsort((np.repeat([1, 0, 2], counts), np.concatenate([place[kept], place[collectives], syncs.place])))
+    completed, arrivals, sync_of = np.split(positions(order, len(order)), np.cumsum(counts)[:-1])
+    end_of = np.full(len(work), UNKNOWN, np.int64)
+    end_of[kept] = completed
+    begin_of = end_of.copy()
+    begin_of[collectives] = arrivals
+    time_ns = np.concatenate([work.end_ns[kept], work.start_ns[collectives], syncs.end_ns])[order]
+    times = Times(time_ns, take_or_unknown(collectives, positions(arrivals, len(order))))
+    return times, end_of, begin_of, sync_of
+
+
+def _latest_of_each(due_ns: Ints, following: Ints, after: Ints) -> tuple[Ints, Ints]:
+    """Of launches that precede the same kept operation and follow the same call, only the latest matters.
+
+    Returns a launch of each such pair, and the latest one.
+    """
+    first, pair = distinct_rows(following, after)
+    by_due = np.argsort(due_ns, kind="stable")
+    latest = np.zeros(len(first), np.int64)
+    latest[pair[by_due]] = by_due  # of several values for one element, the last one written stays
+    return first, latest
 
 
 def _kinds(trace: Trace, activity: Ints) -> Ints:
