@@ -104,7 +104,7 @@ class ResultColumn:
         null: When it is null, apart from what ``needs`` says.
         needs: If a capture hides one of these, the figure is null.
         measure: Returns the values of all rows of a rank; ``None`` if the result's own function does it.
-        adds_up: Whether values of several rows, and of the parts of a capture, are summed; the first one counts if not.
+        adds_up: Whether values of several rows are summed; the first one counts if not.
         skips_unknown: Whether the sum is that of the known values; if not, it is null if one of them is.
         key: Its key in tables, with the unit that tables show.
         stays: How important it is in a table, see :class:`Column`; ``None`` if no table shows it.
@@ -170,7 +170,7 @@ class ResultColumn:
         return self.get(result) if self.get else getattr(result, self.name)
 
     def add_up(self, values: Sequence[int | None]) -> int | None:
-        """The sum over rows or parts; ``None`` if it is not known."""
+        """The sum over rows; ``None`` if it is not known."""
         known = [value for value in values if value is not None]
         is_known = known and (self.skips_unknown or len(known) == len(values))
         return sum(known) if is_known else None

@@ -34,9 +34,6 @@ from ddp_prof.table import take_or_unknown as take_or_unknown
 AUTOGRAD = "pt_autograd"
 """Start of torch's names for the threads in which autograd computes backward; a number follows."""
 
-SYNC_IN_PARTS = "the capture was read in parts, in which waits are not followed"
-"""Why dependencies are not known in the parts of a capture."""
-
 SOURCE_NAMES = {"nsys-sqlite": "nsys", "nsys-report": "nsys", "nsys-tables": "nsys", "kineto": "torch.profiler"}
 """Names of profilers as users see them, by :attr:`Trace.source`."""
 

@@ -15,15 +15,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, lacks_work
+from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
-from ddp_prof.analyze.intervals import EVER, Intervals, union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
     NOT_TIMED,
@@ -37,7 +37,6 @@ from ddp_prof.analyze.quality import (
     measure_attribution,
     merge_attributions,
     merge_file_warnings,
-    merge_reasons,
     warn_world_sizes,
     why_unknown,
 )
@@ -107,7 +106,6 @@ class RankOverlap(RankResult):
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         null="no compute of backward is known",
         adds_up=True,
-        skips_unknown=True,
     )
     reason: str | None = column("why the overlap is not known", null="it is")
     steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one")
@@ -357,54 +355,32 @@ def measure_overlap(
     )
 
 
-class RankPart(NamedTuple):
-    """One rank in a span of time: what is measured there, and what decides which figures of the rank are known.
-
-    ``is_blind``, ``hides_work`` and ``hides_graphs`` are the results of the functions of :mod:`.quality` with these
-    names, ``hides_waits`` is of ``RankEvents``. ``communicates`` even if that took no time. ``lost_ns`` is how long
-    communication without a recorded launch ran during steps.
-    """
-
-    overlap: RankOverlap
-    is_blind: bool
-    hides_work: bool
-    hides_graphs: bool
-    hides_waits: bool
-    communicates: bool
-    lost_ns: int
-
-
 def measure_rank(rank: RankEvents) -> RankOverlap:
-    return merge_rank_parts([measure_rank_part(rank, EVER)])
-
-
-def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
-    """Measure a rank within a span: the time within it counts, and events and steps that start within it."""
     events = rank.events
-    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION) & span
+    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
     own = rank.select_category(Category.COMPUTE) if rank.beside is not None else None
     own_compute = compute if own is None else union(own.start_ns, own.end_ns)
-    counts = span.holds(events.start_ns)
-    overlapped = (communication & compute).length_ns
+    comm_ns, overlapped_ns = communication.length_ns, (communication & compute).length_ns
     backward = union(events.start_ns[rank.is_backward], events.end_ns[rank.is_backward])
-    is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
-    is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
-    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
     reason, coverage = why_unknown(rank), rank.blocking.coverage
-    lead = rank.lead_of(span.holds(rank.steps.start_ns) & rank.has_steps)
+    lead = rank.lead if rank.has_steps else NO_LEAD
+    of_rank, of_steps = _find_hidden(rank, reason, comm_ns)
+    steps = measure_steps(rank, backward)
+    if has_no_usable_events(rank):
+        steps = tuple(step for step in steps if step.host_ns is not None)
     overlap = RankOverlap(
         process=rank.process,
         device=rank.device,
         rank=rank.rank,
-        kernels=int(rank.is_kernel[counts].sum()),
-        collectives=int(rank.is_collective[counts].sum()),
-        compute_ns=(span & own_compute).length_ns,
-        comm_ns=communication.length_ns,
-        overlapped_ns=overlapped,
-        exposed_ns=communication.length_ns - overlapped,
+        kernels=int(rank.is_kernel.sum()),
+        collectives=int(rank.is_collective.sum()),
+        compute_ns=own_compute.length_ns,
+        comm_ns=comm_ns,
+        overlapped_ns=overlapped_ns,
+        exposed_ns=comm_ns - overlapped_ns,
         backward_overlapped_ns=(communication & backward).length_ns if len(backward) else None,
         reason=reason,
-        steps=measure_steps(rank, backward, span),
+        steps=tuple(hide(step, of_steps) for step in steps) if of_steps else steps,
         file=rank.trace.path.name,
         node=rank.trace.node,
         blocking_ns=None if reason else rank.blocking.total_ns,
@@ -415,55 +391,42 @@ def measure_rank_part(rank: RankEvents, span: Intervals) -> RankPart:
         held_work_ns=None if rank.clocks_disagree else lead.held_ns,
         clocks_disagree=rank.clocks_disagree,
     )
-    hidden = has_no_usable_events(rank), hides_work(rank), hides_graphs(rank), rank.hides_waits
-    communicates = bool(np.any(events.category[counts] == Category.COMMUNICATION))
-    return RankPart(overlap, *hidden, communicates, (lost & span).length_ns)
+    return replace(overlap, **hidden_fields(RankOverlap, of_rank))
 
 
-def merge_rank_parts(parts: Sequence[RankPart]) -> RankOverlap:
-    """Merge the parts of one rank's capture, ordered by time, and leave out the figures that are not known."""
-    ranks = [part.overlap for part in parts]
-    total: dict[str, Any] = {
-        one.name: one.add_up([getattr(rank, one.name) for rank in ranks])
-        for one in result_columns(RankOverlap)
-        if one.adds_up
-    }
-    steps = [step for rank in ranks for step in rank.steps]
-    # A part of a capture may have no events. If a whole capture has none, nothing was recorded.
-    is_blind = all(part.is_blind for part in parts)
-    if is_blind:
-        steps = [step for step in steps if step.host_ns is not None]
-    of_rank, of_steps = _find_hidden(parts, total["comm_ns"], is_blind=is_blind)
-    return replace(
-        ranks[0],
-        **(total | hidden_fields(RankOverlap, of_rank)),
-        reason=merge_reasons([rank.reason for rank in ranks]),
-        steps=tuple(hide(step, of_steps) for step in steps) if of_steps else tuple(steps),
-    )
-
-
-def _find_hidden(parts: Sequence[RankPart], comm_ns: int, *, is_blind: bool) -> tuple[Hidden, Hidden]:
+def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hidden, Hidden]:
     """What the capture of a rank hides, so that figures of the rank, and figures of its steps, are not known."""
     of_rank = of_steps = Hidden.NOTHING
-    if is_blind or sum(part.lost_ns for part in parts) > MOST_LOST * comm_ns:
+    is_blind = has_no_usable_events(rank)
+    if is_blind or _lost_ns(rank) > MOST_LOST * comm_ns:
         of_steps |= Hidden.LAUNCHES
     if is_blind:
         return Hidden.WORK, of_steps | Hidden.WORK
-    if comm_ns == 0 and any(part.communicates and not part.hides_graphs for part in parts):
+    communicates = np.any(rank.events.category == Category.COMMUNICATION)
+    if comm_ns == 0 and communicates and not hides_graphs(rank):
         of_rank = Hidden.DURATIONS  # in warm-up steps, too
-    if {part.overlap.reason for part in parts} <= NOT_TIMED:
+    if reason in NOT_TIMED:
         # Sums over the rank are of what was recorded; what a step communicated is not known.
         return of_rank, Hidden.LAUNCHES | Hidden.WORK
-    if any(part.hides_waits for part in parts):
+    if rank.hides_waits:
         # Whether the host computed or waited while it communicated is not known.
         return of_rank | Hidden.WAITS, of_steps | Hidden.WAITS
-    if any(part.hides_graphs for part in parts):
+    if hides_graphs(rank):
         # What a graph computed, and whether it hid communication or copies, is not known. Of no communication, all is.
         return Hidden.GRAPHS if comm_ns else Hidden.NOTHING, of_steps | Hidden.GRAPHS
-    if any(part.hides_work for part in parts):
+    if hides_work(rank):
         # While a kernel without a name runs, it is not known what the device does.
         return of_rank, of_steps | Hidden.NAMES
     return of_rank, of_steps
+
+
+def _lost_ns(rank: RankEvents) -> int:
+    """How long communication without a recorded launch ran during steps."""
+    events = rank.events
+    is_lost = (events.category == Category.COMMUNICATION) & (events.step == UNKNOWN) & (events.launch_ns == NO_TIME)
+    is_lost &= take_or_unknown(rank.trace.launching_calls, events.activity) == UNKNOWN
+    lost = union(events.start_ns[is_lost], events.end_ns[is_lost]) & union(rank.steps.start_ns, rank.steps.end_ns)
+    return lost.length_ns
 
 
 def merge_ranks(results: Sequence[TraceOverlap]) -> TraceOverlap:

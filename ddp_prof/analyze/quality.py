@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ddp_prof.analyze.core.attribution import GLOO
 from ddp_prof.analyze.core.rank_events import ONLY_INCOMPLETE, ONLY_WARMUP, RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS, find_lost_launches
-from ddp_prof.analyze.intervals import EVER, Intervals, union
+from ddp_prof.analyze.intervals import union
 from ddp_prof.manifest import RANKS_PER_GPU, Caveat, caveats_of
 from ddp_prof.range_names import PROCESS, parse_range
 from ddp_prof.trace import UNKNOWN, Category, Kind, Mask, Trace, distinct, distinct_rows, select
@@ -142,7 +142,7 @@ def _communicates_with_nobody(rank: RankEvents) -> bool:
 
 
 def merge_reasons(reasons: Collection[str | None]) -> str | None:
-    """Combine the reasons of the parts of one rank's capture, or of several ranks, into one."""
+    """Combine the reasons of several ranks into one."""
     if GRAPHS in reasons or None in reasons:
         return GRAPHS if GRAPHS in reasons else None
     return max((reason for reason in reasons if reason), default=None, key=lambda reason: reason != NOTHING)
@@ -204,15 +204,14 @@ class Attribution:
         return self.attributed_time_ns / self.time_ns if self.time_ns else None
 
 
-def measure_attribution(ranks: Sequence[RankEvents], span: Intervals = EVER) -> Attribution:
-    """How much of the work of all ranks that starts in a span belongs to a step, and how backward was found."""
+def measure_attribution(ranks: Sequence[RankEvents]) -> Attribution:
+    """How much of the work of all ranks belongs to a step, and how backward was found."""
     found = []
     for rank in ranks:
-        counts = span.holds(rank.events.start_ns)
-        given = counts & (rank.events.step != UNKNOWN) & rank.has_steps
+        given = (rank.events.step != UNKNOWN) & rank.has_steps
         duration = rank.events.end_ns - rank.events.start_ns
-        times = int(duration[counts].sum()), int(duration[given].sum())
-        found.append(Attribution(int(counts.sum()), int(given.sum()), *times, rank.backward))
+        times = int(duration.sum()), int(duration[given].sum())
+        found.append(Attribution(len(rank.events), int(given.sum()), *times, rank.backward))
     return merge_attributions(found)
 
 
@@ -251,7 +250,7 @@ Window = tuple[int, int, int | None, int, int]
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """The counts from which warnings are made; counts of a capture's parts can be added.
+    """The counts from which warnings are made.
 
     Attributes:
         windows: From the first to the last kernel of each process and device.
@@ -283,11 +282,6 @@ class Diagnostics:
     collectives: Counter[tuple[int, int | None, int]] = field(default_factory=Counter)
     compute_ns: Counter[str] = field(default_factory=Counter)
     kernels_ns: int = 0
-
-    def __add__(self, other: Diagnostics) -> Diagnostics:
-        values = {item.name: getattr(self, item.name) + getattr(other, item.name) for item in fields(self)}
-        lines = {name: tuple(dict.fromkeys(values[name])) for name in ("caveats", "about_trace", "overhead_warnings")}
-        return Diagnostics(**{**values, **lines})
 
     def busiest_stream(self, process: int, device: int | None) -> int:
         """The stream of a device with most compute time, ``UNKNOWN`` if there is none."""
@@ -374,39 +368,39 @@ def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
     return (warning,) if len(known) > 1 else ()
 
 
-def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Intervals = EVER) -> Diagnostics:
-    """Collect the counts for warnings from the activities that start in a span."""
-    activities, counts = trace.activities, span.holds(trace.activities.start_ns)
-    duration = np.where(counts & (activities.kind == Kind.KERNEL), activities.end_ns - activities.start_ns, 0)
+def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics:
+    """Collect the counts for warnings."""
+    activities = trace.activities
+    duration = np.where(activities.kind == Kind.KERNEL, activities.end_ns - activities.start_ns, 0)
     computing = activities.category == Category.COMPUTE
     total = np.bincount(activities.name_id[computing], weights=duration[computing], minlength=len(trace.names))
     busy_ns, collectives = Counter[tuple[int, int | None, int]](), Counter[tuple[int, int | None, int]]()
     for rank in ranks:
         events = rank.events
-        kernels = rank.is_kernel & (events.lane != UNKNOWN) & span.holds(events.start_ns)
+        kernels = rank.is_kernel & (events.lane != UNKNOWN)
         busy, collective = kernels & (events.category == Category.COMPUTE), kernels & rank.is_collective
         for lane in distinct(events.lane[kernels]):
             key, rows = (rank.process, rank.device, lane), np.flatnonzero(busy & (events.lane == lane))
             busy_ns[key] += int((events.end_ns[rows] - events.start_ns[rows]).sum())
             collectives[key] += int((collective & (events.lane == lane)).sum())
-    communication = select(activities, counts & (activities.category == Category.COMMUNICATION))
-    launches, lost = _count_launches(trace, ranks, span)
+    communication = select(activities, activities.category == Category.COMMUNICATION)
+    launches, lost = _count_launches(trace, ranks)
     columns = [getattr(communication, name) for name in ("start_ns", "end_ns", "lane", "device", "process")]
     order = np.lexsort(columns)
     return Diagnostics(
         about_trace=(*trace.warnings, *_warn_about_steps(trace, ranks)),
         caveats=_declared_caveats(trace),
-        windows=_kernel_windows(trace, span),
+        windows=_kernel_windows(trace),
         overhead_warnings=tuple(_warn_about_overhead(trace, ranks)),
-        activities=int(counts.sum()),
-        graphs=int((counts & (activities.kind == Kind.GRAPH)).sum()),
-        orphans=int((counts & (trace.launching_calls == UNKNOWN)).sum()),
-        unnumbered=int((counts & (activities.correlation == UNKNOWN)).sum()),
-        earlier=int((counts & _are_launched_earlier(trace)).sum()),
+        activities=len(activities),
+        graphs=int((activities.kind == Kind.GRAPH).sum()),
+        orphans=int((trace.launching_calls == UNKNOWN).sum()),
+        unnumbered=int((activities.correlation == UNKNOWN).sum()),
+        earlier=int(_are_launched_earlier(trace).sum()),
         calls=len(trace.calls),
         launches=launches,
         lost=lost,
-        ambiguous=int((counts & trace.has_ambiguous_launch).sum()),
+        ambiguous=int(trace.has_ambiguous_launch.sum()),
         repeated=int(np.all([np.diff(column[order]) == 0 for column in columns], axis=0).sum()),
         busy_ns=busy_ns,
         collectives=collectives,
@@ -415,17 +409,17 @@ def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents], span: Interval
     )
 
 
-def _count_launches(trace: Trace, ranks: Sequence[RankEvents], span: Intervals) -> tuple[Counter[int], Counter[int]]:
+def _count_launches(trace: Trace, ranks: Sequence[RankEvents]) -> tuple[Counter[int], Counter[int]]:
     launches, lost = Counter[int](), Counter[int]()
     working = set(distinct(trace.activities.process))
     steps = {rank.process: rank.including_warmup for rank in ranks if rank.has_steps}
     for process in distinct(trace.calls.process):
         without, is_launch = find_lost_launches(trace, process)
-        launches[process] = int((is_launch & span.holds(trace.calls.start_ns)).sum())
+        launches[process] = int(is_launch.sum())
         at = trace.calls.start_ns[without]
-        counts = span.holds(at)
+        counts = np.ones(len(at), np.bool_)
         if process in steps and process in working:
-            counts &= steps[process].steps.index_at(at) == UNKNOWN
+            counts = steps[process].steps.index_at(at) == UNKNOWN
         lost[process] = int(counts.sum())
     return launches, lost
 
@@ -449,9 +443,9 @@ def _declared_caveats(trace: Trace) -> tuple[Caveat, ...]:
     return (Caveat.SHARED_GPU, *caveats) if is_shared and Caveat.SHARED_GPU not in caveats else caveats
 
 
-def _kernel_windows(trace: Trace, span: Intervals = EVER) -> tuple[Window, ...]:
+def _kernel_windows(trace: Trace) -> tuple[Window, ...]:
     activities = trace.activities
-    rows = np.flatnonzero((activities.kind == Kind.KERNEL) & span.holds(activities.start_ns))
+    rows = np.flatnonzero(activities.kind == Kind.KERNEL)
     process, device, start, end = (
         getattr(activities, name)[rows] for name in ("process", "device", "start_ns", "end_ns")
     )

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import compress
 
 import numpy as np
 
@@ -448,11 +447,8 @@ class StepOverlap:
         return self.overlapped_ns / self.comm_ns if self.overlapped_ns is not None and self.comm_ns else None
 
 
-def measure_steps(rank: RankEvents, backward: Intervals, span: Intervals) -> tuple[StepOverlap, ...]:
-    """The steps that start in a span."""
-    columns = measure_columns(StepOverlap, StepEvents(rank, backward))
-    chosen = span.holds(rank.steps.start_ns)
-    return tuple(make_rows(StepOverlap, {name: list(compress(values, chosen)) for name, values in columns.items()}))
+def measure_steps(rank: RankEvents, backward: Intervals) -> tuple[StepOverlap, ...]:
+    return tuple(make_rows(StepOverlap, measure_columns(StepOverlap, StepEvents(rank, backward))))
 
 
 def hide(step: StepOverlap, hidden: Hidden) -> StepOverlap:

@@ -107,9 +107,7 @@ def capture(
     try:
         export_reports(job, os.environ, WHY_NO_REPORT)
         files = job.traces
-        # All in one reading; but a trace that the summary measures in parts is read for its inventory first.
-        wanted = SUMMARY_ANSWER.measures_for(files, as_json=False)
-        wanted = wanted if not job.part and wanted == SUMMARY_ANSWER.measures else ()
+        wanted = () if job.part else SUMMARY_ANSWER.measures  # all in one reading
         load = Loader(LoadOptions(one_run=True), None, None, strict=True)
         runs = load.runs(files, "inventory", *wanted) if files else []
         for loss in find_losses(job, [content for run in runs for content in run.inventory()]):

@@ -248,7 +248,7 @@ def _answer(name: str, traces: list[str], options: LoadOptions) -> dict[str, Any
         refuse_to_export(file)
     answer = questions()[name].answer
     assert answer is not None
-    views = answer.views(load_runs(files, options, measures=answer.measures_for(files, as_json=True)))
+    views = answer.views(load_runs(files, options, measures=answer.measures_for(as_json=True)))
     ranges = {"--step-range": options.step_range, "--backward-range": options.backward_range}
     passed = [f"{option}={value}" for option, value in ranges.items() if value]
     return {

@@ -24,7 +24,7 @@ INTERRUPTED = 130
 """Exit code of a program that Ctrl-C ended, by the convention of shells."""
 
 _GENERAL = frozenset({"--quiet", "--verbose", "--help", "--help-all"})
-_RARE = frozenset({"--separate", "--one-run", "--jobs", "--part-rows", "--scheduler", "--strict", "--no-cache"})
+_RARE = frozenset({"--separate", "--one-run", "--jobs", "--scheduler", "--strict", "--no-cache"})
 """Options that --help leaves to --help-all."""
 _SHOWS_ALL = "ddp_prof.help_all"
 
@@ -93,19 +93,13 @@ class Answer:
         measures: Names in ``runs.report.MEASURES``.
         views: Makes the tables of runs; of its other arguments, which are options of the command, it has the defaults.
         for_json: What only the JSON document needs besides.
-        in_parts: What is measured instead if a trace is so large that it is read in parts; empty: the same.
     """
 
     measures: Sequence[str]
     views: Callable[..., list[TableView]]
     for_json: Sequence[str] = ()
-    in_parts: Sequence[str] = ()
 
-    def measures_for(self, files: Sequence[Path], part_rows: int | None = None, *, as_json: bool) -> Sequence[str]:
-        from ddp_prof.ingest.nsys_export import count_rows
-
-        if self.in_parts and any(count_rows(file, part_rows) for file in files):
-            return self.in_parts
+    def measures_for(self, *, as_json: bool) -> Sequence[str]:
         return (*self.measures, *(self.for_json if as_json else ()))
 
 
@@ -121,12 +115,8 @@ class Loader:
 
     def runs_for(self, traces: Sequence[Path], output: TableOptions, **reading: Any) -> list[Run]:
         """Read the runs, and measure what the command's answer needs."""
-        from ddp_prof.runs import find_files
-
         assert self.answer is not None
-        as_json = output.form == "json"
-        measures = self.answer.measures_for(find_files(traces), self.options.part_rows, as_json=as_json)
-        return self.runs(traces, *measures, **reading)
+        return self.runs(traces, *self.answer.measures_for(as_json=output.form == "json"), **reading)
 
     def runs(self, traces: Sequence[Path], *measures: str, **reading: Any) -> list[Run]:
         """Read and measure the runs; ``reading`` are fields of ``LoadOptions`` that the command sets."""
@@ -246,11 +236,6 @@ _READING_OPTIONS = (
         ["--jobs"],
         type=click.IntRange(min=1),
         help="Number of processes that read traces. Default: one per core, fewer for small traces.",
-    ),
-    click.Option(
-        ["--part-rows"],
-        type=click.IntRange(min=1),
-        help="Read an export in parts of about this many rows. Default: 3 million, if it has more than 9 million.",
     ),
     click.Option(
         ["--scheduler"],

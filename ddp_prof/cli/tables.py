@@ -25,14 +25,13 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.tables.summary import SummarizedRun, summary_view
 
-    has_facts = all("facts" in run.measured[file] for run in runs for file in run.files)
     results = [run.overlap() for run in runs]
     summarized = [
         SummarizedRun(
             result,
             summary,
             run.explanation(),
-            run.doctor() if has_facts else None,
+            run.doctor(),
             run.cost(),
         )
         for run, result, summary in zip(runs, results, compare_variants(results), strict=True)
@@ -41,7 +40,7 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
 
 
 # The doctor needs all events at once.
-SUMMARY_ANSWER = Answer(SUMMARY, summary_views, in_parts=("overlap", "collectives", "kernels"))
+SUMMARY_ANSWER = Answer(SUMMARY, summary_views)
 
 
 @click.command("summary", cls=TraceCommand, answer=SUMMARY_ANSWER, example="traces/overlap.sqlite")

@@ -20,6 +20,7 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
+from ddp_prof.ingest.growing_column import in_order
 from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
@@ -53,8 +54,8 @@ CALL_NAME = "nameId"
 _MOST_LETTERS = 100
 _CALL_VERSION = re.compile(r"_v\d{4,}$")  # cudaLaunchKernel_v7000
 _NO_MPI = "MPI calls are not read: only kernels and copies of NCCL and the like communicate here"
-MOST_ROWS_AS_A_WHOLE = 9_000_000
-"""A larger export is read in parts."""
+LEAST_ROWS_COUNTED = 9_000_000
+"""An export with fewer rows needs no more memory than any machine has."""
 _LEAST_BYTES_PER_ROW = 15
 """Lower bound of the bytes per row of an export, to bound its rows by the size of the file."""
 _WARNINGS = (2, 3)
@@ -62,13 +63,9 @@ _WARNINGS = (2, 3)
 _UNNAMED = {Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "CUDA graph"}
 
 
-def count_rows(path: Path, part_rows: int | None) -> int:
-    """Return about how many activities, calls and ranges an export holds; 0 if it is to be read as a whole.
-
-    These are files that are no exports, and small exports, unless ``part_rows`` asks for parts of any export.
-    """
-    least = 0 if part_rows else MOST_ROWS_AS_A_WHOLE
-    if not path.is_file() or path.stat().st_size < least * _LEAST_BYTES_PER_ROW:
+def count_rows(path: Path) -> int:
+    """Return about how many activities, calls and ranges a large export holds; 0 for other files."""
+    if not path.is_file() or path.stat().st_size < LEAST_ROWS_COUNTED * _LEAST_BYTES_PER_ROW:
         return 0
     with path.open("rb") as head:
         if not head.read(16).startswith(b"SQLite format 3"):
@@ -79,7 +76,7 @@ def count_rows(path: Path, part_rows: int | None) -> int:
             lambda: [file.rows(f'SELECT max(rowid) FROM "{table}"')[0][0] for table in tables]
         )
         rows = min(sum(last), file.most_rows)  # rows may have any number
-        return rows if rows > least else 0
+        return rows if rows >= LEAST_ROWS_COUNTED else 0
 
 
 def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) -> Trace:
@@ -103,6 +100,8 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     names = NameTable()
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
+    has_payloads = bool(np.any(ranges["flags"] & _HAS_PAYLOAD))
+    del ranges, range_rows
     columns, copy_kind, launches = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
     calls = call_columns.result()
@@ -159,7 +158,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     trace = enrich.doubt_ranks(enrich.name_ranks(trace))
     trace = collectives.mark_copies_that_communicate(trace, within_device[has_start["activities"]])
     trace = infer_waits(trace, waits.events)
-    if np.any(ranges["flags"] & _HAS_PAYLOAD):
+    if has_payloads:
         trace = collectives.add_nccl_metadata(trace, _nccl_payloads(file, strings))
     trace = collectives.name_operations(trace)
     if not options.with_launches:
@@ -306,7 +305,7 @@ def _call_columns(file: SqliteFile) -> dict[str, Ints]:
     if np.any(correlation[1:] < correlation[:-1]):
         order = np.argsort(correlation, kind="stable")
         for name, column in columns.items():  # one by one, so that only one of them is held twice
-            columns[name] = column[order] if column.strides[0] else column
+            columns[name] = in_order(column, order) if column.strides[0] else column
     return columns
 
 

@@ -8,7 +8,6 @@ import shutil
 import sqlite3
 import sys
 import tempfile
-from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -24,6 +23,7 @@ import numpy as np
 from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import copy_data, held_bytes
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest.growing_column import GrowingColumn
 from ddp_prof.table import UNKNOWN, Ints
 
 Read = TypeVar("Read")
@@ -349,8 +349,7 @@ class GatheredColumns:
     def __init__(self, names: Sequence[str]) -> None:
         self._rows = 0
         self._constant: dict[str, int] = {}
-        # It grows in place, so that no column is ever held twice.
-        self._grown = {name: array("q") for name in names}
+        self._grown = {name: GrowingColumn() for name in names}
 
     def add(self, batch: Mapping[str, Ints]) -> None:
         """Add rows; the batch may hold other columns, too."""
@@ -360,21 +359,19 @@ class GatheredColumns:
             rows = len(values)
             if not rows:
                 continue
-            if not grown:
+            if not grown.rows:
                 value = int(values[0])
                 if self._constant.get(name, value) == value and _is_constant(values):
                     self._constant[name] = value
                     continue
                 if self._rows:
-                    grown.frombytes(np.full(self._rows, self._constant[name], np.int64).view(np.uint8).data)
-            grown.frombytes(np.ascontiguousarray(values).view(np.uint8).data)
+                    grown.add(np.full(self._rows, self._constant[name], np.int64))
+            grown.add(values)
         self._rows += rows
 
     def columns(self) -> dict[str, Ints]:
         return {
-            name: np.frombuffer(grown, np.int64)
-            if grown or not self._rows
-            else constant_column(self._constant[name], self._rows)
+            name: grown.values() if grown.rows or not self._rows else constant_column(self._constant[name], self._rows)
             for name, grown in self._grown.items()
         }
 

@@ -22,8 +22,6 @@ from tests.analyze.random_runs import runs
 from tests.command_line import run
 from tests.examples import examples
 
-PARTS_READ = ("--part-rows", 20_000)
-
 SUMMARY = VariantSummary(
     label="job",
     device="cuda",
@@ -112,19 +110,6 @@ def test_on_a_real_job_the_slowdown_costs_four_times_what_is_exposed(shared_trac
     assert 0.045 <= bounds["network_ns"] / document["step_ns"] <= 0.055
     overlap = json.loads(run("overlap", "--format", "json", trace).stdout)
     assert (overlap["cost"], overlap["bounds"]) == (cost, bounds), "a figure does not depend on the command"
-
-
-def test_a_capture_that_is_read_in_parts_is_not_read_whole_for_its_cost(shared_traces: Path) -> None:
-    trace = shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite"
-    result = run("overlap", "--format", "json", *PARTS_READ, trace)
-    assert "read as a whole" not in result.stderr
-    found, whole = (json.loads(run("overlap", "--format", "json", *more, trace).stdout) for more in (PARTS_READ, ()))
-    known = ("contention_ns", "contention_low_ns", "contention_high_ns", "kappa", "kernels_compared", "reason")
-    assert [found["cost"][name] for name in known] == [whole["cost"][name] for name in known]
-    step = found["ranks"][0]["steps"][3]["cost"]
-    assert step["blocking_ns"] is None, "waits are not followed in parts"
-    assert step["limits_ns"]["blocking"][0] == 0 < step["limits_ns"]["blocking"][1]
-    assert list(step["reasons"]) == ["blocking"]
 
 
 def is_divided(step: StepCost) -> bool:

@@ -91,7 +91,7 @@ def test_a_rank_of_which_nothing_is_known_does_not_count_among_the_others(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("parts", "whole"),
+    ("ranks", "whole"),
     [
         ([None, NO_COMMUNICATION, NOTHING], None),
         ([None, GRAPHS], GRAPHS),
@@ -99,8 +99,8 @@ def test_a_rank_of_which_nothing_is_known_does_not_count_among_the_others(tmp_pa
         ([NOTHING, NOTHING], NOTHING),
     ],
 )
-def test_of_a_capture_in_parts_it_is_the_same(parts: list[str | None], whole: str | None) -> None:
-    assert merge_reasons(parts) == whole
+def test_several_ranks_have_one_reason(ranks: list[str | None], whole: str | None) -> None:
+    assert merge_reasons(ranks) == whole
 
 
 def test_of_several_reasons_the_first_is_given() -> None:

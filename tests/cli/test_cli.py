@@ -79,7 +79,6 @@ def test_the_short_help_leaves_rare_options_to_the_whole_one(name: str) -> None:
         "--separate",
         "--one-run",
         "--jobs",
-        "--part-rows",
         "--scheduler",
         "--strict",
         "--no-cache",

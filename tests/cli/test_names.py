@@ -172,20 +172,18 @@ def test_a_folder_of_such_a_name_is_read_with_all_in_it(name: str, tmp_path: Pat
 def test_a_folder_of_temporary_files_may_have_such_a_name(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """There a database with a log, tables and parts are written and read again."""
+    """There a database with a log and tables are written and read again."""
     place = tmp_path / os.fsdecode(NAMES[name])
     place.mkdir()
     (traces := tmp_path / "traces").mkdir()
     logged = with_log(traces)
     tables = write_tables(write_capture(traces / "whole.sqlite", known_truth(2)), traces / "x_pqtdir", "parquet")
-    usual = [run("overlap", path, "--format", "csv").stdout for path in (logged, tables, traces / "whole.sqlite")]
+    usual = [run("overlap", path, "--format", "csv").stdout for path in (logged, tables)]
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    options = ([], [], ["--part-rows", "20"])
-    for path, more, expected in zip((logged, tables, traces / "whole.sqlite"), options, usual, strict=True):
-        result = run("overlap", path, "--format", "csv", *more)
+    for path, expected in zip((logged, tables), usual, strict=True):
+        result = run("overlap", path, "--format", "csv")
         assert result.exit_code == 0, result.stderr
-        if not more:
-            assert result.stdout == expected
+        assert result.stdout == expected
     assert list(place.iterdir()) == []
 
 

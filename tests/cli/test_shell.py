@@ -48,7 +48,7 @@ def test_without_a_command_the_summary_is_shown(words: list[str], trace: Path) -
 @pytest.mark.parametrize(
     "command",
     ["timeline x --steps @", "timeline x --steps 1-@", "timeline x --steps @-@", "collectives x --step @",
-     "kernels x --top @", "overlap x --jobs @", "overlap x --part-rows @", "capture --steps @:1 -- true",
+     "kernels x --top @", "overlap x --jobs @", "capture --steps @:1 -- true",
      "capture --steps 1:@ -- true"],
 )  # fmt: skip
 def test_a_number_of_5000_digits_is_wrong_usage(command: str, trace: Path) -> None:

@@ -222,11 +222,6 @@ def test_without_launches_a_step_is_not_divided_into_parts_without_communication
     assert re.search("step +40.0 µs, the median of all steps\n", text)
 
 
-def test_a_trace_read_in_parts_says_that_the_doctor_was_not_asked() -> None:
-    result = run("summary", "--part-rows", 1000, TRACES / "overlap.sqlite")
-    assert "not run, because the trace is read in parts" in result.stdout
-
-
 def test_where_some_steps_stand_still_hiding_is_not_said_to_gain_nothing(tmp_path: Path) -> None:
     """That two of five steps stood still stood in brackets behind it."""
     (found,) = summary(write_capture(tmp_path / "x.sqlite", bucket_steps(5, 25, 5, 25, 5)))["runs"]

@@ -86,14 +86,6 @@ def test_each_option_is_one_that_results_depend_on_or_not() -> None:
     assert {item.name for item in fields(LoadOptions)} == {*report._DEPENDED_ON, *of_runs, "with_launches"}
 
 
-def test_what_is_read_in_parts_is_kept_for_itself(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
-    parts = ["overlap", trace, "--part-rows", "20", "--format", "json"]
-    without = run(*parts, "--no-cache").stdout
-    assert run("overlap", trace).exit_code == 0
-    assert run(*parts).stdout == run(*parts).stdout == without
-    assert len(measured) == 1, "the parts are not measured as a whole"
-
-
 def test_a_change_of_the_analysis_or_of_the_trace_is_measured_anew(
     trace: Path, folder: Path, measured: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,6 @@ from ddp_prof.table import Brief, begins_run
 from ddp_prof.trace import (
     HOST_WAITS,
     NO_TIME,
-    SYNC_IN_PARTS,
     UNKNOWN,
     Category,
     Ints,
@@ -98,7 +97,6 @@ class RankEvents(Brief):
         phases, collective_ranges: Ranges of the host, including those of warm-up steps.
         backward: How events were attributed to backward: ``ranges``, ``inferred`` (by thread) or ``none``.
         step_notes: What was left out or cut when steps and communication were found, a line each.
-        other_gradient_threads, assumed_ahead: Facts of the whole capture, if the trace is a part of one.
         with_warmup: The same rank including the steps that are left out, if there are any.
         incomplete_steps: Number of steps that were left out because they were not recorded completely.
         beside: The events of these steps.
@@ -121,8 +119,6 @@ class RankEvents(Brief):
     backward: str
     step_notes: tuple[str, ...]
     recording: Recording
-    other_gradient_threads: frozenset[int] = frozenset()
-    assumed_ahead: bool | None = None
     dependencies: Callable[[], Dependencies] = None  # type: ignore[assignment]  # never None once the rank is made
     with_warmup: RankEvents | None = None
     incomplete_steps: int = 0
@@ -179,8 +175,9 @@ class RankEvents(Brief):
             "idle": window - (busy | memory),
         }
 
-    def lead_of(self, counts: Mask) -> Lead:
-        """How far the host is ahead of the device in the chosen steps.
+    @cached_property
+    def lead(self) -> Lead:
+        """How far the host is ahead of the device in the steps.
 
         Work without a recorded launch counts for the step that began last before it.
         """
@@ -195,25 +192,17 @@ class RankEvents(Brief):
         outside_ns = work_ns - sum_by_group(within_ns, step, len(steps))
         every = self.including_warmup.events
         on_device = every.activity != UNKNOWN
-        held_ns = covered_by_each(
-            every.start_ns[on_device], every.end_ns[on_device], steps.start_ns[counts], steps.end_ns[counts]
-        )
+        held_ns = covered_by_each(every.start_ns[on_device], every.end_ns[on_device], steps.start_ns, steps.end_ns)
         next_ns = np.append(steps.start_ns[1:], NO_TIME)
-        is_apart = np.flatnonzero(counts & self.is_followed & (next_ns > steps.end_ns))
+        is_apart = np.flatnonzero(self.is_followed & (next_ns > steps.end_ns))
         between_ns = covered_by_each(start, end, steps.end_ns[is_apart], next_ns[is_apart])
-        followed = counts & find_device_steps(events, steps, self.is_followed)[2]
-        columns = (work_ns[counts], outside_ns[counts], between_ns, held_ns, followed)
+        followed = find_device_steps(events, steps, self.is_followed)[2]
+        columns = (work_ns, outside_ns, between_ns, held_ns, followed)
         return Lead(*(int(column.sum()) for column in columns))
-
-    @cached_property
-    def lead(self) -> Lead:
-        return self.lead_of(np.ones(len(self.steps), np.bool_))
 
     @cached_property
     def runs_ahead(self) -> bool:
         """Whether the host runs ahead of the device, so that the device's clock measures steps."""
-        if self.assumed_ahead is not None:
-            return self.assumed_ahead
         if self.clocks_disagree:  # then only periods of one clock are lengths
             return self.has_steps
         return self.has_steps and self.lead.is_ahead
@@ -239,8 +228,6 @@ class RankEvents(Brief):
     @cached_property
     def blocking(self) -> RankBlocking:
         """How long its streams (on a CPU, its host) stood still for communication."""
-        if self.trace.sync_reason == SYNC_IN_PARTS:
-            return unknown_blocking(self.events, len(self.steps), SYNC_IN_PARTS)
         if self.clocks_disagree:
             return unknown_blocking(self.events, len(self.steps), CLOCKS)
         if self._lacks_copies:
@@ -274,7 +261,7 @@ class RankEvents(Brief):
         computes = np.isin(events.lane, distinct(events.lane[events.category == Category.COMPUTE]))
         rows = np.flatnonzero(~communicates & computes)
         waits = (calls.process == self.process) & np.isin(calls.kind, HOST_WAITS)
-        if self.device is None or trace.sync_reason == SYNC_IN_PARTS or not waits.any() or self._lacks_copies:
+        if self.device is None or not waits.any() or self._lacks_copies:
             return None
         if NO_TIME in events.launch_ns[rows]:
             return None
@@ -391,7 +378,7 @@ class RankEvents(Brief):
 
     @cached_property
     def gradient_threads(self) -> frozenset[int]:
-        return self.other_gradient_threads | frozenset(distinct(self.events.launcher[self.is_backward]))
+        return frozenset(distinct(self.events.launcher[self.is_backward]))
 
     @property
     def is_mine(self) -> Mask:
@@ -494,22 +481,8 @@ class RankEvents(Brief):
         return take_or_unknown(self.step_keys, self.steps.index_at(time_ns))
 
 
-@dataclass(frozen=True)
-class CaptureFacts:
-    """Facts about a whole capture, needed to read a part of it.
-
-    Attributes:
-        launches: Process, device, category and launching thread (or ``UNKNOWN``) of all activities.
-        gradients: Process, device and thread of all launches of backward's compute.
-        ahead: Process and device of all hosts that run ahead; ``None`` if this is to be found.
-    """
-
-    launches: frozenset[tuple[int, ...]]
-    gradients: frozenset[tuple[int, int | None, int]] = frozenset()
-    ahead: frozenset[tuple[int, int | None]] | None = None
-
-
-def find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
+def _find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
+    """Return process, device, category and launching thread (or ``UNKNOWN``) of all activities."""
     activities, thread = trace.activities, take_or_unknown(trace.calls.lane, trace.launching_calls)
     columns = (activities.process, activities.device, activities.category, thread)
     first, _ = distinct_rows(*columns)
@@ -517,24 +490,20 @@ def find_launches(trace: Trace) -> frozenset[tuple[int, ...]]:
 
 
 def find_rank_events(
-    trace: Trace,
-    step_range: str | None = None,
-    backward_range: str | None = None,
-    known: CaptureFacts | None = None,
+    trace: Trace, step_range: str | None = None, backward_range: str | None = None
 ) -> tuple[RankEvents, ...]:
     """Return the ranks of a trace, ordered by rank, process and device.
 
     ``step_range`` and ``backward_range`` are the user's regular expressions, ``None`` for the usual names; a TraceError
-    says that one of them matches no range. ``known`` are facts about the whole capture if the trace is a part of one:
-    the result then includes ranks that have no events in this part.
+    says that one of them matches no range.
     """
-    known = known or CaptureFacts(find_launches(trace))
-    on_devices = {process for process, *_ in known.launches}
-    working = {(process, device) for process, device, category, _ in known.launches if category != Category.MEMORY}
+    launches = _find_launches(trace)
+    on_devices = {process for process, *_ in launches}
+    working = {(process, device) for process, device, category, _ in launches if category != Category.MEMORY}
     found: list[RankEvents] = []
     dependencies = cache(partial(find_dependencies, trace))  # all ranks share them
     for process in sorted({*trace.processes, *on_devices}):
-        builder = _Builder(trace, process, step_range, backward_range, known, dependencies)
+        builder = _Builder(trace, process, step_range, backward_range, launches, dependencies)
         if process in on_devices:
             ranks = builder.device_ranks()
             # What only copies is no rank beside devices that work, for example the process of a data loader.
@@ -562,10 +531,11 @@ class _Builder:
         process: int,
         step_range: str | None,
         backward_range: str | None,
-        known: CaptureFacts,
+        launches: frozenset[tuple[int, ...]],
         dependencies: Callable[[], Dependencies],
     ) -> None:
-        self.trace, self.process, self.known = trace, process, known
+        self.trace, self.process = trace, process
+        self.launches = [launch for owner, *launch in launches if owner == process]
         self.steps, self.step_notes = find_steps(trace, process, step_range)
         self.phases = find_phases(trace, process, backward_range)
         self.ranges = find_collective_ranges(trace, process, self.phases)
@@ -600,9 +570,8 @@ class _Builder:
             self.steps = select(self.steps, np.arange(len(self.steps) - 1))
 
     def device_ranks(self) -> list[RankEvents]:
-        launches = [launch for process, *launch in self.known.launches if process == self.process]
         communicating, computing = (
-            frozenset(thread for _, category, thread in launches if category == one and thread != UNKNOWN)
+            frozenset(thread for _, category, thread in self.launches if category == one and thread != UNKNOWN)
             for one in (Category.COMMUNICATION, Category.COMPUTE)
         )
         self.step_notes += self.recording.notes(self.steps.names)
@@ -611,7 +580,7 @@ class _Builder:
             events = replace(events, launch_ns=np.full(len(events), NO_TIME))
         device_of = self.trace.activities.device[events.activity]
         result = []
-        for device in sorted({device for device, *_ in launches}):
+        for device in sorted({device for device, *_ in self.launches}):
             own = select(events, device_of == device)
             if not np.any(own.category == Category.COMMUNICATION) and "nccl" not in self._declared("backend"):
                 # gloo with CUDA tensors: the host communicates
@@ -671,7 +640,7 @@ class _Builder:
         return {range_.text(field) or "" for range_ in parse_ranges(names, PROCESS).values()}
 
     def _rank(self, device: int | None, events: Events, backward: str) -> RankEvents:
-        steps, has_steps, known = self.steps, bool(len(self.steps)), self.known
+        steps, has_steps = self.steps, bool(len(self.steps))
         if not has_steps and len(events):
             start_ns, end_ns = events.start_ns.min(keepdims=True), events.end_ns.max(keepdims=True)
             steps = Steps(np.array([UNKNOWN]), start_ns, end_ns, np.zeros(1, np.bool_))
@@ -692,10 +661,6 @@ class _Builder:
             step_notes=self.step_notes,
             recording=self.recording,
             dependencies=self.dependencies,
-            other_gradient_threads=frozenset(
-                thread for *owner, thread in known.gradients if owner == [self.process, device]
-            ),
-            assumed_ahead=None if known.ahead is None else (self.process, device) in known.ahead,
         )
 
 

@@ -31,7 +31,7 @@ While a rank computes nothing, its phase follows from the compute before and aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -195,10 +195,6 @@ def lacks_work(work_ns: int, held_ns: int) -> bool:
 
 
 NO_LEAD = Lead(0, 0, 0, 0, 0)
-
-
-def add_leads(leads: Iterable[Lead]) -> Lead:
-    return Lead(*map(sum, zip(NO_LEAD, *leads, strict=True)))
 
 
 def covered_by_each(start_ns: Ints, end_ns: Ints, low_ns: Ints, high_ns: Ints) -> Ints:

@@ -55,12 +55,12 @@ _REASONS_OF_IDLE = {
 
 @dataclass(frozen=True)
 class SummarizedRun:
-    """The results that a summary shows; ``diagnosis`` is ``None`` if the traces are too large for the doctor here."""
+    """The results that a summary shows."""
 
     result: TraceOverlap
     summary: VariantSummary
     explanation: RunExplanation
-    diagnosis: Diagnosis | None
+    diagnosis: Diagnosis
     cost: RunCost | None = None
 
     @property
@@ -79,13 +79,13 @@ class SummarizedRun:
     @property
     def idle(self) -> str | None:
         """See :func:`idle_headline`; with its reason, if the doctor found one."""
-        rules = [finding.rule for finding in self.diagnosis.findings] if self.diagnosis else []
+        rules = [finding.rule for finding in self.diagnosis.findings]
         reason = next((text for rule, text in _REASONS_OF_IDLE.items() if rule in rules), None)
         return idle_headline(self.summary, f"{reason}{_SEE_DOCTOR}" if reason else "")
 
     @property
     def advice(self) -> str | None:
-        return self.diagnosis.findings[0].advice if self.diagnosis and self.diagnosis.findings else None
+        return self.diagnosis.findings[0].advice if self.diagnosis.findings else None
 
     def notes(self, headline: str = "") -> list[str]:
         """Doubts about the capture first, then what is not known of blocking."""
@@ -176,14 +176,14 @@ def _short_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
     """
     summary, result, collectives = run.summary, run.result, run.explanation.collectives
     cause, of_cause = cause_in_short(run.explanation.root_cause, collectives.reason, collectives.blocking)
-    findings = run.diagnosis.findings if run.diagnosis else ()
+    findings = run.diagnosis.findings
     notes = [note for note in run.notes(run.headline) if not note.startswith("missing: ")]
     costs = (run.cost.cost, run.cost.bounds) if run.cost else (None, None)
     doubts = [*result.caveats, *([outliers_text(result.outliers)] if result.outliers else [])]
     doubts += [_shortened(note) for note in notes if changes_reading(note) and note not in doubts]
     read = [*_source_facts(result, summary), SOURCE_NAMES.get(result.source, result.source)]
     why = ("cause", None if summary.reason or run.idle else cause)
-    is_of_cause = of_cause and not findings and run.diagnosis and not summary.reason
+    is_of_cause = of_cause and not findings and not summary.reason
     change = ("change", of_cause if is_of_cause else _short_advice(run))
     return [
         ("missing", result.missing),
@@ -219,7 +219,7 @@ def _whole_lines(run: SummarizedRun) -> list[tuple[str, str | None]]:
 
 def _short_advice(run: SummarizedRun) -> str:
     """The first finding's advice as far as it fits, by whole clauses."""
-    if not run.diagnosis or not run.diagnosis.findings:
+    if not run.diagnosis.findings:
         return main_advice(run)
     first, *others = run.diagnosis.findings
     clauses = re.split(r"(?<=[;:.]) ", re.sub(r" \([^()]*(?:\(\)[^()]*)*\)", "", first.advice))
@@ -303,8 +303,7 @@ def _communication(summary: VariantSummary, *, in_short: bool = False) -> str | 
 
 
 def main_advice(run: SummarizedRun) -> str:
-    if (diagnosis := run.diagnosis) is None:
-        return "not run, because the trace is read in parts: ddp-prof doctor reads it as a whole"
+    diagnosis = run.diagnosis
     if not diagnosis.findings:
         return f"no finding{undecided_text(diagnosis)}"
     first, *others = diagnosis.findings

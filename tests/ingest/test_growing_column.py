@@ -1,0 +1,117 @@
+"""Columns grow in memory or in a file; what they hold is the same."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddp_prof.ingest import growing_column
+from ddp_prof.ingest.growing_column import GrowingColumn, in_order
+from tests.command_line import run
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import write_capture
+
+BATCHES = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_size=8)
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 4)
+    monkeypatch.setattr(growing_column, "_CHUNK_ROWS", 3)
+
+
+def grow(batches: list[list[int]]) -> GrowingColumn:
+    column = GrowingColumn()
+    for batch in batches:
+        column.add(np.array(batch, np.int64))
+    return column
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [value for batch in batches for value in batch]
+
+
+@given(BATCHES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_column_in_a_file_holds_what_a_list_does(batches: list[list[int]]) -> None:
+    assert grow(batches).values().tolist() == flat(batches)
+
+
+@given(BATCHES, st.integers(0, 6))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_where_the_disk_fills_up_it_goes_on_in_memory(batches: list[list[int]], most_bytes: int) -> None:
+    """The last write takes a part of the bytes only, as on a real disk."""
+    real = tempfile.TemporaryFile
+
+    class Full:
+        def __init__(self, **options: object) -> None:
+            self.file, self.left = real(buffering=0), 8 * most_bytes + 3
+
+        def write(self, data: memoryview) -> int:
+            if not self.left:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            written = self.file.write(data[: self.left])
+            self.left -= written
+            return written
+
+        def __enter__(self) -> object:
+            return self.file.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self.file.close()
+
+        def fileno(self) -> int:
+            return self.file.fileno()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "TemporaryFile", Full)
+        assert grow(batches).values().tolist() == flat(batches)
+
+
+@pytest.mark.parametrize("why", ["no folder", "little room"])
+def test_without_room_for_a_file_it_stays_in_memory(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_folder() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    if why == "no folder":
+        monkeypatch.setattr(tempfile, "gettempdir", no_folder)
+    else:
+        monkeypatch.setattr(
+            shutil, "disk_usage", lambda _folder: SimpleNamespace(free=growing_column.LEAST_FREE_BYTES - 1)
+        )
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_options: pytest.fail("a file was opened"))
+    assert grow([[1, 2, 3, 4], [5], [6]]).values().tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_is_returned_can_be_changed_and_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    values = grow([[1, 2, 3, 4], [5], [6]]).values()
+    values[5] = 7
+    assert values.tolist() == [1, 2, 3, 4, 5, 7]
+    assert list(tmp_path.iterdir()) == []
+
+
+@given(BATCHES, st.randoms(use_true_random=False))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_long_column_is_put_in_order_like_a_short_one(batches: list[list[int]], random: object) -> None:
+    values = np.array(flat(batches), np.int64)
+    order = np.random.default_rng(random.randrange(99)).permutation(len(values))  # type: ignore[attr-defined]
+    assert in_order(values, order).tolist() == values[order].tolist()
+
+
+def test_a_capture_whose_columns_are_in_files_is_measured_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_capture(tmp_path / "x.sqlite", known_truth(8))
+    found = run("overlap", path, "--format", "json")
+    monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 1 << 22)
+    assert found.exit_code == 0, found.stderr
+    assert found.stdout == run("overlap", path, "--format", "json").stdout
