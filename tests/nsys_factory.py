@@ -7,6 +7,8 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
+
 HARDWARE, MACHINE = 1, 2
 
 
@@ -79,6 +81,36 @@ class Capture:
     threads: dict[tuple[int, int], str] = field(default_factory=dict)
     syncs: list[Sync] = field(default_factory=list)
     has_event_records: bool = True
+
+
+KINDS = {Kind.KERNEL: "kernel", Kind.COPY: "memcpy", Kind.MEMORY_SET: "memset", Kind.GRAPH: "graph"}
+NAMES = {Category.COMPUTE: "gemm", Category.COMMUNICATION: "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"}
+
+
+def capture_of(trace: Trace) -> Capture:
+    """What an export of a drawn trace holds."""
+    capture = Capture(threads=dict(trace.threads))
+    activities, calls = trace.activities, trace.calls
+    for row, call in enumerate(trace.launching_calls.tolist()):
+        capture.kernels.append(
+            Kernel(
+                NAMES.get(Category(activities.category[row]), "") if activities.kind[row] == Kind.KERNEL else "x",
+                int(activities.start_ns[row]),
+                int(activities.end_ns[row]),
+                None if call == UNKNOWN else int(calls.start_ns[call]),
+                0 if call == UNKNOWN else int(calls.lane[call]),
+                int(activities.process[row]),
+                int(activities.lane[row]),
+                int(activities.device[row]),
+                KINDS[Kind(activities.kind[row])],
+            )
+        )
+    for row, name_id in enumerate(trace.spans.name_id.tolist()):
+        spans = trace.spans
+        end = None if spans.is_open[row] else int(spans.end_ns[row])
+        name, start, lane = trace.names[name_id], int(spans.start_ns[row]), int(spans.lane[row])
+        capture.ranges.append(Range(name, start, end, lane, int(spans.process[row])))
+    return capture
 
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"

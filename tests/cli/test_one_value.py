@@ -18,8 +18,7 @@ from tests.cli.test_reported import CASES, written
 from tests.command_line import each_read_once, run
 from tests.conftest import ROOT
 from tests.examples import examples
-from tests.nsys_factory import write_capture
-from tests.runs.test_parts import capture_of
+from tests.nsys_factory import capture_of, write_capture
 
 COMMANDS = ("summary", "overlap", "collectives", "critical", "skew", "kernels", "compare", "info", "check", "doctor")
 OWN = [*sorted((ROOT / "traces").glob("*.sqlite")), *sorted((ROOT / "traces" / "h200").glob("*/*.json.gz"))[:4]]
