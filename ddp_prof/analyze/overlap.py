@@ -106,6 +106,7 @@ class RankOverlap(RankResult):
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         null="no compute of backward is known",
         adds_up=True,
+        skips_unknown=True,
     )
     reason: str | None = column("why the overlap is not known", null="it is")
     steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one")

@@ -485,7 +485,7 @@ def timeline_source(
     from ddp_prof.analyze.variants.comparison import compare_variants
     from ddp_prof.present.headlines import gain_headline, idle_headline
     from ddp_prof.present.timeline.model import RankExposure, Source
-    from ddp_prof.trace import SYNC_IN_PARTS, UNKNOWN
+    from ddp_prof.trace import UNKNOWN
 
     found = {
         (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
@@ -503,11 +503,9 @@ def timeline_source(
         explained.append(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
-    # Parts of a capture do not tell what blocks; and what was measured has the keys that steps had in their own file.
-    coverages = [rank.dependencies for rank in overlap.ranks] if overlap else []
-    is_of_parts = any(coverage and coverage.reason == SYNC_IN_PARTS for coverage in coverages)
+    # What was measured has the keys that steps had in their own file.
     is_same = all(own is of_run for own, of_run in zip(part.ranks, ranks, strict=True))
-    result = overlap if overlap and is_same and not is_of_parts else measure_overlap(trace, ranks, part.diagnostics)
+    result = overlap if overlap and is_same else measure_overlap(trace, ranks, part.diagnostics)
     cost = None
     if analysis.files == 1 and trace.shape_id is not None:  # else the page says nothing of single files
         cost = measure_run_cost(result, lambda: measure_contention(list(map(find_kernel_runs, ranks)))).cost
