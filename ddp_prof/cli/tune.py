@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ddp_prof.cli.options import TraceCommand
-from ddp_prof.cli.terminal import Output, is_quiet, say
+from ddp_prof.cli.terminal import Output, is_quiet, protect_inputs, say
 from ddp_prof.errors import DdpProfError, UsageError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
 
@@ -52,6 +52,7 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 )  # fmt: skip
 @click.option("--plan", is_flag=True, help="Say how many runs and minutes it takes, and what they can show; run once.")
 @click.option("--why", is_flag=True, help="Also capture the program today and with the best try, and compare both.")
+@click.option("--html", "page", type=Output(), help="Also write a page of the result.")
 @click.option("--dry-run", is_flag=True, help="Show the command lines, and run nothing.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -66,6 +67,7 @@ def tune(
     store: Path,
     plan: bool,
     why: bool,
+    page: Path | None,
     dry_run: bool,
     program: tuple[str, ...],
     output: TableOptions,
@@ -82,16 +84,15 @@ def tune(
     """
     from ddp_prof.capture.processes import hold_folder
     from ddp_prof.cli.tables import comparison_views
-    from ddp_prof.runs import load_runs
-    from ddp_prof.runs.run import SUMMARY
     from ddp_prof.train.launch import Stopped, stop_on_signals
     from ddp_prof.tune.candidates import find_candidates
     from ddp_prof.tune.measure import Program
-    from ddp_prof.tune.recorded import record
-    from ddp_prof.tune.report import nothing_view, plan_lines, tuning_view, warning_of
+    from ddp_prof.tune.page import write_tuning_page
+    from ddp_prof.tune.report import nothing_view, plan_lines, tuning_view, warning_of, why_view
     from ddp_prof.tune.session import Limits, Session
     from ddp_prof.tune.store import Store
     from ddp_prof.tune.tries import TODAY, parse_tries
+    from ddp_prof.tune.why import find_why
 
     try:
         tries = parse_tries(asked)
@@ -105,6 +106,9 @@ def tune(
             say(job.shown(tried))
         return
     job.refuse_parts(environ)
+    protect_inputs(Path(word) for word in program if Path(word).is_file())
+    if page and page.absolute() == store.absolute():
+        raise click.UsageError(f"--html: {page} is the database of --store", context)
     report = partial(say, err=True)
     quiet = is_quiet()
 
@@ -142,18 +146,21 @@ def tune(
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
                     say(line)
                 return
-            result, views = session.run(), []
-            if why and result.best and output.form in {"table", "json"}:
+            result, because = session.run(), None
+            if why and result.best:
+                progress(f"one capture of today's settings and of {result.best.tried.label} shows why")
                 try:
-                    files = [
-                        file
-                        for tried in (TODAY, result.best.tried)
-                        for file in record(job, tried, store, Path.cwd(), environ)
-                    ]
-                    views = comparison_views(load_runs(files, measures=SUMMARY), output)
+                    because = find_why(job, result.best, store, Path.cwd(), environ)
                 except DdpProfError as error:  # the answer is known, and took longer
                     report(f"not compared: {error}")
     except Stopped as stop:
         report(f"stopped: {store} has the finished runs; the same command goes on")
         context.exit(128 + stop.number)
-    show(output, [tuning_view(result), *views])
+    views = [tuning_view(result, because)]
+    if because and output.form == "table":
+        views.append(why_view(because))
+    if because and output.form in {"table", "json"}:
+        views += comparison_views([*because.runs], output)
+    show(output, views)
+    if page:
+        write_tuning_page(result, page, because)

@@ -169,7 +169,8 @@ _COLUMNS = (
     # Tuning.
     _name("try", "settings that were tried together", ALWAYS),
     _name("outcome", "faster, slower, no difference, or why none of these", ALWAYS),
-    _share("gain_%", "what it takes off today's step, by pairs of runs", ALWAYS),
+    _name("source", "what was measured, or what tells it of the capture of today's settings", ALWAYS),
+    _share("gain_%", "what it takes off today's step; measured by pairs of runs", ALWAYS),
     _share("gain_low_%", "lower end of its interval"),
     _share("gain_high_%", "upper end of its interval"),
     _count("pairs", "rounds in which it ran, and today's settings"),

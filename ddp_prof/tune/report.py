@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from ddp_prof.benchmark.findings import LEAST_PAIRS
@@ -10,6 +11,7 @@ from ddp_prof.columns import Row
 from ddp_prof.errors import printable
 from ddp_prof.present.columns import in_percent, ms
 from ddp_prof.present.table import SCHEMA, TableView
+from ddp_prof.present.text import count_noun
 from ddp_prof.tune.sequential import Gain, smallest_shown
 from ddp_prof.tune.session import Limits, Tuning
 from ddp_prof.tune.store import Trial
@@ -27,6 +29,7 @@ from ddp_prof.tune.verdicts import (
     Verdict,
     rivals_of,
 )
+from ddp_prof.tune.why import BEYOND, UNKNOWN, WITHIN, Foreseen, Why
 
 HOW_TO_READ = (
     "gain: what a try takes off the step of today's settings, by pairs of runs of one round; low, high: all intervals "
@@ -91,14 +94,78 @@ def conclusion_of(tuning: Tuning) -> list[str]:
     return lines
 
 
-def tuning_view(tuning: Tuning) -> TableView:
+def sentences_of(tuning: Tuning) -> list[str]:
+    """A sentence on each try, and the conclusion."""
+    return [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *conclusion_of(tuning)]
+
+
+def place_of(tuning: Tuning) -> str:
     today = tuning.today
-    said = [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *conclusion_of(tuning)]
-    ranks = f"{today.world} rank{'s' * (today.world != 1)}"
-    place = " · ".join(filter(None, (ranks, today.backend, today.device, f"torch {today.torch}")))
-    notes = [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}", place]
-    rows = [_today_row(tuning), *(_row(verdict) for verdict in tuning.verdicts)]
-    return TableView("\n".join(map(printable, said)), rows, list(map(printable, notes)), _document(tuning))
+    ranks = count_noun(today.world or 0, "rank")
+    return " · ".join(filter(None, (ranks, today.backend, today.device, f"torch {today.torch}")))
+
+
+def rows_of(tuning: Tuning) -> list[Row]:
+    return [_today_row(tuning), *(_row(verdict) for verdict in tuning.verdicts)]
+
+
+def tuning_view(tuning: Tuning, why: Why | None = None) -> TableView:
+    notes = [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}", place_of(tuning)]
+    said = map(printable, sentences_of(tuning))
+    return TableView("\n".join(said), rows_of(tuning), list(map(printable, notes)), _document(tuning, why))
+
+
+NOT_FORESEEN = "what the capture of today's settings tells of the gain is not known"
+HOW_TO_READ_WHY = (
+    "measured: by pairs of runs in which nothing is recorded; the other rows are from the capture of today's settings "
+    "alone, so they could have been known before"
+)
+AGREES = {
+    BEYOND: ("more than that: something else became shorter, too", "the intervals exclude each other"),
+    WITHIN: ("within that", "the intervals overlap"),
+    UNKNOWN: ("", ""),
+}
+"""Words for how what was measured lies to a bound, and to an expectation."""
+
+
+def foreseen_text(foreseen: Foreseen, measured: Gain) -> str | None:
+    """One sentence on what was foreseen beside what was measured; ``None`` if nothing is known."""
+    if foreseen.gain is None:
+        return None
+    foretold = _with_interval(foreseen.gain, foreseen.low, foreseen.high)
+    said = f"{foreseen.source}: {'at most ' if foreseen.is_bound else ''}{foretold}"
+    agrees = AGREES[foreseen.compare(measured)][not foreseen.is_bound]
+    found = _with_interval(measured.value, measured.low, measured.high)
+    return f"{said}; measured {found}" + (f": {agrees}" if agrees else "")
+
+
+def _with_interval(share: float, low: float | None, high: float | None) -> str:
+    known = "" if low is None or high is None else f" ({100 * low:.1f} to {100 * high:.1f})"
+    return f"{_percent(share)}{known}"
+
+
+def why_view(why: Why) -> TableView:
+    """Tell what was foreseen of the best try's gain beside what was measured: a row for each source."""
+    said = [text for one in why.foreseen if (text := foreseen_text(one, why.measured))]
+    measured = {
+        "source": f"measured, {count_noun(why.measured.pairs, 'pair')}",
+        "gain_%": in_percent(why.measured.value),
+        "gain_low_%": in_percent(why.measured.low),
+        "gain_high_%": in_percent(why.measured.high),
+        "why": None,
+    }
+    rows = [
+        {
+            "source": f"{one.source}{', at most' if one.is_bound else ''}",
+            "gain_%": in_percent(one.gain),
+            "gain_low_%": in_percent(one.low),
+            "gain_high_%": in_percent(one.high),
+            "why": one.reason,
+        }
+        for one in why.foreseen
+    ]
+    title = [f"why {why.tried.label} is faster:", *(said or [NOT_FORESEEN])]
+    return TableView("\n".join(map(printable, title)), [measured, *rows], [HOW_TO_READ_WHY], {})
 
 
 def nothing_view(reasons: Sequence[str]) -> TableView:
@@ -134,7 +201,7 @@ def _row(verdict: Verdict) -> Row:
     }
 
 
-def _document(tuning: Tuning) -> dict[str, Any]:
+def _document(tuning: Tuning, why: Why | None) -> dict[str, Any]:
     today, best = tuning.today, tuning.best
     return {
         "schema": SCHEMA,
@@ -152,6 +219,7 @@ def _document(tuning: Tuning) -> dict[str, Any]:
         "tries": [_try_document(verdict, tuning.limits.worth) for verdict in tuning.verdicts],
         "recommended": best.tried.label if best else None,
         "write": best.tried.line if best else None,
+        "foreseen": [{**asdict(one), "measured": one.compare(why.measured)} for one in why.foreseen] if why else None,
     }
 
 

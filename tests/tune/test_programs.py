@@ -363,9 +363,16 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert TUNE_VARIABLE in done.stderr
     assert not (tmp_path / "after").exists()
     monkeypatch.setenv("NSYS", "none")
-    again = run(*command, "--why", "--", "torchrun", "--nproc-per-node", "2", script)
+    again = run(*command, "--why", "--html", "tune.html", "--", "torchrun", "--nproc-per-node", "2", script)
     known, compared = json.loads(again.stdout)
-    assert known == document, "all of it was in the store"
+    assert known == {**document, "foreseen": known["foreseen"]}, "all of it was in the store"
+    # The capture of today's settings alone: what waits for the six slow calls is most of the step.
+    assert [(one["source"], one["is_bound"]) for one in known["foreseen"][:2]] == [
+        ("any schedule", True),
+        ("any network", True),
+    ]
+    assert known["foreseen"][0]["gain"] > 0.4
+    assert "chart-waterfall" in (tmp_path / "tune.html").read_text()
     # One capture of each, beside the store.
     before, after = compared["variants"]
     assert [one["label"] for one in (before, after)] == ["today/train", "bucket_cap_mb=25/train"]

@@ -1,0 +1,150 @@
+"""The result of a tuning as a page: what to write, the gain of each try with its interval, the rounds, and why."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddp_prof import __version__
+from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.present import theme
+from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
+from ddp_prof.present.charts.comparison import draw_waterfall
+from ddp_prof.present.columns import Row, columns_of, in_percent, ms
+from ddp_prof.present.html.page import asset, write_page
+from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, changed_text, compare_rows, how_to_read
+from ddp_prof.present.text import count_noun, shown_name
+from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
+from ddp_prof.tune.report import HOW_TO_READ, conclusion_of, place_of, rows_of, sentence_of, why_view
+from ddp_prof.tune.session import Tuning
+from ddp_prof.tune.tries import TODAY
+from ddp_prof.tune.verdicts import Verdict
+from ddp_prof.tune.why import Why
+
+
+def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> None:
+    """Write the page, which works offline; ``why`` adds the captures of today and of the best try, compared."""
+    rows = rows_of(tuning)
+    heading, *more = conclusion_of(tuning)
+    heading = heading[:1].upper() + heading[1:]
+    values = {
+        "heading": heading,
+        "story": [*(sentence_of(each, tuning.limits.worth) for each in tuning.verdicts), *more],
+        "place": place_of(tuning),
+        "version": __version__,
+        "rows": rows,
+        "columns": columns_of(rows),
+        "how_to_read": HOW_TO_READ,
+        "facts": _facts(tuning),
+        "why": _why_values(why) if why else None,
+    }
+    figures = {"gains": draw_gains(tuning), "rounds": draw_rounds(tuning)}
+    if why:
+        figures["waterfall"] = draw_waterfall(compare_steps(why.runs))
+    css = asset("index.css") + asset("tables.css")
+    scripts = ["html/assets/tables.js"]
+    write_page(path, "tune.html", values, title=heading, figures=figures, css=css, scripts=scripts)
+
+
+def _facts(tuning: Tuning) -> list[tuple[str, str]]:
+    program = tuning.program
+    ran = [trial for trial in tuning.trials if trial.round]
+    return [
+        ("program", shlex.join(program.command)),
+        ("of each run", f"{program.warmup} steps of warm-up, {program.steps} measured"),
+        ("runs", f"{count_noun(len(ran), 'run')} in {count_noun(tuning.rounds, 'round')}: {tuning.ended}"),
+        ("a difference is none below", f"{100 * tuning.limits.worth:g} % of the step (--worth)"),
+        ("where", place_of(tuning)),
+    ]
+
+
+def _why_values(why: Why) -> Mapping[str, Any]:
+    """What the template shows of the captures, as ``ddp-prof compare`` does."""
+    view = why_view(why)
+    summaries = compare_variants([run.overlap() for run in why.runs])
+    compared = compare_rows(summaries, [run.cost() for run in why.runs])
+    changes = changes_between(*why.runs) if are_one_variant(why.runs) else ()
+    changed = change_rows(changes)
+    return {
+        "story": view.title.splitlines()[1:],
+        "foreseen": _table(view.rows, view.notes[0]),
+        "changed": changed_text(changes) if changes else "",
+        "changes": _table(changed, HOW_TO_READ_CHANGES),
+        "compared": _table(compared, how_to_read(summaries)),
+    }
+
+
+def _table(rows: Sequence[Row], caption: str) -> Mapping[str, Any]:
+    """Rows with those of their columns in which something is known."""
+    columns = [one for one in columns_of(rows) if any(row[one.key] is not None for row in rows)]
+    return {"rows": rows, "columns": columns, "caption": caption}
+
+
+def draw_gains(tuning: Tuning) -> Chart:
+    """Draw a row per try: its gain and interval; a filled mark is decided, the band is what is too little to be worth.
+
+    A gain without an interval, of few pairs, is a mark alone; a try without a pair has an empty row.
+    """
+    verdicts, worth = tuning.verdicts, 100 * tuning.limits.worth
+    marks = [(at, each) for at, each in enumerate(verdicts) if each.gain]
+    gains = [(at, each, each.gain) for at, each in marks if each.gain]
+    points = {
+        "type": "scatter", "mode": "markers", "showlegend": False,
+        "x": [in_percent(gain.value) for _, _, gain in gains], "y": [at for at, _, _ in gains],
+        "error_x": {
+            "type": "data", "symmetric": False, "color": theme.LIGHT.text, "thickness": 1.6, "width": 6,
+            "array": [100 * (gain.high - gain.value) if gain.high is not None else 0 for _, _, gain in gains],
+            "arrayminus": [100 * (gain.value - gain.low) if gain.low is not None else 0 for _, _, gain in gains],
+        },
+        "marker": {
+            "symbol": ["circle-open" if each.is_open else "circle" for _, each, _ in gains],
+            "size": 11, "color": theme.LIGHT.text,
+        },
+        "hovertext": [shown_name(sentence_of(each, tuning.limits.worth)) for _, each, _ in gains],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
+    band = {
+        "type": "rect", "xref": "x", "yref": "paper", "x0": -worth, "x1": worth, "y0": 0, "y1": 1, "layer": "below",
+        "line": {"width": 0}, "fillcolor": theme.LIGHT.line, "opacity": 0.6,
+    }  # fmt: skip
+    return make_chart(
+        [points], title="Gain of each try", height=44 * max(1, len(verdicts)), t=90, b=60, l=190, r=30, size=18, pad=16,
+        subtitle=f"share of today's step that it takes off, with its interval; open: cannot be told; band: {worth:g} %",
+        **STILL, shapes=[band],
+        xaxis=axis("faster by, %", fixedrange=True, zeroline=True, zerolinecolor=theme.LIGHT.quiet),
+        yaxis=rows_axis([_row_label(each) for each in verdicts]),
+    )  # fmt: skip
+
+
+def _row_label(verdict: Verdict) -> str:
+    return run_label(verdict.tried.label)
+
+
+def draw_rounds(tuning: Tuning) -> Chart:
+    """Draw the median step of each run by rounds: what disturbs a round meets all its runs."""
+    labels = [TODAY.label, *(each.tried.label for each in tuning.verdicts)]
+    dashes = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
+    symbols = ("circle", "square", "diamond", "triangle-up", "x", "star", "cross", "triangle-down")
+    traces = []
+    for at, label in enumerate(labels):
+        own = [trial for trial in tuning.trials if trial.round and trial.tried == label and trial.median_ns]
+        if not own:
+            continue
+        color = theme.LIGHT.text if label == TODAY.label else theme.LIGHT.quiet
+        traces.append(
+            {
+                "type": "scatter", "mode": "lines+markers", "name": shown_name(label),
+                "x": [trial.round for trial in own], "y": [ms(trial.median_ns) for trial in own],
+                "line": {"color": color, "width": 1.6, "dash": dashes[at % len(dashes)]},
+                "marker": {"symbol": symbols[at % len(symbols)], "size": 8},
+                "hovertemplate": f"round %{{x}}: {shown_name(label)} %{{y:.2f}} ms<extra></extra>",
+            }
+        )  # fmt: skip
+    return make_chart(
+        traces, title="Each run, by rounds", subtitle="median step of the run, ms; only runs of one round are compared",
+        height=300, t=110, b=60, l=70, r=30, size=18, pad=16, **STILL, legend=LEGEND,
+        xaxis=axis("round", fixedrange=True, tickformat="d"),
+        yaxis=axis("ms", fixedrange=True, rangemode="tozero"),
+    )  # fmt: skip
