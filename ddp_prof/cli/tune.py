@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from ddp_prof.cli.options import TraceCommand
-from ddp_prof.cli.terminal import Output, is_quiet, protect_inputs, say
+from ddp_prof.cli.terminal import Output, is_quiet, say
 from ddp_prof.errors import DdpProfError, UsageError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
 
@@ -82,6 +82,7 @@ def tune(
     and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment. Without --try, one
     capture and the doctor choose.
     """
+    from ddp_prof.atomic_file import protect_files, refuse_protected
     from ddp_prof.capture.processes import hold_folder
     from ddp_prof.cli.tables import comparison_views
     from ddp_prof.train.launch import Stopped, stop_on_signals
@@ -106,9 +107,11 @@ def tune(
             say(job.shown(tried))
         return
     job.refuse_parts(environ)
-    protect_inputs(Path(word) for word in program if Path(word).is_file())
-    if page and page.absolute() == store.absolute():
-        raise click.UsageError(f"--html: {page} is the database of --store", context)
+    context.with_resource(protect_files(Path(word) for word in program if Path(word).is_file()))
+    if page:  # now, and not after minutes of runs
+        refuse_protected(page)
+        if page.absolute() == store.absolute():
+            raise click.UsageError(f"--html: {page} is the database of --store", context)
     report = partial(say, err=True)
     quiet = is_quiet()
 

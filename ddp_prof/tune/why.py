@@ -118,6 +118,5 @@ def _step_ns(run: Run) -> float | None:
 def _foreseen(
     source: str, is_bound: bool, found_ns: tuple[int | None, ...], step_ns: float | None, reason: str | None
 ) -> Foreseen:
-    shares = [ns / step_ns if ns is not None and step_ns else None for ns in found_ns]
-    known = None if shares[0] is not None else reason or NO_STEP
-    return Foreseen(source, is_bound, *shares, reason=known)
+    gain, low, high = (ns / step_ns if ns is not None and step_ns else None for ns in found_ns)
+    return Foreseen(source, is_bound, gain, low, high, None if gain is not None else reason or NO_STEP)

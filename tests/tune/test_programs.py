@@ -364,14 +364,15 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert not (tmp_path / "after").exists()
     monkeypatch.setenv("NSYS", "none")
     again = run(*command, "--why", "--html", "tune.html", "--", "torchrun", "--nproc-per-node", "2", script)
+    assert again.exit_code == 0, again.output
     known, compared = json.loads(again.stdout)
     assert known == {**document, "foreseen": known["foreseen"]}, "all of it was in the store"
-    # The capture of today's settings alone: what waits for the six slow calls is most of the step.
+    # The hook sleeps before it communicates: this is no waiting for communication, so the gain is beyond the bound.
     assert [(one["source"], one["is_bound"]) for one in known["foreseen"][:2]] == [
         ("any schedule", True),
         ("any network", True),
     ]
-    assert known["foreseen"][0]["gain"] > 0.4
+    assert known["foreseen"][0]["measured"] == "beyond"
     assert "chart-waterfall" in (tmp_path / "tune.html").read_text()
     # One capture of each, beside the store.
     before, after = compared["variants"]
