@@ -9,12 +9,13 @@ from typing import Any
 
 from ddp_prof import __version__
 from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.columns import Row
 from ddp_prof.present import theme
 from ddp_prof.present.charts import LEGEND, STILL, Chart, axis, make_chart, rows_axis, run_label
 from ddp_prof.present.charts.comparison import draw_waterfall
-from ddp_prof.present.columns import Row, columns_of, in_percent, ms
+from ddp_prof.present.columns import columns_of, in_percent, ms
 from ddp_prof.present.html.page import asset, write_page
-from ddp_prof.present.tables.comparison import HOW_TO_READ_CHANGES, change_rows, changed_text, compare_rows, how_to_read
+from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, changed_text, compare_rows, how_to_read
 from ddp_prof.present.text import count_noun, shown_name
 from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
 from ddp_prof.tune.report import HOW_TO_READ, conclusion_of, place_of, rows_of, sentence_of, why_view
