@@ -51,7 +51,7 @@ def as_target(log: Any) -> Target:
 
 
 class MlflowTarget:
-    """Logs to the run of MLflow that is active where training is: each thread has its own, and would begin a new one.
+    """Logs to the MLflow run of the training thread. In MLflow, each thread has an active run of its own.
 
     Args:
         mlflow: The module.

@@ -45,8 +45,9 @@ def call_before_profilers(first: Callable[[], None]) -> None:
 
 
 def call_at_exit(last: Callable[[], object]) -> None:
-    """Call ``last`` when the process ends, perhaps twice; one that multiprocessing forked makes no calls of atexit."""
+    """Call ``last`` when the process ends; it must allow to be called twice."""
     atexit.register(last)
+    # A process that multiprocessing forked ends without the functions of atexit, but runs its finalizers.
     if multiprocessing.parent_process():
         Finalize(None, last, exitpriority=0)
 

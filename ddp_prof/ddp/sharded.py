@@ -96,7 +96,7 @@ class Idle:
 
     @torch.no_grad()
     def after_step(self) -> None:
-        """Put back what the step changed."""
+        """Restore the elements that :meth:`_keep` saved before the step, in the shard and in the optimizer's state."""
         for tensor, part, values in self._kept:
             tensor[part] = values
         if self._optimizer is not None:

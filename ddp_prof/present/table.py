@@ -335,14 +335,18 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
     from rich.text import Text
 
     width = None if options.wide else terminal_width()
+
     # The height is needed, too: without it rich assumes 80 columns for a terminal of the type dumb.
     console = Console(width=width or ENDLESS, height=ENDLESS, highlight=False, emoji=False)
+
+    # Fewer rows if there are hundreds; then shorter names; then, on a terminal, the columns that fit.
     whole = () if view.is_text and not options.columns else view.readable_rows
     short = shorten(whole, view.digest) if view.digest and width is not None else whole
     piped = short if options.wide else cut_beside(short)
     rows = select_columns(piped if width is None else cut_names(short), options.columns)
     is_whole = width is None or options.columns or not rows
     columns, left_out = (columns_of(rows), []) if is_whole else fit_columns(rows, width or ENDLESS)
+
     if view.title:
         text = "\n".join(_wrap_line(line, console.width) for line in printable_lines(view.title).splitlines())
         # Wrapped already; what is longer, such as a path, has no space: a break would be copied along.
@@ -351,6 +355,7 @@ def _print_table(view: TableView, own: Sequence[str], shared: Sequence[str], opt
         sys.stdout.writelines(f"{line}\n" for line in plain_lines(rows, columns))
     elif rows:
         console.print(_table(rows, columns))
+
     cut = f"{FIRST_ROWS} of {len(whole):,} rows, and the others summed; all rows: --wide"
     notes = [*own, *([cut] if short is not whole else [])]
     if list(rows) != list(select_columns(short, options.columns)):

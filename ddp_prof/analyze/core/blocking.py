@@ -124,10 +124,8 @@ def find_blocking(trace: Trace, dependencies: Dependencies, is_mine: Mask) -> Bl
 
 
 def _disjoint(stretches: Stretches) -> Stretches:
-    """Cut stretches so that none overlap: each instant goes to the one that ends last, or else begins first.
-
-    In descending order of ends, the stretches so far cover all from their earliest start on.
-    """
+    """Cut stretches so that none overlap: an instant goes to the stretch that ends last, or of these begins first."""
+    # In descending order of ends, the stretches before a row cover all time from their earliest start to its end.
     found = select(stretches, np.lexsort((stretches.collective, stretches.start_ns, -stretches.end_ns)))
     covered_from = np.minimum.accumulate(found.start_ns)
     end = found.end_ns.copy()

@@ -281,7 +281,10 @@ def _communication(links: Links, time_ns: Ints) -> dict[int, Intervals]:
 
 
 def _replay_once(time_ns: Ints, links: Links, work_ns: Floats, rate: Floats, besides: Mapping[int, Intervals]) -> Ints:
-    """All times that links lead to, in their order, while communication runs as it is given."""
+    """Compute all times at the heads of links, one after the other, with communication at the given times (by rank).
+
+    The links of one head stand together: the latest of them counts. Links are sorted by head, so their tails are known.
+    """
     found = time_ns.tolist()
     edges = {rank: (beside.start_ns.tolist(), beside.end_ns.tolist()) for rank, beside in besides.items()}
     columns = (links.tail, links.head, work_ns, rate, links.rank)

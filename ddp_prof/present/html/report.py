@@ -295,9 +295,10 @@ def write_report(
     with nullcontext(pictures) if pictures else Pictures() as drawing:
         for name, chart in charts.items():
             drawing.draw(chart, folder / f"{name}.png")
-        known = [None, *((run.name, run.result.label) for run in runs), None]
+        # The neighbours of a run are the runs before and after it; the first and the last one have only one.
+        neighbours = [None, *((run.name, run.result.label) for run in runs), None]
         is_drawn = len(runs) <= MOST_PICTURES
-        places = [Place(run.name, known[at], known[at + 2], is_drawn) for at, run in enumerate(runs)]
+        places = [Place(run.name, neighbours[at], neighbours[at + 2], is_drawn) for at, run in enumerate(runs)]
         with closing(make_pages(places) if make_pages else write_pages_in_turn(runs, folder, places)) as outcomes:
             for done, (at, outcome) in enumerate(outcomes, 1):
                 if isinstance(outcome, TraceError):
