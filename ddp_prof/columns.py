@@ -104,8 +104,8 @@ class ResultColumn:
         null: When it is null, apart from what ``needs`` says.
         needs: If a capture hides one of these, the figure is null.
         measure: Returns the values of all rows of a rank; ``None`` if the result's own function does it.
-        adds_up: Whether values of several rows are summed; the first one counts if not.
-        skips_unknown: Whether the sum is that of the known values; if not, it is null if one of them is.
+        adds_up: Whether a table may sum its values over rows.
+        skips_unknown: Whether the sum leaves unknown values out; otherwise one of them makes it null.
         key: Its key in tables, with the unit that tables show.
         stays: How important it is in a table, see :class:`Column`; ``None`` if no table shows it.
         shown_above: Tables have the column only if a value is larger than this.

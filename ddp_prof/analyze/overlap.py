@@ -105,8 +105,6 @@ class RankOverlap(RankResult):
         "communication with compute of backward at the same time",
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         null="no compute of backward is known",
-        adds_up=True,
-        skips_unknown=True,
     )
     reason: str | None = column("why the overlap is not known", null="it is")
     steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one")
@@ -128,12 +126,11 @@ class RankOverlap(RankResult):
     clock: str | None = column(
         "the clock that measures the length of steps: ``host`` or ``device``", default=None, null="no steps are marked"
     )
-    step_work_ns: int = column("summed durations of the steps' work on the device", default=0, adds_up=True)
+    step_work_ns: int = column("summed durations of the steps' work on the device", default=0)
     held_work_ns: int | None = column(
         "summed durations of the device work in the steps' ranges on the host, whichever step launched it",
         default=0,
         null="the clocks of host and device disagree",
-        adds_up=True,
     )
     clocks_disagree: bool = column(
         "whether times between launches and their work mean nothing, see ``analyze/core/recording.py``", default=False
