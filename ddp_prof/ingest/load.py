@@ -205,7 +205,7 @@ def _files_of_traces(paths: Iterable[Path]) -> list[Path]:
 
 def refuse_to_export(path: Path) -> None:
     """Raise TraceError for a raw report without its export, because reading it would write one."""
-    from ddp_prof.ingest.nsys_conversion import is_exported
+    from ddp_prof.ingest.nsys_program import is_exported
 
     (raw,) = (reader for reader in READERS if reader.source == "nsys-report")
     if raw.recognises(_head(path)) and not is_exported(path):

@@ -29,7 +29,7 @@ from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.cached import load_cached
 from ddp_prof.ingest.nsys_export import load_nsys_sqlite
-from ddp_prof.ingest.nsys_program import find_nsys, recording_version
+from ddp_prof.ingest.nsys_program import find_nsys, is_exported, recording_version
 from ddp_prof.ingest.sqlite_columns import integer_array, require_disk_space, sqlite_uri
 from ddp_prof.trace import Trace
 
@@ -59,12 +59,6 @@ def _load_from_temporary_export(path: Path, options: ReadOptions) -> Trace:
         export = Path(folder) / path.with_suffix(".sqlite").name
         _export(path, export)
         return load_nsys_sqlite(export, options, path)
-
-
-def is_exported(report: Path) -> bool:
-    """Whether a current export lies beside the report, so that reading writes no file."""
-    beside = report.with_suffix(".sqlite")
-    return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime
 
 
 def _export(report: Path, target: Path) -> None:

@@ -134,3 +134,9 @@ def recording_version(file: Path) -> str | None:
                 if found := b"Profiler Report" in head[:4096] and _VERSION.search(head):
                     return found[1].decode().replace("@", ".")
     return None
+
+
+def is_exported(report: Path) -> bool:
+    """Whether a current export lies beside the report, so that reading writes no file."""
+    beside = report.with_suffix(".sqlite")
+    return beside.is_file() and beside.stat().st_mtime >= report.stat().st_mtime

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_prof.atomic_file import is_file
-from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
+from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES, find_nsys, is_exported
 from ddp_prof.manifest import manifest_path
 
 _END_BYTES = 1 << 16
@@ -31,6 +31,8 @@ def files_of(trace: Path) -> Iterator[Path]:
 def file_state(path: Path) -> dict[str, Any]:
     """Return what tells whether a trace's files have changed, by name; ``None`` for a file that is not there.
 
+    Of a report without its export, the version of the nsys that would export it is a part.
+
     A file that was written a moment ago may be written again at what its file system calls the same time: so this waits
     until it is not.
     """
@@ -40,6 +42,9 @@ def file_state(path: Path) -> dict[str, Any]:
     if 0 <= time.time() - newest_s < _TICK_S:
         time.sleep(_TICK_S)
         found = {str(file): _state_of(file) for file in files}
+    if path.suffix in REPORT_SUFFIXES and is_file(path) and not is_exported(path):
+        nsys = find_nsys()  # whose releases export the same report differently
+        return {**found, "nsys": nsys and nsys.version}
     return found
 
 

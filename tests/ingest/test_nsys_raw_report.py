@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_prof.errors import TraceError
+from ddp_prof.ingest import cached
 from ddp_prof.ingest import nsys_program as program
 from ddp_prof.ingest.load import load_trace
 from tests.ingest.test_nsys_export import known_truth
@@ -130,3 +131,25 @@ def test_where_there_is_no_room_nothing_is_exported(
     with pytest.raises(TraceError, match=r"x\.nsys-rep: reading it takes about 4 MB in .*, where 4 MB are free"):
         load_trace(report)
     assert not log.exists() or "export --type" not in log.read_text()
+
+
+def test_another_nsys_exports_a_report_anew_that_has_no_export(
+    report: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder that cannot be written, what is kept is of the nsys that exported it."""
+    log = stand_in(tmp_path, monkeypatch)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode, **more: mode != os.W_OK and access(path, mode, **more))
+    monkeypatch.setattr(cached, "LEAST_BYTES_PACKED", 0)
+    monkeypatch.setenv("DDP_PROF_CACHE", str(tmp_path / "cache"))
+    old = Path(os.environ["NSYS"])
+    new = tmp_path / "new_nsys"
+    new.write_text(old.read_text().replace("2023.4.4.54", "2025.1.1.103"))
+    new.chmod(0o755)
+    exports = []
+    for nsys in (old, old, new, new):
+        monkeypatch.setenv("NSYS", str(nsys))
+        load_trace(report)
+        exports.append(len(log.read_text().splitlines()))
+    assert exports == [1, 1, 2, 2]
+    assert [path.name for path in report.parent.iterdir()] == ["x.nsys-rep"]
