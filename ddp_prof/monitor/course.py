@@ -2,7 +2,8 @@
 
 The rule is circular binary segmentation (A. B. Olshen et al., Biostatistics 5, 2004): of all stretches of measurements,
 the one whose mean differs most from the others'; it is a change if a shuffled course shows so large a difference in at
-most 1 of 100 cases. What lies before it, in it and after it is searched in the same way::
+most 1 of 100 cases, divided by the number of figures that vary (C. E. Bonferroni): so of jobs in which nothing changes
+at most 1 of 100 has a change in any figure. What lies before it, in it and after it is searched in the same way::
 
     exposed ms   12 11 12 13 12 | 31 30 33 31 | 12 11 13 12 12
                                 ^ from step 5000: 12 -> 31   ^ from step 9000: 31 -> 12
@@ -32,9 +33,10 @@ FIGURES = {
 """Figures of a record in which changes are looked for, and what they are called."""
 LEAST = 3
 """Smallest number of measurements on each side of a change, and in a row that name the same late rank."""
-LEAST_IN_ALL = 12
-"""Of fewer measurements, no course is so rare that the rule could call it a change."""
+LEAST_IN_ALL = 14
+"""Of fewer measurements, no course of all figures is so rare that the rule could call it a change."""
 CHANCE = 0.01
+"""The probability of a change in any of a job's figures where there is none."""
 _SHUFFLES = 999
 _ROUNDING = 1e-9
 LEAST_SHARE = 0.02
@@ -69,10 +71,14 @@ def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
     """Return the changes of all figures, in order of time."""
     least_ns = _least_ns(records)
     changes = []
-    for figure in FIGURES:
-        known = [(at, record[figure]) for at, record in enumerate(records) if record.get(figure) is not None]
+    by_figure = {
+        figure: [(at, record[figure]) for at, record in enumerate(records) if record.get(figure) is not None]
+        for figure in FIGURES
+    }
+    looked_at = {figure: known for figure, known in by_figure.items() if len({value for _, value in known}) > 1}
+    for figure, known in looked_at.items():
         positions, values = [at for at, _ in known], [value for _, value in known]
-        bounds = [0, *find_bounds(values), len(values)]
+        bounds = [0, *find_bounds(values, CHANCE / len(looked_at)), len(values)]
         medians = [median(values[start:end]) for start, end in pairwise(bounds) if end > start]
         for number, at in enumerate(bounds[1:-1]):
             before, after = medians[number], medians[number + 1]
@@ -81,25 +87,28 @@ def find_changes(records: Sequence[Mapping[str, Any]]) -> list[Change]:
     return sorted(changes, key=lambda change: change.position)
 
 
-def find_bounds(values: Sequence[float]) -> list[int]:
-    """Return the positions at which values change, in order: 5 means that the sixth value is the first other one."""
+def find_bounds(values: Sequence[float], chance: float = CHANCE) -> list[int]:
+    """Return the positions at which values change, in order: 5 means that the sixth value is the first other one.
+
+    Values that do not change have one with a probability of at most ``chance``.
+    """
     width = -(-len(values) // MOST_POINTS) or 1
     points = [median(values[at : at + width]) for at in range(0, len(values), width)]
-    return [at * width for at in _split(np.asarray(points, float), 0)]
+    return [at * width for at in _split(np.asarray(points, float), 0, chance)]
 
 
-def _split(values: Floats, offset: int) -> list[int]:
-    stretch = _find_stretch(values)
+def _split(values: Floats, offset: int, chance: float) -> list[int]:
+    stretch = _find_stretch(values, chance)
     if stretch is None:
         return []
     start, end = stretch
     inside = [at for at in (start, end) if 0 < at < len(values)]
     parts = zip([0, *inside], [*inside, len(values)], strict=True)
-    deeper = [at for first, last in parts for at in _split(values[first:last], offset + first)]
+    deeper = [at for first, last in parts for at in _split(values[first:last], offset + first, chance)]
     return sorted([*(offset + at for at in inside), *deeper])
 
 
-def _find_stretch(values: Floats) -> tuple[int, int] | None:
+def _find_stretch(values: Floats, chance: float) -> tuple[int, int] | None:
     """Return start and end of the stretch that differs from the rest of the values; ``None`` if chance explains it."""
     if len(values) < 2 * LEAST:
         return None
@@ -109,11 +118,11 @@ def _find_stretch(values: Floats) -> tuple[int, int] | None:
     best = int(found.argmax())
     as_large = found[best] * (1 - _ROUNDING)
     generator = np.random.default_rng(0)
-    larger = sum(
-        bool(_differences(generator.permutation(centred), start, end).max() >= as_large) for _ in range(_SHUFFLES)
-    )
-    if (larger + 1) / (_SHUFFLES + 1) > CHANCE:
-        return None
+    most, larger = int(chance * (_SHUFFLES + 1)) - 1, 0
+    for _ in range(_SHUFFLES):
+        larger += bool(_differences(generator.permutation(centred), start, end).max() >= as_large)
+        if larger > most:
+            return None
     return int(start[best]), int(end[best])
 
 

@@ -17,8 +17,8 @@ from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import count_noun, milliseconds, shown_name
 
 HOW_TO_READ = (
-    f"a change: the mean of a stretch of at least {LEAST} measurements differs from the others' more than in 1 of 100 "
-    "shuffled courses of that figure, by 2 % of the step or more"
+    f"a change: the mean of a stretch of at least {LEAST} measurements differs from the others' so much, and by 2 % of "
+    "the step or more, that a job in which nothing changes shows one in any figure in at most 1 of 100 courses"
 )
 _DRAWN = {
     "step_ns": ("step", theme.LIGHT.text),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddp_prof.monitor.course import LEAST_IN_ALL, find_bounds, find_changes, find_late_ranks
+from ddp_prof.monitor.course import CHANCE, FIGURES, LEAST_IN_ALL, find_bounds, find_changes, find_late_ranks
 from tests.monitor.records import MS, courses, record
 
 
@@ -44,11 +44,24 @@ def test_what_is_unknown_in_some_measurements_changes_where_it_is_known() -> Non
 
 
 def test_fewer_measurements_can_show_no_change() -> None:
-    half = LEAST_IN_ALL // 2
-    assert find_bounds([*range(half), *range(100, 100 + half)]) == [half]
-    for length in range(LEAST_IN_ALL - 2):
+    half, chance = LEAST_IN_ALL // 2, CHANCE / len(FIGURES)
+    assert find_bounds([*range(half), *range(100, 100 + half)], chance) == [half]
+    for length in range(LEAST_IN_ALL):
         half = length // 2
-        assert not find_bounds([*range(half), *range(100, 100 + length - half)]), length
+        assert not find_bounds([*range(half), *range(100, 100 + length - half)], chance), length
+
+
+@pytest.mark.parametrize(("length", "of_one", "of_five"), [(12, [6], []), (14, [7], [7])])
+def test_a_change_in_one_of_five_figures_must_be_rarer(length: int, of_one: list[int], of_five: list[int]) -> None:
+    """Five figures have five chances to look like a change."""
+    half = length // 2
+    exposed = [*range(10, 10 + half), *range(30, 30 + length - half)]
+    wave = [50 + 5 * (number % 2) for number in range(length)]
+    alone = [record(number, exposed=value) for number, value in enumerate(exposed)]
+    others = ("step", "comm", "blocking", "contention")
+    among = [record(at, exposed=value, **dict.fromkeys(others, wave[at])) for at, value in enumerate(exposed)]
+    assert [change.position for change in find_changes(alone)] == of_one
+    assert [change.position for change in find_changes(among)] == of_five
 
 
 @pytest.mark.parametrize("length", [12, 40])
@@ -56,6 +69,18 @@ def test_chance_is_seldom_taken_for_a_change(length: int) -> None:
     generator = np.random.default_rng(5)
     taken = sum(bool(find_bounds(list(generator.normal(0, 1, length)))) for _ in range(200))
     assert taken <= 6  # 1 % of 200 is 2; more than 6 has a probability of 0.5 %
+
+
+@pytest.mark.parametrize("length", [16, 40])
+def test_chance_is_as_seldom_taken_for_a_change_of_any_of_the_figures(length: int) -> None:
+    generator = np.random.default_rng(6)
+    names = ("step", "comm", "exposed", "blocking", "contention")
+    taken = 0
+    for _ in range(120):
+        drawn = generator.normal(50, 5, (length, len(names)))
+        records = [record(number, **dict(zip(names, values, strict=True))) for number, values in enumerate(drawn)]
+        taken += bool(find_changes(records))
+    assert taken <= 5  # 1 % of 120 is 1.2; more than 5 has a probability of 0.2 %
 
 
 def test_a_long_course_is_put_together_first() -> None:

@@ -59,7 +59,7 @@ def test_the_course_names_what_changed_and_who_was_late(tmp_path: Path) -> None:
 
 def test_few_measurements_are_told_to_be_too_few(tmp_path: Path) -> None:
     assert (
-        "4 measurements: too few to tell a change (12 are needed)"
+        "4 measurements: too few to tell a change (14 are needed)"
         in run("monitor", write_log(tmp_path, courses("....", 10, 30))).stdout
     )
     assert "no change in 12 measurements" in run("monitor", write_log(tmp_path, courses("." * 12, 10, 30))).stdout
