@@ -16,6 +16,7 @@ from threading import Event, Thread
 from typing import Any
 
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
+from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
 from ddp_prof.runs.pickles import pickle_with_names, unpickle_with_names
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 
@@ -23,6 +24,9 @@ _LOG = logging.getLogger("ddp_prof")
 
 BYTES_PER_WORKER = 64 * 2**20
 """Default number of bytes per worker: starting one takes half a second."""
+UNPACKED_TO_PACKED = 10
+"""Assumed ratio of the sizes of a trace and its packed file; measured: 10 to 25."""
+PACKED_SUFFIXES = (".gz", *REPORT_SUFFIXES)
 
 SECONDS_TO_CONNECT = 10
 SECONDS_TO_FETCH = 30
@@ -65,8 +69,7 @@ def measure_files(
     workers.progress(0, len(files))
     jobs = workers.jobs
     if jobs is None:  # no more processes than are worth it
-        size = sum(file.stat().st_size for file, _ in files if file.is_file())
-        jobs = min(count_cores(), 1 + size // BYTES_PER_WORKER)
+        jobs = min(count_cores(), 1 + sum(_bytes_to_read(file) for file, _ in files) // BYTES_PER_WORKER)
     processes = min(jobs, len(files))
     is_here = workers.scheduler is None and processes < 2
     found = (
@@ -76,6 +79,12 @@ def measure_files(
         for done, outcome in enumerate(outcomes, 1):
             workers.progress(done, len(files))
             yield outcome
+
+
+def _bytes_to_read(file: Path) -> int:
+    if not file.is_file():
+        return 0
+    return file.stat().st_size * (UNPACKED_TO_PACKED if file.suffix in PACKED_SUFFIXES else 1)
 
 
 def _measure_here(

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 
 from ddp_prof import DdpProfError, LoadOptions, TraceError, Workers, load_runs
+from ddp_prof.runs import workers as workers_module
 from tests.command_line import run
 from tests.examples import IS_NIGHTLY
 from tests.ingest.test_nsys_export import known_truth
@@ -210,3 +212,34 @@ def test_an_interrupted_command_shows_what_it_has_and_says_so(
     assert result.stderr == (
         f"warning: left out: {reports[3]}: interrupted: 2 of 5 traces were not read: run the command again\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "size", "processes"),
+    [
+        ("x.sqlite", 40 * 2**20, 2),
+        ("x.sqlite", 4 * 2**20, 1),
+        ("x.json.gz", 4 * 2**20, 2),
+        ("x.json.gz", 2**20, 1),
+        ("x.nsys-rep", 4 * 2**20, 2),
+    ],
+)
+def test_packed_files_count_by_what_they_unpack_to(
+    name: str, size: int, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """64 packed ranks were read by one core."""
+    files = [(tmp_path / f"{rank}{name}", ("overlap",)) for rank in range(2)]
+    for file, _ in files:
+        with file.open("wb") as opened:
+            opened.truncate(size)
+    asked = []
+
+    def measure(*given: Any) -> Iterator[Any]:
+        asked.append(given[3] if len(given) > 3 else 1)
+        yield from ()
+
+    monkeypatch.setattr(workers_module, "count_cores", lambda: 8)
+    monkeypatch.setattr(workers_module, "_measure_here", measure)
+    monkeypatch.setattr(workers_module, "_measure_elsewhere", measure)
+    assert list(workers_module.measure_files(files, LoadOptions(), Workers(None))) == []
+    assert asked == [processes]
