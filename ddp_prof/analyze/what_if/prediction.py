@@ -40,7 +40,7 @@ GAIN, LOSS, CANNOT_BE_TOLD, REFUSED = "gain", "loss", "cannot be told", "not pre
 
 MOST_OFF = 0.02
 """If the simulation of today is off by a larger share of the step, nothing is predicted."""
-MODEL_ERROR = 0.005
+MODEL_ERROR = 0.01
 """The root of the mean square of what predicted changes were off by, as a share of the step: ``docs/what_if.md``."""
 _SIGMAS = 1.645
 """Half of a 90 % interval in standard deviations."""
@@ -256,10 +256,9 @@ class Predictor:
         *,
         holds_at_most: bool = False,
         transfers: LinkFit | None = None,
-        model_error: float = MODEL_ERROR,
     ) -> None:
         self.structure, self.gradients, self.link, self.slowed = structure, gradients, link, slowed
-        self.holds_at_most, self.transfers, self.model_error = holds_at_most, transfers, model_error
+        self.holds_at_most, self.transfers = holds_at_most, transfers
         self.share = min(0.95, max(0.0, slowed.share or 0.0))
         self.today = divide_today(structure, gradients, self.share)
 
@@ -378,7 +377,7 @@ class Predictor:
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
-        yield "model", _SIGMAS * self.model_error * float(self.today.measured_ns.mean())
+        yield "model", _SIGMAS * MODEL_ERROR * float(self.today.measured_ns.mean())
 
 
 def _refused(question: Question, reason: str) -> Prediction:

@@ -1,0 +1,283 @@
+"""How far predicted changes are off where both settings were measured; see ``scripts/validate_whatif.sh``.
+
+A rank is a thread that sleeps for each gradient, as backward, and one that reduces buckets, one after the other. What a
+capture would tell of its steps is noted; each setting is then predicted from each other one, as by ``ddp-prof whatif``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import platform
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+import numpy as np
+
+from ddp_prof.analyze.step_cost import Slowed
+from ddp_prof.analyze.what_if.link import LinkFit, fit_link
+from ddp_prof.analyze.what_if.prediction import Captured, Predictor
+from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, Question
+from ddp_prof.analyze.what_if.rules import fill_until_reached
+from ddp_prof.analyze.what_if.structure import Copied, RankStructure
+from ddp_prof.table import UNKNOWN
+from ddp_prof.variants import BYTES_PER_MB
+
+SETTINGS_MB = (1, 4, 8, 16, 24, 32, 48)
+SIZES = np.array([2, 1, 1, 4, 1, 8, 1, 2, 4, 1, 16, 1, 2, 1, 4, 1, 8, 1, 2, 1, 4, 1, 2, 4]) * BYTES_PER_MB
+"""Bytes of the gradients, in the order in which they become ready."""
+FORWARD_S, PER_GRADIENT_S, PER_MB_S, REST_S = 0.03, 0.004, 0.001, 0.02
+WARMUP = 2
+SLEEPING = Slowed(0.0, 0.0, 0.0, None)
+"""Compute that sleeps is not slowed."""
+OVERHEAD_S, PER_BYTE_S = 0.004, 1.2e-9
+"""Of a collective that sleeps."""
+
+Times = dict[str, list[list[float]]]
+
+
+def buckets_of(mb: float) -> list[list[int]]:
+    return fill_until_reached(SIZES, BYTES_PER_MB, mb * BYTES_PER_MB)
+
+
+def train(
+    buckets: Sequence[Sequence[int]], steps: int, reduce: Callable[[int], None], meet: Callable[[], None]
+) -> Times:
+    """Run steps; return when each began and ended, gradients were ready, and collectives began and ended."""
+    found: Times = {name: [] for name in ("begin", "ready", "start", "end", "backward", "resume", "stop")}
+    waiting: queue.Queue[int | None] = queue.Queue()
+    started: list[float] = []
+    ended: list[float] = []
+    all_reduced = threading.Event()
+
+    def communicate() -> None:
+        while (bucket := waiting.get()) is not None:
+            started.append(time.perf_counter())
+            reduce(bucket)
+            ended.append(time.perf_counter())
+            if len(ended) == len(buckets):
+                all_reduced.set()
+
+    thread = threading.Thread(target=communicate)
+    thread.start()
+    last_of = {bucket[-1]: number for number, bucket in enumerate(buckets)}
+    for _ in range(WARMUP + steps):
+        meet()
+        started.clear()
+        ended.clear()
+        all_reduced.clear()
+        begin = time.perf_counter()
+        time.sleep(FORWARD_S)
+        ready = []
+        for gradient, size in enumerate(SIZES.tolist()):
+            time.sleep(PER_GRADIENT_S + PER_MB_S * size / BYTES_PER_MB)
+            ready.append(time.perf_counter())
+            if gradient in last_of:
+                waiting.put(last_of[gradient])
+        all_reduced.wait()
+        resume = time.perf_counter()
+        time.sleep(REST_S)
+        row = {"begin": [begin], "ready": ready, "start": [*started], "end": [*ended], "backward": [ready[-1]]}
+        for name, values in {**row, "resume": [resume], "stop": [time.perf_counter()]}.items():
+            found[name].append(values)
+    waiting.put(None)
+    thread.join()
+    return {name: rows[WARMUP:] for name, rows in found.items()}
+
+
+def sleep_for(mb: float, steps: int) -> list[Times]:
+    buckets = buckets_of(mb)
+    size = [int(SIZES[bucket].sum()) for bucket in buckets]
+    return [train(buckets, steps, lambda at: time.sleep(OVERHEAD_S + PER_BYTE_S * size[at]), lambda: None)]
+
+
+def _rank(rank: int, mb: float, steps: int, folder: str, results: multiprocessing.Queue[tuple[int, Times]]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
+    buckets = buckets_of(mb)
+    buffers = [torch.zeros(int(SIZES[bucket].sum()) // 4) for bucket in buckets]
+    results.put((rank, train(buckets, steps, lambda at: dist.all_reduce(buffers[at]), dist.barrier)))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def gloo_for(mb: float, steps: int) -> list[Times]:
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = [context.Process(target=_rank, args=(rank, mb, steps, folder, results)) for rank in range(2)]
+        for one in ranks:
+            one.start()
+        found = dict(results.get(timeout=300) for _ in ranks)
+        for one in ranks:
+            one.join()
+    return [found[rank] for rank in sorted(found)]
+
+
+def structure_of(times: Times, mb: float) -> RankStructure:
+    """What a capture would tell of these steps."""
+    column = {name: np.round(np.array(rows) * 1e9).astype(np.int64) for name, rows in times.items()}
+    buckets = buckets_of(mb)
+    bucket = np.repeat(np.arange(len(buckets)), [len(members) for members in buckets])
+    last = [members[-1] for members in buckets]
+    ready = column["ready"]
+    nothing = np.zeros_like(ready)
+    return RankStructure(
+        reason=None,
+        on_host=True,
+        keys=np.arange(len(ready)),
+        begins_ns=column["begin"][:, 0],
+        ends_ns=column["stop"][:, 0],
+        backward_end_ns=column["backward"][:, 0],
+        resumes_ns=column["resume"][:, 0],
+        launch_ns=ready[:, last],
+        ready_ns=ready[:, last],
+        start_ns=column["start"],
+        end_ns=column["end"],
+        bytes=np.array([SIZES[members].sum() for members in buckets]),
+        params=np.full(len(buckets), UNKNOWN),
+        sizes_from="ranges",
+        beside_ns={
+            "start": nothing[:, last],
+            "ready": nothing[:, last],
+            "backward_end": nothing[:, 0],
+            "into": nothing,
+        },
+        into=Copied(SIZES, bucket, ready, ready, nothing, nothing),
+    )
+
+
+def predictor_of(times: list[Times], mb: float) -> Predictor | str:
+    captured = Captured(tuple(structure_of(one, mb) for one in times), parameters=tuple(SIZES[::-1].tolist()))
+    structure, gradients = captured.structures[captured.least_waiting], captured.gradients()
+    assert not isinstance(gradients, str), gradients
+    link = fit_link(structure.took_ns.astype(float), gradients.bucket_bytes)
+    return link if isinstance(link, str) else Predictor(structure, gradients, link, SLEEPING)
+
+
+def closed_form_ns(link: LinkFit, mb: float) -> float:
+    """What the course's formula leaves after backward: s / (n w) + n o."""
+    calls = len(buckets_of(mb))
+    return float(SIZES.sum()) * link.times.ns_per_byte / calls + calls * link.times.overhead_ns
+
+
+def errors_text(name: str, errors: Sequence[float]) -> str:
+    sizes = np.abs(errors)
+    return f"{name:<24} median {np.median(sizes):6.2%}   at most {sizes.max():6.2%}"
+
+
+def validate(link: str, rounds: int, steps: int) -> list[str]:
+    measure = {"gloo": gloo_for, "sleep": sleep_for}[link]
+    runs: dict[int, list[list[Times]]] = {mb: [] for mb in SETTINGS_MB}
+    for turn, mb in itertools.product(range(rounds), SETTINGS_MB):
+        sys.stderr.write(f"round {turn + 1} of {rounds}: {mb} MB\n")
+        runs[mb].append(measure(mb, steps))
+
+    def length_ns(times: list[Times]) -> float:
+        return float(np.mean([np.subtract(one["stop"], one["begin"]).mean() for one in times])) * 1e9
+
+    lengths = {mb: [length_ns(one) for one in of_setting] for mb, of_setting in runs.items()}
+    measured = {mb: float(np.median(found)) for mb, found in lengths.items()}
+    best = min(measured, key=lambda mb: measured[mb])
+    ours: dict[tuple[int, int], list[float]] = {pair: [] for pair in itertools.product(SETTINGS_MB, SETTINGS_MB)}
+    nothing, formula, changes, off, signs = [], [], [], [], []
+    covered = chosen = told = asked = refused = 0
+    for mb in SETTINGS_MB:
+        for times in runs[mb]:
+            predictor = predictor_of(times, mb)
+            if isinstance(predictor, str):
+                refused += 1
+                continue
+            base = length_ns(times)
+            off.append(predictor.off)
+            predicted = {}
+            for other in SETTINGS_MB:
+                question = Question(BUCKET_SIZE, other)
+                change = float(predictor.change_ns(question, buckets_of(other)).mean())
+                predicted[other] = base + change
+                ours[mb, other].append(predicted[other] / measured[other] - 1)
+                if other == mb:
+                    continue
+                nothing.append(base / measured[other] - 1)
+                simple = closed_form_ns(predictor.link, other) - closed_form_ns(predictor.link, mb)
+                formula.append((base + simple) / measured[other] - 1)
+                truth = measured[other] - measured[mb]
+                changes.append((change - truth, truth))
+                answer = predictor.answer(question, 2)
+                if answer.low_ns is not None and answer.high_ns is not None:
+                    asked += 1
+                    covered += answer.low_ns <= truth <= answer.high_ns
+                spread = 2 * np.std([length / measured[mb] for length in lengths[mb]]) * measured[mb]
+                if abs(truth) > spread:
+                    told += 1
+                    signs.append(np.sign(change) == np.sign(truth))
+            chosen += measured[min(predicted, key=lambda one: predicted[one])] <= 1.01 * measured[best]
+    lines = [f"{'from':>6} | predicted over measured step, for buckets of ... MB (median of {rounds} runs)"]
+    lines.append(f"{'MB':>6} | " + "".join(f"{mb:8}" for mb in SETTINGS_MB))
+    for mb in SETTINGS_MB:
+        cells = (
+            f"{1 + float(np.median(ours[mb, other])):8.3f}" if ours[mb, other] else "     n/a" for other in SETTINGS_MB
+        )
+        lines.append(f"{mb:6} | " + "".join(cells))
+    lines.append(f"{'ms':>6} | " + "".join(f"{measured[mb] / 1e6:8.1f}" for mb in SETTINGS_MB) + "   measured")
+    others = [error for (mb, other), found in ours.items() if mb != other for error in found]
+    between = [length / measured[mb] - 1 for mb, found in lengths.items() for length in found]
+    rms = float(np.sqrt(np.mean([error**2 for error, _ in changes])))
+    rms_change = float(np.sqrt(np.mean([truth**2 for _, truth in changes])))
+    mean = float(np.mean(list(measured.values())))
+    counted = len(SETTINGS_MB) * rounds - refused
+    return [
+        *lines,
+        "",
+        errors_text("predicted", others),
+        errors_text("nothing changes", nothing),
+        errors_text("the course's formula", formula),
+        errors_text("from run to run", between),
+        errors_text("today, built again", off),
+        "",
+        f"rms error of the change: {rms / 1e6:.2f} ms, {rms / rms_change:.2f} of the rms change, {rms / mean:.2%} of a step",
+        f"90 % intervals that hold the measured change: {covered} of {asked}",
+        f"signs right where the change exceeds two standard deviations: {sum(signs)} of {told}",
+        f"from so many runs, the chosen setting is within 1 % of the best of {len(SETTINGS_MB)}: {chosen} of {counted}",
+        f"runs that were refused: {refused} of {len(SETTINGS_MB) * rounds}",
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure how far predicted changes of a step are off.")
+    parser.add_argument("--link", choices=("gloo", "sleep"), default="gloo", help="what reduces (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each setting (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=12, help="measured steps of a run (default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, help="also write this file")
+    asked = parser.parse_args()
+    if asked.rounds < 1 or asked.steps < 3:
+        parser.error("at least 1 round of 3 steps")
+    words = {"gloo": "two ranks of gloo, whose compute sleeps", "sleep": "one rank, whose compute and transfers sleep"}
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+    head = [
+        f"{words[asked.link]}; {asked.rounds} rounds of {asked.steps} steps",
+        f"{when}, {where}, commit {commit.stdout.strip() or 'unknown'}",
+        "",
+    ]
+    text = "".join(f"{line}\n" for line in [*head, *validate(asked.link, asked.rounds, asked.steps)])
+    sys.stdout.write(text)
+    if asked.output:
+        asked.output.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
