@@ -43,81 +43,107 @@ OVERHEAD_S, PER_BYTE_S = 0.004, 1.2e-9
 """Of a collective that sleeps."""
 
 Times = dict[str, list[list[float]]]
+Reduce = Callable[[int, int], None]
+"""Reduces a bucket (its position) of a setting."""
 
 
-def buckets_of(mb: float) -> list[list[int]]:
+def buckets_of(mb: int) -> list[list[int]]:
     return fill_until_reached(SIZES, BYTES_PER_MB, mb * BYTES_PER_MB)
 
 
-def train(
-    buckets: Sequence[Sequence[int]], steps: int, reduce: Callable[[int], None], meet: Callable[[], None]
-) -> Times:
-    """Run steps; return when each began and ended, gradients were ready, and collectives began and ended."""
-    found: Times = {name: [] for name in ("begin", "ready", "start", "end", "backward", "resume", "stop")}
-    waiting: queue.Queue[int | None] = queue.Queue()
-    started: list[float] = []
-    ended: list[float] = []
-    all_reduced = threading.Event()
+class Communicator:
+    """A thread that reduces buckets, one after the other, and notes when each began and ended."""
 
-    def communicate() -> None:
-        while (bucket := waiting.get()) is not None:
-            started.append(time.perf_counter())
-            reduce(bucket)
-            ended.append(time.perf_counter())
-            if len(ended) == len(buckets):
-                all_reduced.set()
+    def __init__(self, reduce: Reduce) -> None:
+        self._reduce, self._waiting = reduce, queue.Queue[tuple[int, int] | None]()
+        self._thread = threading.Thread(target=self._work)
+        self.started: list[float] = []
+        self.ended: list[float] = []
 
-    thread = threading.Thread(target=communicate)
-    thread.start()
-    last_of = {bucket[-1]: number for number, bucket in enumerate(buckets)}
-    for _ in range(WARMUP + steps):
-        meet()
-        started.clear()
-        ended.clear()
-        all_reduced.clear()
-        begin = time.perf_counter()
-        time.sleep(FORWARD_S)
-        ready = []
-        for gradient, size in enumerate(SIZES.tolist()):
-            time.sleep(PER_GRADIENT_S + PER_MB_S * size / BYTES_PER_MB)
-            ready.append(time.perf_counter())
-            if gradient in last_of:
-                waiting.put(last_of[gradient])
-        all_reduced.wait()
-        resume = time.perf_counter()
-        time.sleep(REST_S)
-        row = {"begin": [begin], "ready": ready, "start": [*started], "end": [*ended], "backward": [ready[-1]]}
-        for name, values in {**row, "resume": [resume], "stop": [time.perf_counter()]}.items():
-            found[name].append(values)
-    waiting.put(None)
-    thread.join()
-    return {name: rows[WARMUP:] for name, rows in found.items()}
+    def __enter__(self) -> Communicator:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._waiting.put(None)
+        self._thread.join()
+
+    def send(self, mb: int, bucket: int) -> None:
+        self._waiting.put((mb, bucket))
+
+    def wait(self) -> tuple[list[float], list[float]]:
+        self._waiting.join()
+        found = [*self.started], [*self.ended]
+        self.started.clear()
+        self.ended.clear()
+        return found
+
+    def _work(self) -> None:
+        while (asked := self._waiting.get()) is not None:
+            self.started.append(time.perf_counter())
+            self._reduce(*asked)
+            self.ended.append(time.perf_counter())
+            self._waiting.task_done()
 
 
-def sleep_for(mb: float, steps: int) -> list[Times]:
-    buckets = buckets_of(mb)
-    size = [int(SIZES[bucket].sum()) for bucket in buckets]
-    return [train(buckets, steps, lambda at: time.sleep(OVERHEAD_S + PER_BYTE_S * size[at]), lambda: None)]
+def train(steps: int, reduce: Reduce, meet: Callable[[], None]) -> dict[int, Times]:
+    """Run steps of all settings in turns; return for each setting what a capture of it would tell."""
+    names = ("begin", "ready", "start", "end", "backward", "resume", "stop")
+    found: dict[int, Times] = {mb: {name: [] for name in names} for mb in SETTINGS_MB}
+    with Communicator(reduce) as communicator:
+        for turn, mb in itertools.product(range(WARMUP + steps), SETTINGS_MB):
+            last_of = {bucket[-1]: number for number, bucket in enumerate(buckets_of(mb))}
+            meet()
+            begin = time.perf_counter()
+            time.sleep(FORWARD_S)
+            ready = []
+            for gradient, size in enumerate(SIZES.tolist()):
+                time.sleep(PER_GRADIENT_S + PER_MB_S * size / BYTES_PER_MB)
+                ready.append(time.perf_counter())
+                if gradient in last_of:
+                    communicator.send(mb, last_of[gradient])
+            start, end = communicator.wait()
+            resume = time.perf_counter()
+            time.sleep(REST_S)
+            row = [[begin], ready, start, end, [ready[-1]], [resume], [time.perf_counter()]]
+            if turn >= WARMUP:
+                for name, values in zip(names, row, strict=True):
+                    found[mb][name].append(values)
+    return found
 
 
-def _rank(rank: int, mb: float, steps: int, folder: str, results: multiprocessing.Queue[tuple[int, Times]]) -> None:
+def bytes_of(mb: int, bucket: int) -> int:
+    return int(SIZES[buckets_of(mb)[bucket]].sum())
+
+
+def sleep_for(steps: int) -> list[dict[int, Times]]:
+    def reduce(mb: int, bucket: int) -> None:
+        time.sleep(OVERHEAD_S + PER_BYTE_S * bytes_of(mb, bucket))
+
+    return [train(steps, reduce, lambda: None)]
+
+
+def _rank(rank: int, steps: int, folder: str, results: multiprocessing.Queue[tuple[int, dict[int, Times]]]) -> None:
     import torch
     import torch.distributed as dist
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
-    buckets = buckets_of(mb)
-    buffers = [torch.zeros(int(SIZES[bucket].sum()) // 4) for bucket in buckets]
-    results.put((rank, train(buckets, steps, lambda at: dist.all_reduce(buffers[at]), dist.barrier)))
+    buffers = {
+        (mb, bucket): torch.zeros(bytes_of(mb, bucket) // 4)
+        for mb in SETTINGS_MB
+        for bucket in range(len(buckets_of(mb)))
+    }
+    results.put((rank, train(steps, lambda mb, bucket: dist.all_reduce(buffers[mb, bucket]), dist.barrier)))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def gloo_for(mb: float, steps: int) -> list[Times]:
+def gloo_for(steps: int) -> list[dict[int, Times]]:
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
     with tempfile.TemporaryDirectory() as folder:
-        ranks = [context.Process(target=_rank, args=(rank, mb, steps, folder, results)) for rank in range(2)]
+        ranks = [context.Process(target=_rank, args=(rank, steps, folder, results)) for rank in range(2)]
         for one in ranks:
             one.start()
         found = dict(results.get(timeout=300) for _ in ranks)
@@ -126,7 +152,7 @@ def gloo_for(mb: float, steps: int) -> list[Times]:
     return [found[rank] for rank in sorted(found)]
 
 
-def structure_of(times: Times, mb: float) -> RankStructure:
+def structure_of(times: Times, mb: int) -> RankStructure:
     """What a capture would tell of these steps."""
     column = {name: np.round(np.array(rows) * 1e9).astype(np.int64) for name, rows in times.items()}
     buckets = buckets_of(mb)
@@ -159,7 +185,7 @@ def structure_of(times: Times, mb: float) -> RankStructure:
     )
 
 
-def predictor_of(times: list[Times], mb: float) -> Predictor | str:
+def predictor_of(times: list[Times], mb: int) -> Predictor | str:
     captured = Captured(tuple(structure_of(one, mb) for one in times), parameters=tuple(SIZES[::-1].tolist()))
     structure, gradients = captured.structures[captured.least_waiting], captured.gradients()
     assert not isinstance(gradients, str), gradients
@@ -167,7 +193,7 @@ def predictor_of(times: list[Times], mb: float) -> Predictor | str:
     return link if isinstance(link, str) else Predictor(structure, gradients, link, SLEEPING)
 
 
-def closed_form_ns(link: LinkFit, mb: float) -> float:
+def closed_form_ns(link: LinkFit, mb: int) -> float:
     """What the course's formula leaves after backward: s / (n w) + n o."""
     calls = len(buckets_of(mb))
     return float(SIZES.sum()) * link.times.ns_per_byte / calls + calls * link.times.overhead_ns
@@ -180,60 +206,56 @@ def errors_text(name: str, errors: Sequence[float]) -> str:
 
 def validate(link: str, rounds: int, steps: int) -> list[str]:
     measure = {"gloo": gloo_for, "sleep": sleep_for}[link]
-    runs: dict[int, list[list[Times]]] = {mb: [] for mb in SETTINGS_MB}
-    for turn, mb in itertools.product(range(rounds), SETTINGS_MB):
-        sys.stderr.write(f"round {turn + 1} of {rounds}: {mb} MB\n")
-        runs[mb].append(measure(mb, steps))
+    turns = []
+    for turn in range(rounds):
+        sys.stderr.write(f"round {turn + 1} of {rounds}\n")
+        turns.append(measure(steps))
 
-    def length_ns(times: list[Times]) -> float:
-        return float(np.mean([np.subtract(one["stop"], one["begin"]).mean() for one in times])) * 1e9
+    def length_ns(ranks: list[dict[int, Times]], mb: int) -> float:
+        return float(np.mean([np.subtract(one[mb]["stop"], one[mb]["begin"]).mean() for one in ranks])) * 1e9
 
-    lengths = {mb: [length_ns(one) for one in of_setting] for mb, of_setting in runs.items()}
-    measured = {mb: float(np.median(found)) for mb, found in lengths.items()}
-    best = min(measured, key=lambda mb: measured[mb])
+    lengths = [{mb: length_ns(ranks, mb) for mb in SETTINGS_MB} for ranks in turns]
+    measured = {mb: float(np.median([one[mb] for one in lengths])) for mb in SETTINGS_MB}
     ours: dict[tuple[int, int], list[float]] = {pair: [] for pair in itertools.product(SETTINGS_MB, SETTINGS_MB)}
     nothing, formula, changes, off, signs = [], [], [], [], []
-    covered = chosen = told = asked = refused = 0
-    for mb in SETTINGS_MB:
-        for times in runs[mb]:
-            predictor = predictor_of(times, mb)
-            if isinstance(predictor, str):
-                refused += 1
+    covered = chosen = asked = refused = 0
+    for ranks, truth, mb in ((ranks, own, mb) for ranks, own in zip(turns, lengths, strict=True) for mb in SETTINGS_MB):
+        predictor = predictor_of([one[mb] for one in ranks], mb)
+        if isinstance(predictor, str):
+            refused += 1
+            continue
+        off.append(predictor.off)
+        predicted = {}
+        for other in SETTINGS_MB:
+            question = Question(BUCKET_SIZE, other)
+            change = float(predictor.change_ns(question, buckets_of(other)).mean())
+            predicted[other] = truth[mb] + change
+            ours[mb, other].append(predicted[other] / truth[other] - 1)
+            if other == mb:
                 continue
-            base = length_ns(times)
-            off.append(predictor.off)
-            predicted = {}
-            for other in SETTINGS_MB:
-                question = Question(BUCKET_SIZE, other)
-                change = float(predictor.change_ns(question, buckets_of(other)).mean())
-                predicted[other] = base + change
-                ours[mb, other].append(predicted[other] / measured[other] - 1)
-                if other == mb:
-                    continue
-                nothing.append(base / measured[other] - 1)
-                simple = closed_form_ns(predictor.link, other) - closed_form_ns(predictor.link, mb)
-                formula.append((base + simple) / measured[other] - 1)
-                truth = measured[other] - measured[mb]
-                changes.append((change - truth, truth))
-                answer = predictor.answer(question, 2)
-                if answer.low_ns is not None and answer.high_ns is not None:
-                    asked += 1
-                    covered += answer.low_ns <= truth <= answer.high_ns
-                spread = 2 * np.std([length / measured[mb] for length in lengths[mb]]) * measured[mb]
-                if abs(truth) > spread:
-                    told += 1
-                    signs.append(np.sign(change) == np.sign(truth))
-            chosen += measured[min(predicted, key=lambda one: predicted[one])] <= 1.01 * measured[best]
-    lines = [f"{'from':>6} | predicted over measured step, for buckets of ... MB (median of {rounds} runs)"]
+            nothing.append(truth[mb] / truth[other] - 1)
+            simple = closed_form_ns(predictor.link, other) - closed_form_ns(predictor.link, mb)
+            formula.append((truth[mb] + simple) / truth[other] - 1)
+            true_change = truth[other] - truth[mb]
+            changes.append((change - true_change, true_change))
+            answer = predictor.answer(question, len(ranks))
+            if answer.low_ns is not None and answer.high_ns is not None:
+                asked += 1
+                covered += answer.low_ns <= true_change <= answer.high_ns
+            of_rounds = [one[other] - one[mb] for one in lengths]
+            if rounds > 1 and abs(true_change) > 2 * np.std(of_rounds, ddof=1):
+                signs.append(np.sign(change) == np.sign(true_change))
+        chosen += truth[min(predicted, key=lambda one: predicted[one])] <= 1.01 * min(truth.values())
+    lines = [f"{'from':>6} | predicted over measured step, for buckets of ... MB (median of {rounds} rounds)"]
     lines.append(f"{'MB':>6} | " + "".join(f"{mb:8}" for mb in SETTINGS_MB))
     for mb in SETTINGS_MB:
-        cells = (
-            f"{1 + float(np.median(ours[mb, other])):8.3f}" if ours[mb, other] else "     n/a" for other in SETTINGS_MB
-        )
+        found = (ours[mb, other] for other in SETTINGS_MB)
+        cells = (f"{1 + float(np.median(one)):8.3f}" if one else f"{'n/a':>8}" for one in found)
         lines.append(f"{mb:6} | " + "".join(cells))
     lines.append(f"{'ms':>6} | " + "".join(f"{measured[mb] / 1e6:8.1f}" for mb in SETTINGS_MB) + "   measured")
     others = [error for (mb, other), found in ours.items() if mb != other for error in found]
-    between = [length / measured[mb] - 1 for mb, found in lengths.items() for length in found]
+    middle = [float(np.median(found)) for (mb, other), found in ours.items() if mb != other and found]
+    between = [one[mb] / measured[mb] - 1 for one in lengths for mb in SETTINGS_MB]
     rms = float(np.sqrt(np.mean([error**2 for error, _ in changes])))
     rms_change = float(np.sqrt(np.mean([truth**2 for _, truth in changes])))
     mean = float(np.mean(list(measured.values())))
@@ -242,24 +264,30 @@ def validate(link: str, rounds: int, steps: int) -> list[str]:
         *lines,
         "",
         errors_text("predicted", others),
+        errors_text("  median of rounds", middle),
         errors_text("nothing changes", nothing),
         errors_text("the course's formula", formula),
         errors_text("from run to run", between),
         errors_text("today, built again", off),
         "",
-        f"rms error of the change: {rms / 1e6:.2f} ms, {rms / rms_change:.2f} of the rms change, {rms / mean:.2%} of a step",
+        (
+            f"rms error of the change: {rms / 1e6:.2f} ms, {rms / rms_change:.2f} of the rms change, "
+            f"{rms / mean:.2%} of a step"
+        ),
         f"90 % intervals that hold the measured change: {covered} of {asked}",
-        f"signs right where the change exceeds two standard deviations: {sum(signs)} of {told}",
-        f"from so many runs, the chosen setting is within 1 % of the best of {len(SETTINGS_MB)}: {chosen} of {counted}",
-        f"runs that were refused: {refused} of {len(SETTINGS_MB) * rounds}",
+        f"signs right where the change exceeds two standard deviations: {sum(signs)} of {len(signs)}",
+        f"captures from which the best of {len(SETTINGS_MB)} is chosen, within 1 %: {chosen} of {counted}",
+        f"captures that were refused: {refused} of {len(SETTINGS_MB) * rounds}",
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how far predicted changes of a step are off.")
     parser.add_argument("--link", choices=("gloo", "sleep"), default="gloo", help="what reduces (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=3, help="runs of each setting (default: %(default)s)")
-    parser.add_argument("--steps", type=int, default=12, help="measured steps of a run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds, each with new ranks (default: %(default)s)")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="measured steps of each setting in a round (default: %(default)s)"
+    )
     parser.add_argument("-o", "--output", type=Path, help="also write this file")
     asked = parser.parse_args()
     if asked.rounds < 1 or asked.steps < 3:

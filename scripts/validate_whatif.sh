@@ -4,7 +4,7 @@
 #   scripts/validate_whatif.sh [--link gloo|sleep] [--rounds N] [--steps N] [-o FILE]
 #
 # Two ranks, whose compute sleeps, reduce gradients by gloo, one collective at a time; with --link sleep transfers sleep,
-# too, in a thread of one process. The settings take turns. It prints a matrix of predicted over measured step times, and
+# too, in a thread of one process. Settings take turns, step by step. It prints a matrix of predicted over measured step times, and
 # the errors of the prediction, of "nothing changes", and of the closed form of the CS336 course, beside the spread from
 # run to run. It takes about three minutes.
 #
