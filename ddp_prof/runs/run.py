@@ -268,6 +268,7 @@ class Run:
                 parameters=tuple(one.nbytes for one in made.parameters if one.requires_grad) if made else (),
                 holds_at_most=made is not None and made.variant in VARIANTS and made.variant != "torch",
                 shares_gpu=Caveat.SHARED_GPU in run.overlap().caveats,
+                is_alone=Caveat.ONE_RANK in run.overlap().caveats,
             )
 
         own = captured(self)

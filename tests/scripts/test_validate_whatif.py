@@ -42,5 +42,7 @@ def test_a_matrix_and_what_it_is_compared_with(tmp_path: Path) -> None:
 def test_the_published_matrix_is_what_intervals_allow_for() -> None:
     text = PUBLISHED.read_text(encoding="utf-8")
     assert all(word in text for word in SAID)
-    (share,) = re.findall(r"of the rms change, ([0-9.]+)% of a step", text)
-    assert float(share) / 100 <= MODEL_ERROR <= 1.5 * float(share) / 100
+    shares = re.findall(r"rms error of the matrix above: ([0-9.]+)% of a step", text)
+    assert len(shares) == 2, "of gloo, and of transfers that sleep"
+    share = max(map(float, shares)) / 100
+    assert share <= MODEL_ERROR <= 1.5 * share

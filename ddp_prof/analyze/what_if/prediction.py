@@ -65,6 +65,7 @@ OFF = (
     "and its collectives decides how long the step is (on a GPU, 'ddp-prof critical' shows what)"
 )
 SHARED = "its ranks share a GPU and take turns on it, so its times are no link's: capture it with a GPU for each rank"
+ALONE = "it has one rank, which has nobody to communicate with: capture it with several ranks"
 WHOLE_GRAPHS = f"{GRAPHS}: record with --cuda-graph-trace=node"
 BEYOND = (
     "its largest collective, {size:.1f} MB, is more than twice the largest measured one, {largest:.1f} MB: "
@@ -144,13 +145,14 @@ class Captured:
         structures: Of the captured ranks.
         parameters: Bytes of the trained parameters by ``run.json``; empty where unknown.
         holds_at_most: See :class:`Predictor`.
-        shares_gpu: Whether ranks take turns on a GPU.
+        shares_gpu: Whether ranks take turns on a GPU; ``is_alone``: whether the job has one rank only.
     """
 
     structures: tuple[RankStructure, ...]
     parameters: tuple[int, ...] = ()
     holds_at_most: bool = False
     shares_gpu: bool = False
+    is_alone: bool = False
 
     @property
     def reason(self) -> str | None:
@@ -158,6 +160,8 @@ class Captured:
         reason = next((one.reason for one in self.structures if one.reason), None if self.structures else NO_RANKS)
         if reason:
             return WHOLE_GRAPHS if reason == GRAPHS else reason
+        if self.is_alone:
+            return ALONE
         return SHARED if self.shares_gpu else None
 
     @property

@@ -158,6 +158,7 @@ class TestRefusals:
             (Captured((RankStructure(GRAPHS),)), THIRD, "--cuda-graph-trace=node"),
             (Captured((RankStructure("its steps differ in their kernels"),)), THIRD, "steps differ"),
             (Captured((CAPTURE,), shares_gpu=True), THIRD, "a GPU for each rank"),
+            (Captured((CAPTURE,), is_alone=True), THIRD, "with several ranks"),
             (Captured((replace(CAPTURE, is_gloo=True, at_once=3),)), THIRD, "such as naive"),
             (Captured((CAPTURE,)), Slowed(None, 0, 1, "no kernel ran both ways"), "no kernel ran both ways"),
             (Captured((replace(CAPTURE, on_host=True),)), Slowed(None, None, None, ON_CPU), "--calibrate"),
