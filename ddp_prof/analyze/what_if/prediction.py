@@ -372,15 +372,19 @@ class Predictor:
         yield "steps", _half_of_blocks(change_ns)
         ends = [end for end in (self.slowed.low, self.slowed.high) if end is not None]
         if ends:
-            others = [
+            by_share = [
                 (end, divide_today(self.structure, self.gradients, end))
                 for end in (min(0.95, max(0.0, e)) for e in ends)
             ]
-            yield "kappa", _OF_95 * max(moved(today.model, link.times, end) for end, today in others)
+            yield "kappa", _OF_95 * max(moved(today.model, link.times, end) for end, today in by_share)
         yield "time per byte", max(moved(model, link.turned(sign), share) for sign in (-1.0, 1.0))
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
+        rule = self.gradients.rule
+        if question.kind == BUCKET_SIZE and rule is not None and rule.is_either and not self.holds_at_most:
+            others = fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
+            yield "first bucket", abs(float(self.change_ns(question, others).mean() - change_ns.mean()))
         yield "model", _SIGMAS * MODEL_ERROR * float(self.today.measured_ns.mean())
 
 

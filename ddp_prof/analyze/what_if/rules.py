@@ -33,12 +33,14 @@ class _Sized:
 class TorchRule:
     """torch's rule: its cap is over ``low_bytes`` and at most ``high_bytes``.
 
-    ``first_bytes`` is the cap of the first bucket, ``None`` if it has that of the others.
+    ``first_bytes`` is the cap of the first bucket, ``None`` if it has that of the others; ``is_either``: both would give
+    the same buckets today.
     """
 
     first_bytes: float | None
     low_bytes: float
     high_bytes: float
+    is_either: bool = False
 
     def buckets(self, sizes: Ints, cap_bytes: float) -> list[list[int]]:
         """Fill buckets with this cap; the first one keeps its own."""
@@ -89,10 +91,10 @@ def torch_rule_of(sizes: Ints, buckets: Sequence[Sequence[int]]) -> TorchRule | 
         return TorchRule(None, below[0], math.inf)
     low, high = max(below[1:]), min([math.inf, *reached[1:-1]])
     may_be_small = below[0] < FIRST_BUCKET_BYTES <= reached[0]
-    is_default = low < DEFAULT_MB * BYTES_PER_MB <= high and may_be_small
-    if max(low, below[0]) < min(high, reached[0]) and not is_default:
-        return TorchRule(None, max(low, below[0]), min(high, reached[0]))
-    return TorchRule(FIRST_BUCKET_BYTES, low, high) if may_be_small and low < high else None
+    is_alike = max(low, below[0]) < min(high, reached[0])
+    if may_be_small and low < high:  # torch's default, and that of all older versions
+        return TorchRule(FIRST_BUCKET_BYTES, low, high, is_alike)
+    return TorchRule(None, max(low, below[0]), min(high, reached[0])) if is_alike else None
 
 
 def split_at_sums(sizes: Ints, sums: Ints) -> Ints | None:

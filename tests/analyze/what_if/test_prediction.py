@@ -279,3 +279,11 @@ class TestOnARealJob:
     def test_views_gain(self, found: RunPrediction) -> None:
         views = found.predictions[-1]
         assert (views.change_ns, views.verdict) == (pytest.approx(-640_000, abs=60_000), GAIN)
+
+
+def test_where_a_small_first_bucket_cannot_be_told_both_rules_are_in_the_interval() -> None:
+    """Buckets of 1 MB are the same with and without a first one of 1 MiB; those of 6 MB are not."""
+    structure = JOB.capture(fill_until_reached(np.array(SIZES), MB, MB))
+    found = one_of(structure, Question(ask.BUCKET_SIZE, 6))
+    assert found.parts_ns["first bucket"] > 0
+    assert "first bucket" not in one_of(CAPTURE, Question(ask.BUCKET_SIZE, 6)).parts_ns
