@@ -280,7 +280,7 @@ def validate(link: str, rounds: int, steps: int) -> list[str]:
         f"90 % intervals that hold the measured change: {covered} of {asked}",
         f"signs right where the change exceeds two standard deviations: {sum(signs)} of {len(signs)}",
         f"captures from which the best of those predicted is chosen, within 1 %: {chosen} of {counted}",
-        f"refused: {refused} of {len(SETTINGS_MB) * rounds} captures; of the others {beyond} sizes far beyond the measured",
+        f"refused: {refused} of {len(SETTINGS_MB) * rounds} captures; of the others {beyond} sizes far beyond",
     ]
 
 

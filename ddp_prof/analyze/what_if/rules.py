@@ -33,8 +33,8 @@ class _Sized:
 class TorchRule:
     """torch's rule: its cap is over ``low_bytes`` and at most ``high_bytes``.
 
-    ``first_bytes`` is the cap of the first bucket, ``None`` if it has that of the others; ``is_either``: both would give
-    the same buckets today.
+    ``first_bytes`` is the cap of the first bucket, ``None`` if it has that of the others; ``is_either``: both
+    would give the same buckets today.
     """
 
     first_bytes: float | None
