@@ -246,7 +246,8 @@ def validate(link: str, rounds: int, steps: int) -> list[str]:
             covered += answer.low_ns <= true_change <= answer.high_ns
             if rounds > 1 and abs(true_change) > 2 * np.std(of_rounds, ddof=1):
                 signs.append(np.sign(change) == np.sign(true_change))
-        chosen += truth[min(predicted, key=lambda one: predicted[one])] <= 1.01 * min(truth[one] for one in predicted)
+        choice = min(predicted, key=lambda one: predicted[one])
+        chosen += measured[choice] <= 1.01 * min(measured[one] for one in predicted)
     lines = [f"{'from':>6} | predicted over measured step, for buckets of ... MB (median of {rounds} rounds)"]
     lines.append(f"{'MB':>6} | " + "".join(f"{mb:8}" for mb in SETTINGS_MB))
     for mb in SETTINGS_MB:

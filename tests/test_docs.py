@@ -23,7 +23,7 @@ def test_every_command_is_in_the_readme(command: str) -> None:
 
 SHOWING = {
     "docs/commands.md", "docs/doctor.md", "docs/formats.md", "docs/gpus.md", "docs/names.md", "docs/tutorial_ci.md",
-    "docs/tutorial_scaling.md",
+    "docs/tutorial_scaling.md", "docs/what_if.md",
 }  # fmt: skip
 
 

@@ -40,7 +40,7 @@ GAIN, LOSS, CANNOT_BE_TOLD, REFUSED = "gain", "loss", "cannot be told", "not pre
 
 MOST_OFF = 0.02
 """If the simulation of today is off by a larger share of the step, nothing is predicted."""
-MODEL_ERROR = 0.01
+MODEL_ERROR = 0.0115
 """The root of the mean square of what predicted changes were off by, as a share of the step: ``docs/what_if.md``."""
 _SIGMAS = 1.645
 """Half of a 90 % interval in standard deviations."""

@@ -42,7 +42,7 @@ IN_REVERSE = "gradients are taken to become ready in the reverse order of the pa
 WHOLE_BUCKETS = (
     "single gradients are not known, so buckets can be joined and not divided (--parameters FILE divides them)"
 )
-ROUNDED = "sizes are rounded up to whole blocks of {bytes:,} bytes, and a block is taken to be that of older torch"
+ROUNDED = "sizes are rounded up to whole blocks of {bytes:,} bytes"
 BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap:.3g} MB"
 
 
@@ -91,7 +91,7 @@ def find_gradients(
     for source, sizes, is_reversed in (
         (COPIES, structure.out.bytes if structure.out else None, False),
         (MANIFEST, np.array(manifest[::-1], np.int64) if len(manifest) else None, True),
-        (GRIDS, structure.into.bytes if structure.into else None, False),
+        (GRIDS, structure.into.bytes if structure.into and structure.into.knows_bytes else None, False),
         (PARAMETERS, np.array(parameters[::-1], np.int64) if parameters else None, True),
     ):
         if sizes is None:
@@ -135,6 +135,7 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
         return (into.bucket if _are_all(into.bucket, calls) else None), []
     if (
         into is not None
+        and into.knows_bytes
         and np.array_equal(-(-sizes // _GRID_BYTES) * _GRID_BYTES, into.bytes)
         and _are_all(into.bucket, calls)
     ):

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -28,12 +28,14 @@ from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, distinct, select
 from ddp_prof.trace import Category, Kind
 
-_INTO_BUCKET = re.compile(r"[AB]UnaryFunctor<.*(?:Mul|Div)Functor|[AB]UnaryFunctor.*(?:Mul|Div)Functor|mul_out|div_out")
-"""Torch's kernels that multiply a tensor by a number, or divide it."""
+_INTO_BUCKET = re.compile(r"[AB]UnaryFunctor<(\w+(?:::\w+)?).*(?:Mul|Div)Functor")
+"""Torch's kernels that multiply a tensor by a number, or divide it; the first group is the type of its numbers."""
+_NUMBER_BYTES = {"double": 8, "float": 4, "c10::Half": 2, "c10::BFloat16": 2}
+_OLDER_TORCH = "at::detail::Array<"
+"""In the names of kernels of a torch whose threads compute four numbers each; later ones compute four or eight."""
 _GRID = re.compile(r"grid (\d+)x1x1 block (\d+)x1x1")
 _PER_THREAD = 4
 """Numbers that a thread of such a kernel computes."""
-_FLOAT_BYTES = 4
 
 MOST_STEPS = 60
 """Steps that are looked at: so many, evenly spread, are enough for an interval."""
@@ -62,6 +64,7 @@ class Copied(Brief):
         bucket: The position of its collective in the step.
         ends_ns: When each copy ended; ``launch_ns``: when it was launched; shape (steps, gradients).
         took_ns, beside_ns: How long each took, and how much of that beside collectives.
+        knows_bytes: Whether ``bytes`` are known; by the grids of a recent torch they are not.
     """
 
     bytes: Ints
@@ -70,6 +73,7 @@ class Copied(Brief):
     launch_ns: Ints
     took_ns: Ints
     beside_ns: Ints
+    knows_bytes: bool = True
 
 
 @dataclass(frozen=True)
@@ -282,8 +286,12 @@ class _Copies:
         chosen = self._chosen(is_one)
         if chosen is None:
             return None
+        names = [trace.names[one] for one in name_id[chosen[0]].tolist()]
         numbers = np.array([counts[one] for one in shape_id[chosen[0]].tolist()], np.int64)
-        return self._copied(chosen, numbers * _FLOAT_BYTES)
+        types = [found[1] for name in names if (found := _INTO_BUCKET.search(name))]
+        sizes = np.array([_NUMBER_BYTES.get(one, 0) for one in types], np.int64)
+        knows_bytes = bool(sizes.all()) and all(_OLDER_TORCH in name for name in names)
+        return replace(self._copied(chosen, numbers * sizes), knows_bytes=knows_bytes)
 
     def out(self) -> Copied | None:
         """The copies that the thread of the last collective launches after it, one for each gradient."""

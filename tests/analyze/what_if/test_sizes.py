@@ -61,6 +61,14 @@ def test_grids_are_rounded_up() -> None:
     assert "rounded up" in found.doubts[0]
 
 
+def test_grids_of_a_recent_torch_tell_no_sizes() -> None:
+    """Its threads compute four or eight numbers each; when gradients are ready is still known."""
+    assert STRUCTURE.into is not None
+    into = replace(STRUCTURE.into, bytes=STRUCTURE.into.bytes // 2, knows_bytes=False)
+    assert isinstance(find_gradients(replace(STRUCTURE, into=into, out=None, sizes_from=None)), str)
+    assert known(find_gradients(replace(STRUCTURE, into=into))).source == f"ranges, {COPIES}"
+
+
 def test_bytes_of_buckets_alone_can_only_be_joined() -> None:
     found = known(find_gradients(replace(STRUCTURE, out=None, into=None)))
     assert (found.source, found.doubts, found.are_single) == ("ranges", (WHOLE_BUCKETS,), False)

@@ -1,0 +1,101 @@
+"""What captures tell of their steps: those of this repository, of two ranks on one GPU and on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ddp_prof.analyze.what_if.sizes import find_gradients
+from ddp_prof.analyze.what_if.structure import RankStructure, find_structure
+from ddp_prof.manifest import load_manifest, manifest_path
+from ddp_prof.runs.report import LoadOptions, load_events
+from ddp_prof.table import select
+
+TRACES = Path(__file__).parents[3] / "traces"
+
+
+def structure_of(name: str) -> RankStructure:
+    return find_structure(load_events(TRACES / name, LoadOptions(with_launches=True)).ranks[0])
+
+
+def parameters_of(name: str) -> tuple[int, ...]:
+    manifest = load_manifest(manifest_path(TRACES / name))
+    assert manifest is not None
+    return tuple(one.nbytes for one in manifest.parameters)
+
+
+def test_copies_out_of_torchs_buckets_are_its_gradients() -> None:
+    structure = structure_of("h200/nccl/torch.sqlite")
+    assert (structure.reason, structure.calls, structure.sizes_from, structure.at_once) == (None, 10, "ranges", 1)
+    assert structure.out is not None
+    assert structure.out.bytes.sum() == structure.bytes.sum()
+    found = find_gradients(structure)
+    assert not isinstance(found, str)
+    assert (found.source, found.doubts) == ("ranges, copies out of buckets", ())
+    assert sorted(found.bytes.tolist()) == sorted(parameters_of("h200/nccl/torch.sqlite"))
+    assert found.rule is not None
+    assert found.rule.low_bytes < 25 * 2**20 <= found.rule.high_bytes
+
+
+@pytest.mark.parametrize(
+    "name", ["h200/nccl/torch_gradient_as_bucket_view.sqlite", "torch.sqlite", "bucketed_1mb.sqlite"]
+)
+def test_where_nothing_is_copied_out_the_manifest_has_the_gradients(name: str) -> None:
+    structure = structure_of(name)
+    assert structure.out is None
+    found = find_gradients(structure, parameters_of(name))
+    assert not isinstance(found, str)
+    assert found.source == "ranges, run.json"
+    assert found.bucket_bytes.tolist() == structure.bytes.tolist()
+
+
+def test_the_kernels_of_a_recent_torch_tell_when_gradients_are_ready() -> None:
+    structure = structure_of("h200/nccl/bucketed_10mb.sqlite")
+    assert structure.into is not None
+    assert len(structure.into.bytes) == len(parameters_of("h200/nccl/bucketed_10mb.sqlite"))
+    assert not structure.into.knows_bytes
+    assert np.all(np.diff(structure.into.ends_ns, axis=1) > 0)
+
+
+def test_gloo_on_a_cpu_runs_several_at_once() -> None:
+    structure = structure_of("overlap.sqlite")
+    assert (structure.on_host, structure.is_gloo) == (True, True)
+    assert structure.at_once > 1
+    assert structure_of("naive.sqlite").at_once == 1
+
+
+def test_times_of_a_step_are_in_order() -> None:
+    for name in ("h200/nccl/torch.sqlite", "torch.sqlite", "naive.sqlite"):
+        one = structure_of(name)
+        assert np.all(one.begins_ns <= one.start_ns.min(axis=1))
+        assert np.all(one.start_ns <= one.end_ns)
+        assert np.all(one.backward_end_ns <= one.resumes_ns)
+        assert np.all(one.end_ns.max(axis=1) <= one.resumes_ns)
+        assert np.all(one.resumes_ns <= one.ends_ns)
+        assert all(np.all(beside >= 0) for beside in one.beside_ns.values())
+
+
+def test_what_is_no_training_has_no_structure(shared_traces: Path) -> None:
+    for name in ("nsys2025_3_single_gpu_t4.sqlite", "kineto_b200_rank0of8.json.gz"):
+        (rank,) = load_events(shared_traces / name, LoadOptions(with_launches=True)).ranks
+        assert find_structure(rank).reason is not None
+
+
+def test_steps_of_another_kind_are_left_out_or_refused(shared_traces: Path) -> None:
+    (rank,) = load_events(
+        shared_traces / "nsys2022_4_ddp_unet_a100_rank0of4.sqlite", LoadOptions(with_launches=True)
+    ).ranks
+    events = rank.events
+    kernels = np.flatnonzero(rank.is_kernel & (events.step == 7) & np.isin(events.launcher, [rank.main_thread]))
+    without = np.ones(len(events), np.bool_)
+    without[kernels[:3]] = False
+    fewer = replace(rank, events=select(events, without))
+    whole, found = find_structure(rank), find_structure(fewer)
+    assert len(found.keys) == len(whole.keys) - 1
+    some = np.ones(len(events), np.bool_)
+    for step in range(0, 59, 2):
+        some[np.flatnonzero(rank.is_kernel & (events.step == step))[:1]] = False
+    assert "steps differ in their kernels" in str(find_structure(replace(rank, events=select(events, some))).reason)
