@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddp_prof.cli.options import Loader, TraceCommand
+from ddp_prof.errors import printable
 from ddp_prof.present.table import TableOptions, show
 
 if TYPE_CHECKING:
@@ -92,6 +93,11 @@ def whatif(
     asked += [ask.Question(of[one]) for one in dict.fromkeys(without)]
     asked += [] if ranks is None else [ask.Question(ask.RANKS, float(ranks))]
     known = read_parameters(parameters) if parameters else None
-    (other,) = load.runs((calibrate,), "overlap", "structure") if calibrate else (None,)
+    others = load.runs((calibrate,), "overlap", "structure") if calibrate else []
+    if len(others) > 1:
+        raise click.UsageError(f"--calibrate: there are {len(others)} runs in {printable(str(calibrate))}: give one")
     runs = load.runs(traces, "overlap", "kernels", "structure")
-    show(output, [what_if_view(run.overlap(), run.cost(), run.what_if(asked, known, other)) for run in runs])
+    show(
+        output,
+        [what_if_view(run.overlap(), run.cost(), run.what_if(asked, known, next(iter(others), None))) for run in runs],
+    )

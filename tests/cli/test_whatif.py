@@ -81,3 +81,16 @@ def test_ranks_that_share_a_gpu_and_cores() -> None:
     folder = Path(__file__).parents[2] / "traces"
     assert "a GPU for each rank" in run("whatif", folder / "h200" / "nccl" / "torch.sqlite").stdout
     assert "--calibrate" in run("whatif", folder / "torch.sqlite").stdout
+
+
+def test_a_second_capture_calibrates_one_on_a_cpu() -> None:
+    folder = Path(__file__).parents[2] / "traces"
+    for other, reason in (
+        ("naive.sqlite", "a simulation of today's step is off"),
+        ("overlap.sqlite", "such as naive"),
+    ):
+        text = run("whatif", "--calibrate", folder / other, folder / "bucketed_10mb.sqlite").stdout
+        assert reason in text
+    several = run("whatif", "--calibrate", folder, folder / "naive.sqlite")
+    assert several.exit_code == 2
+    assert "give one" in several.stderr
