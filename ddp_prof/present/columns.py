@@ -173,7 +173,6 @@ _COLUMNS = (
     _share("gain_%", "what it takes off today's step; measured by pairs of runs", ALWAYS),
     _share("gain_low_%", "lower end of its interval"),
     _share("gain_high_%", "upper end of its interval"),
-    _share("predicted_gain_%", "what one capture predicts that it takes off today's step", WITH_ROOM),
     _count("pairs", "rounds in which it ran, and today's settings"),
     _name("losses", "whether they are those of today's settings"),
     _name("write", "what to write to have these settings", WITH_MUCH_ROOM),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_prof.analyze.cost import Bounds
@@ -13,7 +13,6 @@ from ddp_prof.runs import load_runs
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import SUMMARY, Run
 from ddp_prof.tune.measure import Program
-from ddp_prof.tune.predicted import Predicted, predict_tries
 from ddp_prof.tune.recorded import record
 from ddp_prof.tune.tries import TODAY, Try, parse_tries
 
@@ -31,11 +30,10 @@ OF_FINDINGS = {
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """What is worth trying, a sentence on each reason, and what the capture predicts of tries, by their labels."""
+    """What is worth trying, and a sentence on each reason."""
 
     tries: tuple[Try, ...]
     reasons: tuple[str, ...]
-    predicted: Mapping[str, Predicted] = field(default_factory=dict)
 
 
 def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, worth: float) -> Candidates:
@@ -76,5 +74,4 @@ def find_candidates(
 def choose_for(run: Run, worth: float) -> Candidates:
     """Choose by a run that was recorded."""
     (summary,) = compare_variants([run.overlap()])
-    found = choose_tries(run.doctor(), run.cost().bounds, summary.communicating_step_ns, worth)
-    return replace(found, predicted=predict_tries(run, found.tries))
+    return choose_tries(run.doctor(), run.cost().bounds, summary.communicating_step_ns, worth)

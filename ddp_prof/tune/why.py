@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddp_prof.analyze.variants.comparison import compare_variants
+from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, VIEWS, Question
 from ddp_prof.runs import load_runs
 from ddp_prof.runs.report import LoadOptions
 from ddp_prof.runs.run import SUMMARY, Run
@@ -22,6 +23,7 @@ from ddp_prof.tune.tries import TODAY, Try, parse_tries
 from ddp_prof.tune.verdicts import Verdict
 
 BEYOND, WITHIN, UNKNOWN = "beyond", "within", "not known"
+PREDICTED = "predicted (whatif)"
 NO_STEP = "how long a step of the capture takes is not known"
 
 
@@ -86,7 +88,30 @@ def findings_of(run: Run, tried: Try) -> Iterator[Foreseen]:
         yield _foreseen(f"{finding.rule}, simulated", False, simulated, step_ns, finding.gain_reason)
 
 
-FORESEERS: Sequence[Callable[[Run, Try], Iterator[Foreseen]]] = (bounds_of, findings_of)
+def predictions_of(run: Run, tried: Try) -> Iterator[Foreseen]:
+    """What ``ddp-prof whatif`` predicts of a try of one bucket size, or of views; its interval is one of 90 %."""
+    question = _question_of(tried)
+    if question is None:
+        return
+    answer = run.what_if([question])
+    if answer.reason or not answer.predictions:
+        yield _foreseen(PREDICTED, False, (None, None, None), None, answer.reason)
+        return
+    (one,) = answer.predictions
+    gains = (None if ns is None else -ns for ns in (one.change_ns, one.high_ns, one.low_ns))
+    yield _foreseen(PREDICTED, False, (*gains,), answer.measured_ns, one.reason)
+
+
+def _question_of(tried: Try) -> Question | None:
+    if len(tried.settings) != 1:
+        return None
+    (setting,) = tried.settings
+    if setting.name == "bucket_cap_mb" and isinstance(setting.value, int | float):
+        return Question(BUCKET_SIZE, float(setting.value))
+    return Question(VIEWS) if setting.name == "gradient_as_bucket_view" and setting.value is True else None
+
+
+FORESEERS: Sequence[Callable[[Run, Try], Iterator[Foreseen]]] = (bounds_of, findings_of, predictions_of)
 
 
 def find_why(program: Program, best: Verdict, store: Path, folder: Path, environ: Mapping[str, str]) -> Why:

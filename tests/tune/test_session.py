@@ -11,7 +11,6 @@ import pytest
 
 from ddp_prof.errors import OutOfMemoryError, TraceError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
-from ddp_prof.tune.predicted import Predicted
 from ddp_prof.tune.report import conclusion_of, plan_lines, sentence_of, tuning_view
 from ddp_prof.tune.session import Limits, Session
 from ddp_prof.tune.store import Store
@@ -97,16 +96,6 @@ def test_the_answer_in_every_form(form: str, capsys: pytest.CaptureFixture[str])
     else:
         assert len([line for line in printed.out.splitlines() if re.search(r"static_graph=True\W+faster", line)]) == 1
         assert "DistributedDataParallel(model, static_graph=True)" in printed.out
-
-
-def test_a_prediction_stands_beside_what_was_measured() -> None:
-    result = tune(Simulated({"bucket_cap_mb=50": 0.05}), "bucket_cap_mb=50", "static_graph", rounds=8)
-    predicted = {"bucket_cap_mb=50": Predicted(0.04, 0.01, 0.07, None)}
-    view = tuning_view(result, predicted)
-    shares = {row["try"]: row["predicted_gain_%"] for row in view.rows}
-    assert shares == {"today": None, "bucket_cap_mb=50": pytest.approx(4.0), "static_graph=True": None}
-    assert [one["predicted_high"] for one in view.document["tries"]] == [0.07, None]
-    assert "predicted_gain_%" not in tuning_view(result).rows[0]
 
 
 REPETITIONS = 400 if IS_NIGHTLY else 50
