@@ -62,7 +62,7 @@ def test_few_measurements_are_told_to_be_too_few(tmp_path: Path) -> None:
         "4 measurements: too few to tell a change (14 are needed)"
         in run("monitor", write_log(tmp_path, courses("....", 10, 30))).stdout
     )
-    assert "no change in 12 measurements" in run("monitor", write_log(tmp_path, courses("." * 12, 10, 30))).stdout
+    assert "no change in 14 measurements" in run("monitor", write_log(tmp_path, courses("." * 14, 10, 30))).stdout
 
 
 def test_check_judges_each_measurement_by_its_worst_rank(tmp_path: Path) -> None:
