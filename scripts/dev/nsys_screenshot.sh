@@ -1,5 +1,7 @@
 #!/usr/bin/env bash
 # Takes a picture of a capture in the real Nsight Systems GUI: one step from the middle of the run, the rows of all ranks.
+# The communication of rank 0 that backward does not hide is outlined (mark_unhidden.py, which reads the export beside the
+# report, or else the report).
 #
 #   scripts/dev/nsys_screenshot.sh REPORT.nsys-rep -o out.png
 #
@@ -226,7 +228,11 @@ rows_are_open() {
 
 # The picture reaches from the top of the window to the last row with ranges.
 take_picture() {
+  local trace="${report%.nsys-rep}.sqlite"
+  [ -r "$trace" ] || trace="$report"
   import -silent -window root -crop "${width}x$((box_top + box_height + 2 * row))+0+0" +repage "$scratch/picture.png"
+  "${VENV:-$root/.venv}/bin/python" "$root/scripts/dev/mark_unhidden.py" "$scratch/picture.png" "$trace" ||
+    say "nothing is marked in $picture"
   cp "$scratch/picture.png" "$picture"
 }
 

@@ -42,6 +42,11 @@ BASICS = (
     ),
     *("mktemp", "od", "readlink", "rm", "sed", "seq", "setsid", "sort", "tail", "touch", "tr", "wc"),
 )
+MARK = """
+case "$1" in
+  *mark_unhidden.py) echo "mark $3" >>"$CALLS"; [ -z "${UNMARKED:-}" ] || exit 1; echo marked >>"$2"; exit ;;
+esac
+"""
 FOR_EVER = "while :; do sleep; done"
 DISPLAY = f'trap "echo display ended >>$CALLS; exit" TERM; echo 42; {FOR_EVER}'
 GUI = f"""
@@ -112,6 +117,8 @@ def equipped(machine: Checkout) -> Checkout:
         ("fc-list", "echo Sans"),
     ):
         machine.program(name, body)
+    ours = (machine.root / ".venv/bin/python").read_text()
+    machine.program("python", MARK + ours, machine.root / ".venv/bin")
     return machine
 
 
@@ -233,13 +240,28 @@ class TestPicture:
         picture = tmp_path / "new folder" / "naive.png"
         done = equipped.run(SCRIPT, str(report), "-o", str(picture))
         assert (done.returncode, done.stdout.strip(), done.stderr) == (0, str(picture), "")
-        assert picture.read_text() == "picture\n"
+        assert picture.read_text() == "picture\nmarked\n"
+        assert f"mark {report}" in equipped.calls
         # The middle of the ranges, in the row below the topmost: its top is 105 + 91, a row is 21 high.
         (click,) = [call for call in equipped.calls if "click 3" in call]
         assert click.startswith(f"xdotool mousemove {687 + 692 // 2} {105 + 91 + 21 + 10} ")
         assert "gui ended" in equipped.calls
         assert "display ended" in equipped.calls
         assert list((tmp_path / "temporary").iterdir()) == []
+
+    def test_the_export_beside_the_report_says_what_is_marked(
+        self, equipped: Checkout, report: Path, tmp_path: Path
+    ) -> None:
+        report.with_suffix(".sqlite").touch()
+        assert equipped.run(SCRIPT, str(report), "-o", str(tmp_path / "x.png")).returncode == 0
+        assert f"mark {report.with_suffix('.sqlite')}" in equipped.calls
+
+    def test_a_picture_in_which_nothing_can_be_marked_is_kept(
+        self, equipped: Checkout, report: Path, tmp_path: Path
+    ) -> None:
+        done = equipped.run(SCRIPT, str(report), "-o", str(tmp_path / "x.png"), UNMARKED="1")
+        assert (done.returncode, (tmp_path / "x.png").read_text()) == (0, "picture\n")
+        assert "nothing is marked in" in done.stderr
 
     def test_the_users_settings_and_report_are_not_touched(
         self, equipped: Checkout, report: Path, tmp_path: Path
