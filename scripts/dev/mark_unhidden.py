@@ -2,10 +2,10 @@
 
     python scripts/dev/mark_unhidden.py PICTURE.png TRACE
 
-The screenshot is one of scripts/dev/nsys_screenshot.sh: the topmost rows are those of rank 0, and a step is fitted to them.
-Which step it is, is known from where its phases begin: those of no other step are at the same pixels. The outline reaches
-from the end of backward to the end of the step's last collective; its label is the step's tail, as ``ddp-prof overlap
---steps`` has it.
+The screenshot is one of scripts/dev/nsys_screenshot.sh: the topmost rows are those of rank 0, and a step is fitted to
+them. The times at which its phases begin tell which step it is: those of no other step are at the same pixels. The
+outline reaches from the end of backward to the end of the step's last collective; its label is the step's tail, as
+``ddp-prof overlap --steps`` has it.
 
 Exit: 0; 1 and one line on stderr if the picture and the trace do not fit, or if nothing is left to hide.
 """
@@ -37,7 +37,7 @@ TOLERANCE = 3
 COLOR = "#d4006a"
 
 
-class Mismatch(Exception):
+class MismatchError(Exception):
     """The picture does not show what the trace holds."""
 
 
@@ -75,7 +75,7 @@ def find_rows(picture: Pixels) -> Rows:
     """Find rank 0 and the step that is fitted to the view: its borders are the outermost ones in the row of steps.
 
     Raises:
-        Mismatch: The picture has no row of ranges from end to end.
+        MismatchError: The picture has no row of ranges from end to end.
     """
     red, green, blue = (picture[:, :, color] for color in range(3))
     is_range = (blue > 150) & (blue - red > 90) & (blue - green > 90)
@@ -84,7 +84,7 @@ def find_rows(picture: Pixels) -> Rows:
     is_whole[:RULER] = False
     whole = np.flatnonzero(is_whole)
     if not len(whole):
-        raise Mismatch("it shows no range from end to end: is it a picture of nsys_screenshot.sh?")
+        raise MismatchError("it shows no range from end to end: is it a picture of nsys_screenshot.sh?")
     top = int(whole[0])
     # Ranges of phases end three rows below; the next rank begins with the next range from end to end.
     others = whole[whole > top + 4 * ROW]
@@ -93,7 +93,7 @@ def find_rows(picture: Pixels) -> Rows:
     is_border = (red < 0x30) & (green < 0x30) & (blue > 0x90) & (blue < 0xC0)
     steps, phases = (np.flatnonzero(is_border[top + at * ROW + ROW // 2]) for at in (1, 2))
     if len(steps) < 2 or steps[-1] - steps[0] < width // 2:
-        raise Mismatch("no step is fitted to the view")
+        raise MismatchError("no step is fitted to the view")
     return Rows(top, bottom, int(steps[0]), int(steps[-1]), tuple(phases.tolist()))
 
 
@@ -130,7 +130,7 @@ def shown_step(steps: list[Step], rows: Rows) -> Step:
     """The step whose phases begin where the picture shows it.
 
     Raises:
-        Mismatch: There is none.
+        MismatchError: There is none.
     """
 
     def error(step: Step) -> float:
@@ -139,11 +139,11 @@ def shown_step(steps: list[Step], rows: Rows) -> Step:
 
     width = rows.right - rows.left
     if not steps:
-        raise Mismatch("no step of rank 0 has communication after backward: nothing is left to mark")
+        raise MismatchError("no step of rank 0 has communication after backward: nothing is left to mark")
     best = min(steps, key=error)
     if error(best) > TOLERANCE:
         off = f"the nearest, {best.number}, is {error(best):.0f} px off"
-        raise Mismatch(f"no step begins its phases where the picture does ({off})")
+        raise MismatchError(f"no step begins its phases where the picture does ({off})")
     return best
 
 
@@ -192,7 +192,7 @@ def main() -> int:
         rows = find_rows(read_picture(arguments.picture))
         step = shown_step(steps_of(arguments.trace), rows)
         draw(arguments.picture, region(step, rows), label_of(step))
-    except Mismatch as mismatch:
+    except MismatchError as mismatch:
         print(f"mark_unhidden: {arguments.picture} and {arguments.trace}: {mismatch}", file=sys.stderr)
     except DdpProfError as error:
         print(f"mark_unhidden: {error}", file=sys.stderr)

@@ -14,7 +14,7 @@ sys.path.insert(0, str(ROOT / "scripts/dev"))
 
 from mark_unhidden import (  # noqa: E402  # type: ignore[import-not-found, unused-ignore]
     ROW,
-    Mismatch,
+    MismatchError,
     Pixels,
     Rows,
     find_rows,
@@ -67,7 +67,7 @@ def test_a_picture_tells_where_rank_0_has_its_step_and_phases() -> None:
     ids=["no ranges", "no step"],
 )
 def test_another_picture_is_refused(screen: list[str], reason: str) -> None:
-    with pytest.raises(Mismatch, match=reason):
+    with pytest.raises(MismatchError, match=reason):
         find_rows(drawn(screen))
 
 
@@ -93,11 +93,11 @@ class TestRealCaptures:
         assert box.top < rows.top + 2 * ROW < rows.bottom < box.bottom, "phases and collectives"
 
     def test_a_picture_of_another_capture_is_refused(self) -> None:
-        with pytest.raises(Mismatch, match="px off"):
+        with pytest.raises(MismatchError, match="px off"):
             shown_step(steps_of(ROOT / "traces/overlap.sqlite"), self.NAIVE)
 
     def test_without_a_tail_nothing_is_marked(self) -> None:
-        with pytest.raises(Mismatch, match="nothing is left to mark"):
+        with pytest.raises(MismatchError, match="nothing is left to mark"):
             shown_step([], self.NAIVE)
 
     @pytest.mark.skipif(not shutil.which("convert"), reason="ImageMagick is not here")
