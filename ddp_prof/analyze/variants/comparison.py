@@ -32,7 +32,7 @@ class VariantSummary:
         others_communicate: Whether other steps communicate, too, but not in backward.
         step_spread_ns: Interquartile range of ``step_ns``; ``None`` of a single step.
         step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
-        collectives: Number of collectives per step.
+        collectives: Number of collectives per step; ``None`` if none is known and their time is not known either.
         overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
         speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's; ``None``
             if ``confounded_by`` says why it is not that of the variant.
@@ -244,7 +244,8 @@ def _summarize(result: TraceOverlap) -> VariantSummary:
         steps=max((len(rank.marked_steps) for rank in result.ranks), default=0),
         step_ns=None if step is None else round(step.value),
         step_spread_ns=round(float(np.subtract(*np.percentile(lengths, [75, 25])))) if len(lengths) > 1 else None,
-        collectives=_median(steps, "collectives"),
+        # None was seen where none could be seen: of communication without a time there is no count either.
+        collectives=_median(steps, "collectives") or (None if figures_ns["comm_ns"] is None else 0.0),
         overlapped_ns=(figures_ns["comm_ns"] or 0) - (exposed_ns or 0) if is_known else None,
         exposed_ns=exposed_ns,
         nearest_step_ns=nearest.ns,

@@ -52,3 +52,17 @@ def test_a_speedup_that_the_machine_made_is_not_told() -> None:
     assert (less_communication.supported, less_communication.confounded_by) == (True, None)
     within_the_spread = _with_speedup(summary("bucketed", 3990, 3000), naive)
     assert (within_the_spread.supported, within_the_spread.confounded_by) == (False, None)
+
+
+def test_collectives_that_were_not_recorded_are_not_none_of_them() -> None:
+    """A step on a CPU without ranges of what it did: a table said 0 collectives of a job of 300 ranks."""
+    (unseen,) = compare_variants([measure_overlap(draw_trace(ranges={"step 0": "####", "step 1": "....####"}))])
+    assert (unseen.comm_ns, unseen.collectives) == (None, None)
+    assert unseen.reason is not None
+    trace = draw_trace(
+        ranges={"step 0": "####....", "step 1": "....####"},
+        launches={"main": "aM..b..."},
+        streams={7: "aa..bb..", 9: "..MM...."},
+    )
+    (seen,) = compare_variants([measure_overlap(trace)])
+    assert seen.collectives == 1
