@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -30,14 +31,43 @@ def test_each_rank_is_one_bar_and_the_late_one_is_first_and_marked(visit: Visit,
     assert "rank 1" in panels[0]
     assert "arrives last in 20 of 20 steps" in panels[0]
     assert not any("arrives last" in panel for panel in panels[1:])
-    heights = [rank["height"] for rank in visit.boxes("#labels .rank")]
-    assert max(heights) < 60
+    ranks = visit.boxes("#labels .rank")
+    assert max(rank["bottom"] for rank in ranks) < 900 - 100, "all eight and their axis, without scrolling"
     visit.click("#lanes-chip")
     assert len(visit.ask("page.data.lanes.filter((lane) => lane.seen).map((lane) => lane.kind)")) > 8
     assert visit.url.endswith("lanes=")
     visit.reload()
     assert not visit.is_seen("#lanes-chip"), "the address keeps what the reader chose"
     assert visit.complaints == []
+
+
+@pytest.mark.parametrize(("width", "pitch"), [(1400, 24), (390, 65)])
+def test_a_rank_more_takes_a_line_more(visit: Visit, eight: Path, width: int, pitch: int) -> None:
+    """So that 64 ranks are two screens; a row of them took 91 pixels."""
+    visit.resize(width, 500)
+    visit.open_timeline(eight / "x.html")
+    tops = [rank["top"] for rank in visit.boxes("#labels .rank")]
+    assert [below - above for above, below in pairwise(tops[1:])] == [pitch] * 6
+
+
+def test_a_low_bar_says_its_length_on_the_same_line(visit: Visit, eight: Path) -> None:
+    visit.resize(1400, 900)
+    visit.open_timeline(eight / "x.html", "")
+    texts = visit.ask("page.element.data.flatMap(({ text }) => text ?? [])")
+    assert texts.count("exposed communication 15.0 ms") == 7
+
+
+def test_facts_that_each_file_repeats_are_above_the_first_and_in_the_tooltips_of_the_others(
+    visit: Visit, eight: Path
+) -> None:
+    visit.open_timeline(eight / "x.html")
+    late, other = visit.texts("#labels .panel")
+    assert late.startswith("x, rank 1")
+    assert other.startswith("x, rank 0")
+    titles = visit.each("#labels .rank", "(each) => each.title")
+    assert titles[:2] == ["", ""]
+    assert all(title.startswith(f"x, rank {rank}") for rank, title in enumerate(titles[2:], 2))
+    assert {title[len("x, rank 2") :] for title in titles[2:]} == {other[len("x, rank 0") :]}
 
 
 def test_the_sentence_above_names_ends_and_not_eight_files(visit: Visit, eight: Path) -> None:

@@ -182,7 +182,7 @@ class TestSums:
     def test_the_readout_tells_them(self, visit: Visit, tmp_path: Path) -> None:
         sources = [*run_of(cpu_run(shift=4), "naive").load_sources(), *run_of(cpu_run()).load_sources()]
         visit.open_timeline(write(build_timeline(sources), tmp_path))
-        assert "naive 0 %, overlap 100 % overlapped" in visit.text("#in-view")
+        assert "naive: 0 %, overlap: 100 % overlapped" in visit.text("#in-view")
         assert visit.texts("#sums tbody td:nth-last-child(2)") == ["0 %", "100 %"]
 
 

@@ -19,6 +19,7 @@ from ddp_prof.present.html.page import asset, write_page
 from ddp_prof.present.html.report import (
     ReportRun,
     charts_of,
+    counts_text,
     facts_of,
     place_values,
     run_values,
@@ -26,7 +27,7 @@ from ddp_prof.present.html.report import (
     unknown_facts,
 )
 from ddp_prof.present.tables.compare import compare_rows, how_to_read
-from ddp_prof.present.text import count_noun, plain_name
+from ddp_prof.present.text import plain_name
 
 COLUMNS = (
     "variant", "step_ms", "comm_ms", "comm_of_step_%", "exposed_ms", "blocking_ms", "tail_ms", "overlap_%", "speedup",
@@ -64,13 +65,10 @@ def write_one_file(
     shared = set.intersection(*(set(fact.items()) for fact in facts))
     charts = charts_of(runs, None)
     of_study = study or Study({})
-    counts = {key: {row[key] for row in rows} for key in ("ranks", "steps")}
-    known = " and ".join(f"{next(iter(found))} {key}" for key, found in counts.items() if len(found) == 1)
-    each = f" of {known}{' each' if len(runs) > 1 else ''}" if known else ""
     values = {
         **place_values(runs),
         "story": [*story_of(runs), *([" ".join(of_study.sentences)] if of_study.sentences else [])],
-        "counts": count_noun(len(runs), "run") + each,
+        "counts": counts_text(rows),
         "version": __version__,
         "rows": rows,
         "columns": [

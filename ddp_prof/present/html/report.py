@@ -49,7 +49,7 @@ from ddp_prof.present.tables.compare import compare_rows, how_to_read
 from ddp_prof.present.tables.kernels import most_of
 from ddp_prof.present.tables.overlap import steps_view, warnings_by_run
 from ddp_prof.present.tables.summary import SummarizedRun, main_advice
-from ddp_prof.present.text import percent, plain_name, source_name
+from ddp_prof.present.text import count_noun, percent, plain_name, source_name
 from ddp_prof.present.timeline.build import build_excerpt, build_timeline
 from ddp_prof.present.timeline.encoding import LONGEST_TITLE
 from ddp_prof.present.timeline.figure import draw_timeline
@@ -133,7 +133,7 @@ def write_index(
         "study": {file: title for file, title in STUDY.items() if (folder / file).exists()},
         "comparison": rows,
         "comparison_columns": _columns(rows),
-        "shared_counts": _shared_counts(rows),
+        "counts": counts_text(rows),
         "how_to_read": how_to_read(run.summary for run in runs),
         "unknown": unknown_facts(runs),
         "shared_facts": [pair for pair in facts[0].items() if pair in shared],
@@ -164,6 +164,14 @@ def _columns(rows: Sequence[Row]) -> list[Column]:
 
 def _shared_counts(rows: Sequence[Row]) -> dict[str, Any]:
     return {key: rows[0][key] for key in _COUNTS if len({row[key] for row in rows}) == 1}
+
+
+def counts_text(rows: Sequence[Row]) -> str:
+    """Say how many runs the rows are of, and their ranks and steps where all have as many."""
+    shared = _shared_counts(rows)
+    known = " and ".join(count_noun(shared[key], key.removesuffix("s")) for key in ("ranks", "steps") if key in shared)
+    each = " each" if len(rows) > 1 else ""
+    return count_noun(len(rows), "run") + (f" of {known}{each}" if known else "")
 
 
 def story_of(runs: Sequence[ReportRun]) -> list[str]:

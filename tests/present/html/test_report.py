@@ -15,7 +15,7 @@ from ddp_prof.manifest import Caveat, Manifest, in_variant_order
 from ddp_prof.present.charts.collectives import draw_skew, draw_step_collectives
 from ddp_prof.present.charts.comparison import draw_comparison, draw_step_times, draw_waterfall
 from ddp_prof.present.headlines import Headline, gain_headline
-from ddp_prof.present.html.report import ReportRun, write_index, write_report
+from ddp_prof.present.html.report import ReportRun, counts_text, write_index, write_report
 from tests.charts import validated
 from tests.drawing import draw_trace
 from tests.present.runs import HOSTILE_TITLE, cpu_run, run_of
@@ -316,3 +316,16 @@ def test_the_index_links_to_the_study_that_lies_beside_it(tmp_path: Path) -> Non
     index = (tmp_path / "index.html").read_text()
     assert '<a href="buckets.html">step time</a>' in index
     assert "model.html" not in index
+
+
+@pytest.mark.parametrize(
+    ("counts", "text"),
+    [
+        ([(1, 1)], "1 run of 1 rank and 1 step"),
+        ([(8, 20)], "1 run of 8 ranks and 20 steps"),
+        ([(1, 10), (1, 12)], "2 runs of 1 rank each"),
+        ([(1, 10), (2, 12)], "2 runs"),
+    ],
+)
+def test_counts_are_singular_where_there_is_one(counts: list[tuple[int, int]], text: str) -> None:
+    assert counts_text([{"device": "cpu", "ranks": ranks, "steps": steps} for ranks, steps in counts]) == text

@@ -22,6 +22,7 @@ import { FONT_PX, widthOf } from "../base/letters.js";
 /** @type {Record<string, number>} */
 const LEVEL = { host: 16, compute: 18, strip: 32, ranges: 15, calls: 15 };
 const OTHER_LEVEL = 17;
+const LOW_STRIP = 20, LOW_GAP = 4; // of a file whose only rank is one bar
 const LOWEST_LEVEL = 1.3, TALLEST_STACK = 44, MOST_LEVELS = 12;
 export const GAP = { panel: 12, rank: 15, lane: 3 }, PANEL_HEADER = 32, LOWEST_RANK = 72, LABEL = 17, RANK_LINE = 24;
 export const MARGIN = { t: 44, b: 62, l: 300, r: 28 }, NARROW = 640, NARROW_SIDE = 10, NARROW_LEGEND = 10;
@@ -82,10 +83,29 @@ export class Arrangement {
     /** @type {Array<{top: number, bottom: number, isLow: boolean}>} */
     this.rankPlaces = [];
     this.groups = data.ranks.map((_, rank) => groupsOf(data.lanes, rank, folding));
+    this.isLow = this.groups.map((groups) => groups.every(({ lanes: [{ kind }] }) => kind === "strip")); // one bar: its label is a line
+    this.isCompact = data.panels.map((_, panel) => data.panels.length > 1 && this.#only(panel) !== null);
+    /** Panels without a header: the label of their rank and the header above say the same. */
+    this.isHeadless = data.panels.map((_, panel) => this.#repeats(panel));
     this.#place(1);
     const flexible = this.#seen().reduce((sum, lane) => sum + lane.levels * lane.level, 0);
     const stretch = 1 + (room - this.height) / Math.max(1, flexible);
     if (stretch > 1) this.#place(stretch);
+  }
+
+  /** The rank of a panel, if it is the only one and one bar. @returns {?number} */
+  #only(panel) {
+    const ranks = [...this.data.ranks.keys()].filter((rank) => this.data.ranks[rank].panel === panel);
+    return ranks.length === 1 && this.isLow[ranks[0]] ? ranks[0] : null;
+  }
+
+  #repeats(panel) {
+    if (!panel || !this.isCompact[panel] || !this.isCompact[panel - 1]) return false;
+    const [before, here] = [panel - 1, panel].map((at) => {
+      const { title, device, facts } = this.data.panels[at], name = this.data.ranks[this.#only(at)].title;
+      return title.endsWith(name) ? JSON.stringify([title.slice(0, -name.length), device, facts]) : null;
+    });
+    return here !== null && before === here;
   }
 
   #seen() {
@@ -99,16 +119,16 @@ export class Arrangement {
     this.rankPlaces = [];
     let top = 0;
     panels.forEach((_, panel) => {
-      top += panel ? GAP.panel : 0;
+      top += panel && !this.isHeadless[panel] ? GAP.panel : 0;
       this.panelTops.push(top);
-      top += this.headers[panel] ?? PANEL_HEADER;
+      top += this.isHeadless[panel] ? 0 : this.headers[panel] ?? PANEL_HEADER;
       ranks.forEach((rank, at) => {
         if (rank.panel !== panel) return;
         const start = top, end = this.#placeRank(this.groups[at], start + (this.narrow ? RANK_LINE : 0), stretch);
-        const isLow = this.groups[at].every(({ lanes: [{ kind }] }) => kind === "strip"); // one bar: its label is a line
+        const isLow = this.isLow[at];
         top = this.narrow || isLow ? end : Math.max(end, start + LOWEST_RANK);
         this.rankPlaces.push({ top: start, bottom: top, isLow });
-        top += GAP.rank;
+        top += this.isCompact[panel] ? LOW_GAP : GAP.rank;
       });
     });
     this.height = top;
@@ -129,7 +149,7 @@ export class Arrangement {
     let top = start;
     for (const lane of lanes) {
       top += this.narrow ? LABEL : 0;
-      Object.assign(lane, { seen: true, top, level: levelHeight(lane) * stretch });
+      Object.assign(lane, { seen: true, top, level: (this.isCompact[this.data.ranks[lane.rank].panel] ? LOW_STRIP : levelHeight(lane)) * stretch });
       top += lane.level * lane.levels + GAP.lane;
     }
     return top - GAP.lane;

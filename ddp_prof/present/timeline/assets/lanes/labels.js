@@ -40,16 +40,17 @@ export class Labels {
     if (focused) [...this.box.querySelectorAll("button")].find(({ dataset }) => dataset.key === focused)?.focus();
   }
 
-  #panels({ panelTops }) {
-    return this.timeline.data.panels.map((panel, at) => placed(header(panel), panelTops[at]));
+  #panels({ panelTops, isHeadless }) {
+    return this.timeline.data.panels.flatMap((panel, at) => (isHeadless[at] ? [] : [placed(header(panel), panelTops[at])]));
   }
 
-  #ranks({ rankPlaces }) {
-    return this.timeline.data.ranks.map(({ title, share }, at) => {
+  #ranks({ rankPlaces, isHeadless }) {
+    return this.timeline.data.ranks.map(({ title, share, panel }, at) => {
       const { top, bottom, isLow } = rankPlaces[at];
       const figures = share === null ? ["n/a", "no overlap figure"] : [percent(share), "overlapped"];
       const label = element("div", element("b", title), " ", element("strong", figures[0]), " ", element("small", figures[1]));
       label.className = isLow ? "rank low" : "rank";
+      if (isHeadless[panel]) label.title = header(this.timeline.data.panels[panel]).textContent;
       return placed(label, top, bottom - top);
     });
   }

@@ -99,7 +99,7 @@ export class Readout {
     const { panels } = this.timeline.data;
     const shares = panels.map((_, panel) => shareOf(ranks.filter((rank) => rank.panel === panel)));
     if (panels.length <= MOST_NAMED) {
-      return shares.map((share, at) => (panels.length > 1 ? `${panels[at].title} ` : "") + percent(share)).join(", ");
+      return shares.map((share, at) => (panels.length > 1 ? `${panels[at].title}: ` : "") + percent(share)).join(", ");
     }
     const known = shares.filter((share) => !Number.isNaN(share));
     return [...new Set([Math.min(...known), Math.max(...known)].map(percent))].join(" to ");

@@ -180,12 +180,14 @@ export class Painter {
       if (row.kind === "strip" && track.category === this.exposed?.code) this.thin.push({ row, track, from: track.start[at], to: track.end[at] });
       return;
     }
-    const below = row.kind === "strip" && height >= 2 * FONT_PX ? milliseconds(track.end[at] - track.start[at]) : "";
+    const length = row.kind === "strip" ? milliseconds(track.end[at] - track.start[at]) : "", isTall = height >= 2 * FONT_PX;
+    const isBeside = length && !isTall && widthOf(`${text} ${length}`) <= room;
+    const whole = isBeside ? `${text} ${length}` : text, below = isTall ? length : "";
     this.text.x.push(this.#x(row, (from + to) / 2));
     this.text.y.push((row.top + row.bottom) / 2);
-    this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(text));
+    this.text.text.push(below && widthOf(below) <= room ? `${asText(text)}<br>${below}` : asText(whole));
     this.text.color.push(this.ink.get(track.category));
-    this.text.half.push(widthOf(text) / 2);
+    this.text.half.push(widthOf(whole) / 2);
   }
 
   /** The lengths of exposed times that are too thin to hold them; neighbours without room between are summed. */

@@ -119,14 +119,14 @@ export class Timeline extends Model {
 
   /** The parts of the layout that depend on the arrangement: heights, margins, lines between panels and ranks. */
   #frame() {
-    const { height, panelTops, rankPlaces, narrow } = this.arrangement, { margin, data } = this;
+    const { height, panelTops, isHeadless, rankPlaces, narrow } = this.arrangement, { margin, data } = this;
     const { xaxis: { gridcolor: color }, yaxis, legend } = data.layout;
     const line = (y, width) => ({ type: "line", xref: "paper", x0: 0, x1: 1, yref: "y", y0: y, y1: y, layer: "below", line: { width, color } });
     const between = rankPlaces.slice(1).filter((_, at) => data.ranks[at].panel === data.ranks[at + 1].panel);
     return {
       width: this.element.clientWidth, height: Math.round(height + margin.t + margin.b), margin, yaxis: { ...yaxis, range: [height, 0] },
       legend: narrow ? { ...legend, font: { size: NARROW_LEGEND } } : legend,
-      shapes: [...panelTops.slice(1).map((top) => line(top - 2, 1.5)), ...between.map(({ top }) => line(top - GAP.rank / 2, 1))],
+      shapes: [...panelTops.filter((_, at) => at && !isHeadless[at]).map((top) => line(top - 2, 1.5)), ...between.map(({ top }) => line(top - GAP.rank / 2, 1))],
     };
   }
 
