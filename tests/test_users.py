@@ -21,7 +21,7 @@ CALLED_BY_OTHERS = {
     },
     "type checkers": {"ModuleSpec"},
 }  # fmt: skip
-COMMANDS = ["@*.command"]
+CALLED_BY_NAME = ["@*.command", "@derived"]  # by what a user types, and as columns of tables
 
 
 def names_in_strings(source: str) -> set[str]:
@@ -34,7 +34,7 @@ def names_in_strings(source: str) -> set[str]:
 def unused(*folders: Path) -> dict[str, str]:
     """What no program of these folders uses in the first one: places by name."""
     vulture = pytest.importorskip("vulture")
-    found = vulture.Vulture(ignore_decorators=COMMANDS)
+    found = vulture.Vulture(ignore_decorators=CALLED_BY_NAME)
     found.scavenge([str(folder) for folder in folders])
     sources = [path.read_text(encoding="utf-8") for folder in folders for path in folder.rglob("*.py")]
     known = set().union(*map(names_in_strings, sources))

@@ -95,11 +95,11 @@ def mcp() -> None:
 
 def questions() -> dict[str, TraceCommand]:
     """The commands that answer with tables of traces, by name."""
-    commands = {name: getattr(import_module(module), name) for name, module in COMMANDS.items() if module == TABLES}
+    commands = {name: getattr(import_module(module), name) for name, module in COMMANDS.items() if module in TABLES}
     return {name: command for name, command in commands.items() if getattr(command, "answer", None)}
 
 
-TABLES = "ddp_prof.cli.tables"
+TABLES = ("ddp_prof.cli.tables", "ddp_prof.cli.whatif")
 
 
 def _stop(number: int, _frame: FrameType | None) -> None:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddp_prof.cli.options import Loader, TraceCommand
+from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.errors import printable
-from ddp_prof.present.table import TableOptions, show
+from ddp_prof.present.table import TableOptions, TableView, show
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from ddp_prof.analyze.what_if.questions import Question
+    from ddp_prof.runs.run import Run
 
 
 def _read_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
@@ -31,7 +34,23 @@ def _read_numbers(context: click.Context, parameter: click.Parameter, text: str 
     return tuple(dict.fromkeys(found))
 
 
-@click.command("whatif", cls=TraceCommand, example="--bucket-sizes-mb 5,25,100 --views traces/torch.sqlite")
+def _what_if_views(
+    runs: list[Run],
+    asked: Sequence[Question] = (),
+    parameters: Sequence[int] | None = None,
+    calibration: Run | None = None,
+) -> list[TableView]:
+    from ddp_prof.present.tables.whatif import what_if_view
+
+    return [what_if_view(run.overlap(), run.cost(), run.what_if(asked, parameters, calibration)) for run in runs]
+
+
+@click.command(
+    "whatif",
+    cls=TraceCommand,
+    answer=Answer(("overlap", "kernels", "structure"), _what_if_views),
+    example="--bucket-sizes-mb 5,25,100 --views traces/torch.sqlite",
+)
 @click.option(
     "--bucket-sizes-mb", "sizes", metavar="MB,...", callback=_read_numbers,
     help="Other caps of a bucket, in MiB as bucket_cap_mb of DistributedDataParallel.",
@@ -77,13 +96,14 @@ def whatif(
     refused, with what would.
 
     \b
-    Two lines of Python write the file for --parameters:
+    These lines of Python write the file for --parameters:
         with open("parameters.txt", "w") as file:
-            file.writelines(f"{p.nbytes} {n}\\n" for n, p in model.named_parameters() if p.requires_grad)
+            for name, p in model.named_parameters():
+                if p.requires_grad:
+                    print(p.nbytes, name, file=file)
     """  # noqa: D301
     from ddp_prof.analyze.what_if import questions as ask
     from ddp_prof.ingest.parameter_file import read_parameters
-    from ddp_prof.present.tables.whatif import what_if_view
 
     asked: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
     asked += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views
@@ -96,8 +116,4 @@ def whatif(
     others = load.runs((calibrate,), "overlap", "structure") if calibrate else []
     if len(others) > 1:
         raise click.UsageError(f"--calibrate: there are {len(others)} runs in {printable(str(calibrate))}: give one")
-    runs = load.runs(traces, "overlap", "kernels", "structure")
-    show(
-        output,
-        [what_if_view(run.overlap(), run.cost(), run.what_if(asked, known, next(iter(others), None))) for run in runs],
-    )
+    show(output, _what_if_views(load.runs_for(traces, output), asked, known, next(iter(others), None)))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddp_prof.cli import COMMANDS, mcp, tables
+from ddp_prof.cli import COMMANDS, mcp, tables, whatif
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.errors import DdpProfError
 from ddp_prof.runs.report import LoadOptions
@@ -153,7 +153,8 @@ def test_a_session_of_five_questions(server: Server) -> None:
 def test_every_tool_answers_as_its_command(server: Server, tmp_path: Path) -> None:
     trace = write_capture(tmp_path / "known.sqlite", known_truth())
     names = [tool.name for tool in server.tools()]
-    assert names == ["summary", "info", "overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare"]
+    tables = ["overlap", "collectives", "critical", "doctor", "skew", "kernels", "compare", "whatif", "info"]
+    assert names == ["summary", *tables]
     results = server.ask(*((name, {"traces": [str(trace)]}) for name in names))
     for name, result in zip(names, results, strict=True):
         assert answer_of(result)["documents"] == [printed(name, trace)], name
@@ -374,5 +375,6 @@ def _children(process: int) -> list[int]:
 
 
 def test_each_command_that_answers_with_tables_is_a_tool() -> None:
-    commands = {name: command for name in COMMANDS if isinstance(command := getattr(tables, name, None), TraceCommand)}
+    declared = {name: getattr(tables, name, getattr(whatif, name, None)) for name in COMMANDS}
+    commands = {name: command for name, command in declared.items() if isinstance(command, TraceCommand)}
     assert list(mcp.questions()) == [name for name, command in commands.items() if command.reads_traces]

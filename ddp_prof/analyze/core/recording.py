@@ -86,11 +86,6 @@ class Recording:
         least = LEAST_EARLY_SHARE if self.early_waits > HANDFUL else 0.5
         return self.early_waits > 0 and self.early_waits >= least * self.waits
 
-    @property
-    def is_damaged(self) -> bool:
-        """Whether anything is doubtful, even if no figure is left out for it."""
-        return bool(self.step_lost.any() or self.early or self.clocks_disagree)
-
     def notes(self, names: list[str]) -> tuple[str, ...]:
         """A line for each kind of damage; ``names`` are those of the steps."""
         notes, is_incomplete = [], self.is_incomplete
