@@ -614,7 +614,9 @@ def _most_hidden_text(run: VariantSummary, known: Sequence[VariantSummary], base
         names = " and ".join(filter(None, (", ".join(alike[:-1]), alike[-1])))
         others_too = f" ({names} {'hides' if len(alike) == 1 else 'hide'} as much)"
     change = _step_change_text(run, base.label)
-    return f"{run.label} hides most, {most} of its communication{others_too}; its {_step_name(run)} is {change}."
+    # A busier machine moves shares, too, and these are not measured in turns.
+    hides = f"In these captures {run.label} hides most, {most} of its communication{others_too}"
+    return f"{hides}; its {_step_name(run)} is {change}."
 
 
 def _less_communication_text(run: VariantSummary, base: VariantSummary) -> str:

@@ -211,8 +211,8 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     overlap = summary("overlap", 1.25, 0.67, 96)
     runs = [replace(naive, exposed_ns=84_000_000), overlap, replace(flat, exposed_ns=33_000_000)]
     assert " ".join(describe_changes(runs)) == (
-        "overlap hides most, 67 % of its communication; its median step is 20 % shorter than that of naive. flat is "
-        "fastest: its median step is 50 % shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for "
+        "In these captures overlap hides most, 67 % of its communication; its median step is 20 % shorter than that of "
+        "naive. flat is fastest: its median step is 50 % shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for "
         "85.0 ms; 33.0 ms and 84.0 ms of that are exposed."
     )
 
@@ -235,12 +235,17 @@ def test_what_few_steps_communicate_is_not_told_as_that_of_each_step() -> None:
 
 def test_the_story_is_told_against_the_baseline_and_not_against_what_is_as_fast() -> None:
     (told,) = describe_changes([summary("flat", 1, 0.5, 34), summary("naive", 1, 0, 85)])
-    assert told == "flat hides most, 50 % of its communication; its median step is as long as that of naive."
+    assert (
+        told
+        == "In these captures flat hides most, 50 % of its communication; its median step is as long as that of naive."
+    )
 
 
 def test_the_story_of_one_winner_is_short_and_says_that_cpu_ranks_share_cores() -> None:
     first, second = describe_changes([summary("naive", 1, 0, 85, "cpu"), summary("overlap", 0.8, 0.67, 96, "cpu")])
-    assert first.startswith("overlap hides most, 67 % of its communication; its median step is 25 % longer than that")
+    assert first.startswith(
+        "In these captures overlap hides most, 67 % of its communication; its median step is 25 % longer than that"
+    )
     assert "fastest" not in first
     assert "ranks share cores" in second
 
@@ -250,7 +255,10 @@ def test_a_run_is_fastest_only_where_that_is_supported() -> None:
     naive, overlap = summary("naive", 1, 0, 85), replace(summary("overlap", 1.25, 0.67, 96), supported=False)
     flat = replace(summary("flat", None, 0, 34), supported=False, confounded_by="compute")
     assert describe_changes([naive, overlap, flat]) == [
-        "overlap hides most, 67 % of its communication; its median step is not clearly different from that of naive.",
+        (
+            "In these captures overlap hides most, 67 % of its communication; its median step is not clearly different "
+            "from that of naive."
+        ),
         (
             "No speed-up of flat is told: most of the difference from naive is compute, which no variant changes, as "
             "on a machine that was busier."
@@ -265,9 +273,13 @@ def test_without_anything_to_compare_there_is_no_story(runs: list[VariantSummary
 
 def test_runs_that_hide_as_much_as_can_be_shown_share_the_praise() -> None:
     runs = [summary("naive", 1, 0, 85), summary("a", 1.1, 0.669, 85), summary("b", 1.1, 0.671, 85)]
-    assert describe_changes(runs)[0].startswith("b hides most, 67 % of its communication (a hides as much); ")
+    assert describe_changes(runs)[0].startswith(
+        "In these captures b hides most, 67 % of its communication (a hides as much); "
+    )
     runs.append(summary("c", 1.1, 0.67, 85))
-    assert describe_changes(runs)[0].startswith("b hides most, 67 % of its communication (a and c hide as much); ")
+    assert describe_changes(runs)[0].startswith(
+        "In these captures b hides most, 67 % of its communication (a and c hide as much); "
+    )
 
 
 def test_a_run_that_hides_no_more_than_the_baseline_is_not_said_to_hide_most() -> None:

@@ -179,7 +179,9 @@ class TestPages:
         summaries = compare_variants([run.result for run in runs])
         compared = [replace(run, summary=summary) for run, summary in zip(runs, summaries, strict=True)]
         write_report(compared, tmp_path)
-        assert "<h1>overlap hides most, 100 % of its" in (tmp_path / "index.html").read_text(encoding="utf-8")
+        assert "<h1>In these captures overlap hides most, 100 % of its" in (tmp_path / "index.html").read_text(
+            encoding="utf-8"
+        )
 
     def test_links_lead_to_the_sections_each_timeline_and_what_is_exposed_on_it(self, tmp_path: Path) -> None:
         write_report([run_of(cpu_run(shift=4), "naive"), run_of(cpu_run(), "overlap")], tmp_path)
