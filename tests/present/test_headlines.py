@@ -212,8 +212,8 @@ def test_the_story_reconciles_the_share_hidden_with_the_time_saved() -> None:
     runs = [replace(naive, exposed_ns=84_000_000), overlap, replace(flat, exposed_ns=33_000_000)]
     assert " ".join(describe_changes(runs)) == (
         "In these captures overlap hides most, 67 % of its communication; its median step is 20 % shorter than that of "
-        "naive. flat is fastest: its median step is 50 % shorter, and it hides 0 %. It communicates for 34.0 ms of a step, naive for "
-        "85.0 ms; 33.0 ms and 84.0 ms of that are exposed."
+        "naive. flat is fastest: its median step is 50 % shorter, and it hides 0 %. It communicates for 34.0 ms of a "
+        "step, naive for 85.0 ms; 33.0 ms and 84.0 ms of that are exposed."
     )
 
 
