@@ -6,6 +6,7 @@ again, as it needs the memory. Where there is no room for the file, the column s
 
 from __future__ import annotations
 
+import errno
 import mmap
 import shutil
 import tempfile
@@ -49,18 +50,20 @@ class GrowingColumn:
         self.rows += len(values)
 
     def values(self) -> Ints:
-        """Return all values; nothing is to be added afterwards. They can be changed, which changes no file."""
+        """Return all values; nothing is to be added afterwards. They can be changed, which changes no file.
+
+        Raises:
+            MemoryError: The process may not take as many addresses.
+        """
         if self._file is None:
             return np.frombuffer(self._memory, np.int64)
         with self._file as file:
-            mapped = mmap.mmap(file.fileno(), 8 * self.rows, access=mmap.ACCESS_COPY)
-        return np.frombuffer(mapped, np.int64)
+            return _mapped(file, self.rows)
 
     def _begin_file(self) -> None:
         self._may_spill = False
         with suppress(OSError):  # there is no folder for temporary files
-            if shutil.disk_usage(tempfile.gettempdir()).free < LEAST_FREE_BYTES:
-                return
+            _require_room()
             self._file = cast("BinaryIO", tempfile.TemporaryFile(prefix="ddp_prof.", buffering=0))  # noqa: SIM115
             held = memoryview(self._memory).cast("B")
             if self._write(held, rows_before=0):
@@ -72,11 +75,27 @@ class GrowingColumn:
         assert self._file
         try:
             while added:
+                _require_room()
                 added = added[self._file.write(added) :]
         except OSError:
+            rows = self.rows if rows_before is None else rows_before
             with self._file as file:
-                file.seek(0)
-                self._memory.frombytes(file.read(8 * (self.rows if rows_before is None else rows_before)))
+                if rows:
+                    self._memory.frombytes(_mapped(file, rows).view(np.uint8).data)
             self._file = None
             return False
         return True
+
+
+def _require_room() -> None:
+    """Raise OSError if a file is to take no more of the disk; asked each time, because many columns grow at once."""
+    if shutil.disk_usage(tempfile.gettempdir()).free < LEAST_FREE_BYTES:
+        raise OSError(errno.ENOSPC, "others may need the rest of the disk")
+
+
+def _mapped(file: BinaryIO, rows: int) -> Ints:
+    """Return the first rows of a file, of any length: a call that reads returns 2 GiB at most."""
+    try:
+        return np.frombuffer(mmap.mmap(file.fileno(), 8 * rows, access=mmap.ACCESS_COPY), np.int64)
+    except OSError as error:
+        raise MemoryError(str(error)) from error

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import errno
+import io
+import mmap
+import os
 import shutil
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.ingest import growing_column
+from ddp_prof.ingest import growing_column, sqlite_columns
 from ddp_prof.ingest.growing_column import GrowingColumn, in_order
 from tests.command_line import run
 from tests.ingest.test_nsys_export import known_truth
@@ -76,6 +80,52 @@ def test_where_the_disk_fills_up_it_goes_on_in_memory(batches: list[list[int]], 
         assert grow(batches).values().tolist() == flat(batches)
 
 
+def test_a_system_that_reads_little_at_a_time_loses_no_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of Linux reads 2 GiB at most, and a column that moves from a full disk into memory may be longer."""
+    real = tempfile.TemporaryFile
+
+    class ShortReads(io.FileIO):
+        def __init__(self, **options: object) -> None:
+            with real(buffering=0) as file:
+                super().__init__(os.dup(file.fileno()), "r+")
+
+        def write(self, data: Any) -> int:
+            if os.fstat(self.fileno()).st_size >= 8 * 6:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return super().write(data)
+
+        def read(self, size: int | None = -1) -> bytes:
+            return super().read(16)
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", ShortReads)
+    assert grow([[1, 2, 3, 4], [5], [6], [7], [8]]).values().tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
+def test_a_file_that_grows_leaves_others_their_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk had room when the first rows were written; columns that grow side by side take it."""
+    free = iter([growing_column.LEAST_FREE_BYTES] * 2)
+    monkeypatch.setattr(
+        shutil, "disk_usage", lambda _folder: SimpleNamespace(free=next(free, growing_column.LEAST_FREE_BYTES - 1))
+    )
+    column = grow([[1, 2, 3, 4], [5], [6], [7]])
+    assert column._file is None
+    assert column.values().tolist() == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_no_address_space_for_a_file_is_a_lack_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of ``ulimit -v``, or of a system that promises no more memory than it has."""
+
+    def refuse(*_arguments: object, **_options: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    path = write_capture(tmp_path / "x.sqlite", known_truth(8))
+    monkeypatch.setattr(sqlite_columns, "_BATCH_ROWS", 3)
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    found = run("overlap", path)
+    assert (found.exit_code, found.stdout) == (1, "")
+    assert found.stderr.startswith(f"Error: {path}: there is not enough memory")
+
+
 @pytest.mark.parametrize("why", ["no folder", "little room"])
 def test_without_room_for_a_file_it_stays_in_memory(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_folder() -> str:
@@ -110,8 +160,12 @@ def test_a_long_column_is_put_in_order_like_a_short_one(batches: list[list[int]]
 def test_a_capture_whose_columns_are_in_files_is_measured_alike(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    real, opened = tempfile.TemporaryFile, []
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: opened.append(options) or real(**options))
+    monkeypatch.setattr(sqlite_columns, "_BATCH_ROWS", 3)
     path = write_capture(tmp_path / "x.sqlite", known_truth(8))
     found = run("overlap", path, "--format", "json")
+    assert opened, "columns are in files"
     monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 1 << 22)
     assert found.exit_code == 0, found.stderr
     assert found.stdout == run("overlap", path, "--format", "json").stdout
