@@ -19,10 +19,14 @@ from ddp_prof.present.tables.compare import HOW_TO_READ_CHANGES, change_rows, ch
 from ddp_prof.present.text import count_noun, shown_name
 from ddp_prof.runs.run import are_one_variant, changes_between, compare_steps
 from ddp_prof.tune.report import HOW_TO_READ, conclusion_of, place_of, rows_of, sentence_of, why_view
+from ddp_prof.tune.sequential import Gain
 from ddp_prof.tune.session import Tuning
 from ddp_prof.tune.tries import TODAY
 from ddp_prof.tune.verdicts import Verdict
 from ddp_prof.tune.why import Why
+
+_MOST_MARKS = 10
+"""Rounds that an axis names; Plotly's own marks lie between rounds, too, and repeat their numbers."""
 
 
 def write_tuning_page(tuning: Tuning, path: Path, why: Why | None = None) -> None:
@@ -89,34 +93,41 @@ def draw_gains(tuning: Tuning) -> Chart:
     A gain without an interval, of few pairs, is a mark alone; a try without a pair has an empty row.
     """
     verdicts, worth = tuning.verdicts, 100 * tuning.limits.worth
-    marks = [(at, each) for at, each in enumerate(verdicts) if each.gain]
-    gains = [(at, each, each.gain) for at, each in marks if each.gain]
-    points = {
-        "type": "scatter", "mode": "markers", "showlegend": False,
-        "x": [in_percent(gain.value) for _, _, gain in gains], "y": [at for at, _, _ in gains],
-        "error_x": {
+    known = [(at, each, each.gain) for at, each in enumerate(verdicts) if each.gain]
+    with_interval = [one for one in known if one[2].low is not None and one[2].high is not None]
+    alone = [one for one in known if one not in with_interval]  # a bar of no length has ends that can be seen
+    traces = [_gain_marks(gains, tuning.limits.worth) for gains in (with_interval, alone) if gains]
+    if with_interval:
+        traces[0]["error_x"] = {
             "type": "data", "symmetric": False, "color": theme.LIGHT.text, "thickness": 1.6, "width": 6,
-            "array": [100 * (gain.high - gain.value) if gain.high is not None else 0 for _, _, gain in gains],
-            "arrayminus": [100 * (gain.value - gain.low) if gain.low is not None else 0 for _, _, gain in gains],
-        },
-        "marker": {
-            "symbol": ["circle-open" if each.is_open else "circle" for _, each, _ in gains],
-            "size": 11, "color": theme.LIGHT.text,
-        },
-        "hovertext": [shown_name(sentence_of(each, tuning.limits.worth)) for _, each, _ in gains],
-        "hovertemplate": "%{hovertext}<extra></extra>",
-    }  # fmt: skip
+            "array": [100 * ((gain.high or 0) - gain.value) for _, _, gain in with_interval],
+            "arrayminus": [100 * (gain.value - (gain.low or 0)) for _, _, gain in with_interval],
+        }  # fmt: skip
     band = {
         "type": "rect", "xref": "x", "yref": "paper", "x0": -worth, "x1": worth, "y0": 0, "y1": 1, "layer": "below",
         "line": {"width": 0}, "fillcolor": theme.LIGHT.line, "opacity": 0.6,
     }  # fmt: skip
     return make_chart(
-        [points], title="Gain of each try", height=44 * max(1, len(verdicts)), t=90, b=60, l=190, r=30, size=18, pad=16,
+        traces, title="Gain of each try", height=44 * max(1, len(verdicts)), t=90, b=60, l=190, r=30, size=18, pad=16,
         subtitle=f"share of today's step that it takes off, with its interval; open: cannot be told; band: {worth:g} %",
         **STILL, shapes=[band],
         xaxis=axis("faster by, %", fixedrange=True, zeroline=True, zerolinecolor=theme.LIGHT.quiet),
         yaxis=rows_axis([_row_label(each) for each in verdicts]),
     )  # fmt: skip
+
+
+def _gain_marks(gains: Sequence[tuple[int, Verdict, Gain]], worth: float) -> dict[str, Any]:
+    """Return the marks of tries, each with the row that it is in."""
+    return {
+        "type": "scatter", "mode": "markers", "showlegend": False,
+        "x": [in_percent(gain.value) for _, _, gain in gains], "y": [at for at, _, _ in gains],
+        "marker": {
+            "symbol": ["circle-open" if each.is_open else "circle" for _, each, _ in gains],
+            "size": 11, "color": theme.LIGHT.text,
+        },
+        "hovertext": [shown_name(sentence_of(each, worth)) for _, each, _ in gains],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }  # fmt: skip
 
 
 def _row_label(verdict: Verdict) -> str:
@@ -146,6 +157,6 @@ def draw_rounds(tuning: Tuning) -> Chart:
     return make_chart(
         traces, title="Each run, by rounds", subtitle="median step of the run, ms; only runs of one round are compared",
         height=300, t=110, b=60, l=70, r=30, size=18, pad=16, **STILL, legend=LEGEND,
-        xaxis=axis("round", fixedrange=True, tickformat="d"),
+        xaxis=axis("round", fixedrange=True, tick0=1, dtick=-(-tuning.rounds // _MOST_MARKS) or 1),
         yaxis=axis("ms", fixedrange=True, rangemode="tozero"),
     )  # fmt: skip

@@ -12,12 +12,13 @@ from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
+from tests.tune.pages import write_tuned
 
 TIMELINES = ("naive.html", "known.html")
 PAGES = (
     "index.html", *TIMELINES, "naive-why.html", "known-why.html", "naive-kernels.html", "known-kernels.html",
     "waterfall-page.html", "collectives-page.html", "skew-page.html", "variants.html", "buckets.html", "model.html",
-    "one-file.html",
+    "one-file.html", "tune.html",
 )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ):
             result = run(*arguments)
             assert result.exit_code == 0, result.output
+    write_tuned(folder / "tune.html")
     return folder
 
 

@@ -262,11 +262,11 @@ def draw_waterfall(waterfall: Waterfall, summaries: Sequence[VariantSummary] = (
         title=_waterfall_headline(waterfall, summaries),
         subtitle=f"{notice}  ·  mean step (means of parts sum to it), and what each variant took away or added"
         + ("; hatched: within the spread of both runs" if any(bar.within for bar in steps) else ""),
-        height=290, t=120, b=110, l=70, r=40,
+        height=290, t=120, b=130, l=70, r=40,
         dragmode=False,
         xaxis={
             **fixed, "showgrid": False, "tickangle": -45, "tickmode": "array", "tickvals": list(range(len(steps))),
-            "ticktext": [f"<b>{shown_name(bar.run)}</b>" if bar.run else bar.name for bar in steps],
+            "ticktext": [run_label(bar.run) if bar.run else bar.name for bar in steps],
         },
         yaxis={**fixed, "title": {"text": "ms"}, "rangemode": "tozero"},
     )  # fmt: skip

@@ -1,0 +1,32 @@
+"""The page of a tuning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.browser.conftest import Visit
+from tests.tune.pages import BEST, write_tuned
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_nothing_of_the_page_is_cut_off(visit: Visit, tmp_path: Path, width: int) -> None:
+    """The line to write is one long word, the try a part of a bar's name, and a reason a sentence."""
+    write_tuned(tmp_path / "tune.html")
+    visit.resize(width, 900)
+    visit.go((tmp_path / "tune.html").as_uri())
+    assert BEST in visit.text()
+    assert visit.ask("document.documentElement.scrollWidth") == width, "nothing scrolls sideways"
+    below = "(each) => each.closest('svg').getBoundingClientRect().bottom - each.getBoundingClientRect().bottom"
+    assert min(visit.each("#chart-waterfall .xtick text", below)) >= 0
+    if width == 1400:
+        assert all(wide == seen for wide, seen in visit.each(".wide", "(box) => [box.scrollWidth, box.clientWidth]"))
+    assert visit.complaints == []
+
+
+def test_few_rounds_are_numbered_once_and_have_no_intervals(visit: Visit, tmp_path: Path) -> None:
+    write_tuned(tmp_path / "tune.html", rounds=2)
+    visit.go((tmp_path / "tune.html").as_uri())
+    assert visit.each("#chart-rounds .xtick text", "(each) => each.textContent") == ["1", "2"]
+    assert visit.count("#chart-gains .xerror") == 0
