@@ -133,6 +133,8 @@ def tune(
                 tries = found.tries
                 if not tries:
                     show(output, [nothing_view(found.reasons)])
+                    if page:
+                        report(f"no page: nothing was tried, so {page} is not written")
                     return
                 for reason in found.reasons:
                     progress(reason)

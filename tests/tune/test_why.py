@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from ddp_prof.present.table import TableOptions, show
 from ddp_prof.runs import load_runs
+from ddp_prof.tune import candidates
 from ddp_prof.tune.page import draw_gains, draw_rounds, write_tuning_page
 from ddp_prof.tune.report import foreseen_text, tuning_view, why_view
 from ddp_prof.tune.sequential import Gain
@@ -145,3 +147,13 @@ def test_a_page_overwrites_neither_the_program_nor_the_store(
     assert output in done.stderr
     assert Path("train.py").read_text() == "raise SystemExit(1)"
     assert not Path("tune.db").exists()
+
+
+def test_without_a_try_it_says_that_there_is_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = SimpleNamespace(tries=(), reasons=("communication is hidden already",))
+    monkeypatch.setattr(candidates, "find_candidates", lambda *_arguments: nothing)
+    done = run("tune", "--store", "tune.db", "--html", "tune.html", "--", "python", "-c", "pass")
+    assert "communication is hidden already" in done.output
+    assert done.stderr.splitlines()[-1] == "no page: nothing was tried, so tune.html is not written"
+    assert not Path("tune.html").exists()
