@@ -16,7 +16,7 @@ def read_parameters(file: Path) -> tuple[int, ...]:
     """Return the bytes of each parameter, in the order of the lines.
 
     Raises:
-        TraceError: A line does not begin with a number of bytes, or there is none.
+        TraceError: A line does not begin with a number of bytes, there is none, or they are more than a PiB.
     """
     try:
         lines = read_at_most(file, _MOST_BYTES, "a list of parameters", HOW).decode().splitlines()
@@ -32,4 +32,6 @@ def read_parameters(file: Path) -> tuple[int, ...]:
         found.append(int(size))
     if not found:
         raise TraceError(file, "it holds no parameter", HOW)
+    if sum(found) > _LARGEST:
+        raise TraceError(file, "its parameters have more bytes than any model", HOW)
     return tuple(found)

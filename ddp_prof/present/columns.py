@@ -123,9 +123,9 @@ _COLUMNS = (
     # Predictions.
     _name("what_if", "the change that is predicted", ALWAYS),
     _count("buckets", "collectives of gradients in a step"),
-    Column("largest_MB", "bytes of the largest of them, in millions", WITH_ROOM, decimals=1),
-    Column("change_low_ms", "lower end of the change's 90 % interval"),
-    Column("change_high_ms", "upper end of the change's 90 % interval"),
+    Column("largest_MiB", "size of the largest of them", WITH_ROOM, decimals=1),
+    Column("change_low_ms", "lower end of the change's 90 % interval", USUALLY),
+    Column("change_high_ms", "upper end of the change's 90 % interval", USUALLY),
     Column("whole_step_ms", "the measured step and the change", WITH_ROOM),
     # Requirements.
     _name("requirement", "what was required", ALWAYS),

@@ -20,7 +20,7 @@ def test_a_row_for_each_question_with_bounds_first(unet: Path) -> None:
     asked = ("--bucket-sizes-mb", "25,100", "--views", "--time-per-byte", "0.5,2", "--bf16", "--one-bucket")
     found = json.loads(run("whatif", *asked, "--format", "json", unet).stdout)
     assert [one["change"] for one in found["predictions"]] == [
-        *("bucket size 25 MB", "bucket size 100 MB", "one bucket", "gradient_as_bucket_view", "bf16 on the wire"),
+        *("bucket size 25 MiB", "bucket size 100 MiB", "one bucket", "gradient_as_bucket_view", "bf16 on the wire"),
         *("time per byte x 0.5", "time per byte x 2"),
     ]
     assert found["reason"] is None
@@ -49,13 +49,14 @@ def test_parameters_from_a_file(unet: Path, tmp_path: Path) -> None:
         ("many weight\n", "line 1 does not begin with a number of bytes"),
         ("12 a\n\n-3 b\n", "line 3 does not begin with a number of bytes"),
         (b"\xff\xfe\x00", "it is no text"),
+        (f"{1 << 50} w\n" * (1 << 14), "more bytes than any model"),  # their sum would overflow
     ):
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         failed = run("whatif", "--parameters", file, unet)
         assert reason in failed.stderr
         assert len(failed.stderr.strip().splitlines()) == 1
     file.write_text("4096 a\n")
-    assert "467.9 MB" in run("whatif", "--parameters", file, unet).stdout, "copies come first"
+    assert "446 MiB" in run("whatif", "--parameters", file, unet).stdout, "copies come first"
 
 
 @pytest.mark.parametrize("wrong", ["0", "-1", "x", "nan", "inf"])
@@ -94,3 +95,18 @@ def test_a_second_capture_calibrates_one_on_a_cpu() -> None:
     several = run("whatif", "--calibrate", folder, folder / "naive.sqlite")
     assert several.exit_code == 2
     assert "give one" in several.stderr
+
+
+def test_a_terminal_shows_the_whole_interval_and_each_reason(unet: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At 80 columns the lower end was hidden beside the higher one, and a refusal stood there without its reason."""
+    for width, most in (("80", 80), ("120", 120), ("", 200)):
+        monkeypatch.setenv("COLUMNS", width)
+        lines = run("whatif", "--views", "--one-bucket", "--ranks", "8", unet).stdout.splitlines()
+        (views,) = [line for line in lines if "gain" in line and "gradient_as_bucket_view" in line and "'" not in line]
+        assert "-1.23" in views
+        assert "-0.10" in views
+        text = " ".join(line.strip() for line in lines)
+        assert "note: one bucket: its largest collective, 446.2 MiB" in text
+        assert "note: 8 ranks: a link between" in text
+        assert len(views) <= most
+        assert " MB" not in text

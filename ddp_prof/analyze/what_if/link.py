@@ -6,8 +6,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.simulate import Floats, LinkTimes
 from ddp_prof.table import Ints
+from ddp_prof.variants import BYTES_PER_MB
 
 LEAST_RATIO = 4
 """The largest size is at least so many times the smallest one, or the line has no slope that means anything."""
@@ -15,11 +17,11 @@ MOST_BEYOND = 2
 """A collective of more than so many times the largest measured size is not predicted."""
 
 TWO_SIZES = (
-    "all its collectives have about one size ({low:.1f} to {high:.1f} MB), so what a byte costs is not known: "
-    "capture it with another bucket size, too"
+    "its collectives are of too few sizes ({low} to {high}; the largest must be {times} times the smallest), so what a "
+    "byte costs is not known: capture it with another bucket size, which gives unequal buckets"
 )
 NOT_POSITIVE = (
-    "its collectives do not take longer the larger they are ({overhead:.3f} ms per call, {slope:.3f} ms per MB): "
+    "its collectives do not take longer the larger they are ({overhead:.3f} ms per call, {slope:.3g} ms per MiB): "
     "capture all ranks, on a quiet machine, or with another bucket size"
 )
 
@@ -68,11 +70,11 @@ def fit_link(took_ns: Floats, sizes: Ints) -> LinkFit | str:
     """
     known = np.unique(sizes)
     if len(known) < 2 or known[-1] < LEAST_RATIO * known[0] or known[0] <= 0:
-        return TWO_SIZES.format(low=known[0] / 1e6, high=known[-1] / 1e6)
+        return TWO_SIZES.format(low=mebibytes(int(known[0])), high=mebibytes(int(known[-1])), times=LEAST_RATIO)
     means_ns = took_ns.mean(axis=0)
     slope, overhead_ns = np.polyfit(sizes.astype(float), means_ns, 1)
     if slope <= 0 or overhead_ns <= 0:
-        return NOT_POSITIVE.format(overhead=overhead_ns / 1e6, slope=slope)
+        return NOT_POSITIVE.format(overhead=overhead_ns / 1e6, slope=slope * BYTES_PER_MB / 1e6)
     off_ns = means_ns - (overhead_ns + slope * sizes)
     freedom = len(sizes) - 2
     spread = float(((sizes - sizes.mean()) ** 2).sum())

@@ -30,7 +30,7 @@ from ddp_prof.analyze.what_if.questions import (
     WAITS,
     Question,
 )
-from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached
+from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, mebibytes
 from ddp_prof.analyze.what_if.simulate import Buckets, Floats, LinkTimes, StepModel, simulate
 from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
@@ -68,8 +68,8 @@ SHARED = "its ranks share a GPU and take turns on it, so its times are no link's
 ALONE = "it has one rank, which has nobody to communicate with: capture it with several ranks"
 WHOLE_GRAPHS = f"{GRAPHS}: record with --cuda-graph-trace=node"
 BEYOND = (
-    "its largest collective, {size:.1f} MB, is more than twice the largest measured one, {largest:.1f} MB: "
-    "capture it with buckets of {needed:.0f} MB"
+    "its largest collective, {size}, is more than twice the largest measured one, {largest}: "
+    "capture it with buckets of {needed}"
 )
 NOT_DIVIDED = "single gradients are not known, and today's buckets are larger: give --parameters FILE"
 NO_COPIES = "nothing is copied out of buckets, as with gradient_as_bucket_view: capture it without that to compare"
@@ -329,8 +329,8 @@ class Predictor:
         change_ns = self.change_ns(question, buckets)
         mean_ns = float(change_ns.mean())
         if question.kind in (BUCKET_SIZE, ONE_BUCKET) and not self.link.reaches(largest):
-            measured = self.link.largest_bytes / 1e6
-            reason = BEYOND.format(size=largest / 1e6, largest=measured, needed=largest / 2e6)
+            measured = mebibytes(self.link.largest_bytes)
+            reason = BEYOND.format(size=mebibytes(largest), largest=measured, needed=mebibytes(-(-largest // 2)))
             return replace(
                 _refused(question, reason), calls=len(buckets), largest_bytes=largest, beyond_ns=round(mean_ns)
             )

@@ -22,7 +22,7 @@ class Question:
     @property
     def text(self) -> str:
         if self.kind == BUCKET_SIZE:
-            return f"bucket size {self.value:g} MB"
+            return f"bucket size {self.value:g} MiB"
         if self.kind == TIME_PER_BYTE:
             return f"time per byte x {self.value:g}"
         return f"{self.value:g} ranks" if self.kind == RANKS else self.kind

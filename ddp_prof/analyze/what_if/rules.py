@@ -7,7 +7,7 @@ torch: a bucket is closed by the gradient with which it *reaches* its cap; the f
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,7 +19,6 @@ from ddp_prof.variants import BYTES_PER_MB
 FIRST_BUCKET_BYTES = 2**20
 """torch's cap of the first bucket, where ``bucket_cap_mb`` is not given; older torch has it always."""
 DEFAULT_MB = 25.0
-_MOST_GRADIENTS = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,15 +47,42 @@ class TorchRule:
         return fill_until_reached(sizes, first, cap_bytes)
 
 
-def likely_rules(sizes: Ints) -> Iterator[tuple[float, float]]:
-    """Caps of the first and of the other buckets, in bytes: torch's default, then all others, the largest first."""
+def mebibytes(size: int) -> str:
+    """Format bytes in the unit of ``bucket_cap_mb``, small ones in KiB."""
+    mib = size / BYTES_PER_MB
+    return f"{mib:,.1f} MiB" if mib >= 0.1 else f"{size / 1024:.3g} KiB"
+
+
+def find_rule(sizes: Ints, calls: int) -> tuple[float, float] | None:
+    """The caps of the first and of the other buckets, in bytes, that give so many: torch's default, else the largest.
+
+    The larger the cap, the fewer the buckets: each ends no earlier. So the largest cap is found by halving.
+    """
+    upto = np.cumsum(sizes)
     default = DEFAULT_MB * BYTES_PER_MB
-    yield FIRST_BUCKET_BYTES, default
-    upto = np.append(0, np.cumsum(sizes[:_MOST_GRADIENTS]))
-    sums = np.unique(upto[None, :] - upto[:, None])
-    caps = sums[sums > 0][::-1].tolist()
-    yield from ((min(FIRST_BUCKET_BYTES, cap), cap) for cap in caps)
-    yield from ((cap, cap) for cap in caps)
+    if _count_buckets(upto, FIRST_BUCKET_BYTES, default, calls) == calls:
+        return FIRST_BUCKET_BYTES, default
+    for most_first in (FIRST_BUCKET_BYTES, math.inf):
+        low, high = 1, max(1, int(upto[-1]))
+        while low < high:
+            cap = (low + high + 1) // 2
+            if _count_buckets(upto, min(most_first, cap), cap, calls) >= calls:
+                low = cap
+            else:
+                high = cap - 1
+        if _count_buckets(upto, min(most_first, low), low, calls) == calls:
+            return min(most_first, low), low
+    return None
+
+
+def _count_buckets(upto: Ints, first_bytes: float, cap_bytes: float, most: int) -> int:
+    """How many buckets :func:`fill_until_reached` makes, by cumulative sizes of gradients; at most ``most + 1``."""
+    count, end, before, cap = 0, 0, 0, first_bytes
+    while end < len(upto) and count <= most:
+        end = int(np.searchsorted(upto, before + cap)) + 1
+        before, cap = int(upto[min(end, len(upto)) - 1]), cap_bytes
+        count += 1
+    return count
 
 
 def fill_until_reached(sizes: Ints, first_bytes: float, cap_bytes: float) -> list[list[int]]:

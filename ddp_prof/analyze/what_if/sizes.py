@@ -23,7 +23,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddp_prof.analyze.what_if.rules import TorchRule, fill_until_reached, likely_rules, split_at_sums, torch_rule_of
+from ddp_prof.analyze.what_if.rules import (
+    TorchRule,
+    fill_until_reached,
+    find_rule,
+    mebibytes,
+    split_at_sums,
+    torch_rule_of,
+)
 from ddp_prof.analyze.what_if.structure import RankStructure
 from ddp_prof.table import UNKNOWN, Ints
 from ddp_prof.variants import BYTES_PER_MB
@@ -35,15 +42,13 @@ NO_SIZES = (
     "how large its gradients are is not known (no ranges, no sizes of collectives, no run.json, no copies out of "
     "buckets): give --parameters FILE"
 )
-DISAGREES = (
-    "{source} says {have} gradients of {bytes:.1f} MB, which do not fit its {calls} collectives of a step{more}: {way}"
-)
+DISAGREES = "{source} says {have} gradients of {bytes}, which do not fit its {calls} collectives of a step{more}: {way}"
 IN_REVERSE = "gradients are taken to become ready in the reverse order of the parameters"
 WHOLE_BUCKETS = (
     "single gradients are not known, so buckets can be joined and not divided (--parameters FILE divides them)"
 )
 ROUNDED = "sizes are rounded up to whole blocks of {bytes:,} bytes"
-BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap:.3g} MB"
+BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap:.3g} MiB"
 
 
 @dataclass(frozen=True)
@@ -101,11 +106,11 @@ def find_gradients(
             doubts.append(ROUNDED.format(bytes=_GRID_BYTES))
         bucket, said = _divide(structure, source, sizes, known)
         if bucket is None:
-            more = f" ({sum(known) / 1e6:.1f} MB)" if known is not None else ""
+            more = f" ({mebibytes(int(sum(known)))})" if known is not None else ""
             way = "give the file of this model" if source == PARAMETERS else "give --parameters FILE"
             tried.append(
                 DISAGREES.format(
-                    source=source, have=len(sizes), bytes=sizes.sum() / 1e6, calls=calls, more=more, way=way
+                    source=source, have=len(sizes), bytes=mebibytes(int(sizes.sum())), calls=calls, more=more, way=way
                 )
             )
             continue
@@ -140,14 +145,13 @@ def _divide(structure: RankStructure, source: str, sizes: Ints, known: Ints | No
         and _are_all(into.bucket, calls)
     ):
         return into.bucket, []
-    for first, cap in likely_rules(sizes):
-        buckets = fill_until_reached(sizes, first, cap)
-        if len(buckets) == calls:
-            bucket = np.full(len(sizes), UNKNOWN, np.int64)
-            for position, members in enumerate(buckets):
-                bucket[members] = position
-            return bucket, [BY_RULE.format(cap=cap / BYTES_PER_MB)]
-    return None, []
+    rule = find_rule(sizes, calls)
+    if rule is None:
+        return None, []
+    bucket = np.full(len(sizes), UNKNOWN, np.int64)
+    for position, members in enumerate(fill_until_reached(sizes, *rule)):
+        bucket[members] = position
+    return bucket, [BY_RULE.format(cap=rule[1] / BYTES_PER_MB)]
 
 
 def _are_all(bucket: Ints, calls: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.cost import RunCost
@@ -11,7 +12,8 @@ from ddp_prof.columns import Row
 from ddp_prof.present.columns import ms, times_of
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import TableView, run_document
-from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
+from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, size, source_name
+from ddp_prof.variants import BYTES_PER_MB
 
 _HOW_TO_READ = (
     "a change is that between two simulations, of the new step and of today's; a gain is negative, and low to high is "
@@ -40,8 +42,16 @@ def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> Tabl
         predictions=[asdict(one) for one in found.predictions],
         warnings=list(run.warnings),
     )
-    notes = [*([_HOW_TO_READ] if rows else []), *found.doubts, *run.warnings]
-    return TableView(join_lines(title), rows, notes, document)
+    notes = [*([_HOW_TO_READ] if rows else []), *_reasons(rows), *found.doubts, *run.warnings]
+    shown = [{key: cell for key, cell in row.items() if key != "why"} for row in rows]
+    return TableView(join_lines(title), rows, notes, document, shown)
+
+
+def _reasons(rows: Sequence[Row]) -> list[str]:
+    """What the table says of single changes, below it: a column of sentences would hide the numbers."""
+    reasons = dict.fromkeys(str(row["why"]) for row in rows if row["why"])
+    named = {why: ", ".join(str(row["what_if"]) for row in rows if row["why"] == why) for why in reasons}
+    return [f"{changes}: {why}" for why, changes in named.items()]
 
 
 def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
@@ -50,7 +60,7 @@ def _row(label: str, found: RunPrediction, one: Prediction) -> Row:
         "run": label,
         "what_if": one.change,
         "buckets": one.calls,
-        "largest_MB": None if one.largest_bytes is None else one.largest_bytes / 1e6,
+        "largest_MiB": None if one.largest_bytes is None else one.largest_bytes / BYTES_PER_MB,
         **times_of(one, "change"),
         "change_low_ms": ms(one.low_ns),
         "change_high_ms": ms(one.high_ns),
@@ -78,12 +88,12 @@ def _headline(found: RunPrediction) -> str:
         low, high = (_signed(end) for end in (best.low_ns or 0, best.high_ns or 0))
         answer = f"Most is gained by '{best.change}': {_signed(best.change_ns or 0)} per step ({low} to {high})."
     units = count_noun(found.gradients, "gradient") if found.gradients else "whole buckets only"
-    size = sum(found.bucket_bytes) / 1e6
     off = percent((found.simulated_ns - found.measured_ns) / found.measured_ns)
+    per_mib = found.link.times.ns_per_byte * BYTES_PER_MB / 1e6
     link, who = found.link.times, "one rank" if found.rank is None else f"rank {found.rank}"
     return (
-        f"{answer} Based on {count_noun(found.steps, 'step')} of {who}: {size:,.1f} MB in "
+        f"{answer} Based on {count_noun(found.steps, 'step')} of {who}: {size(sum(found.bucket_bytes))} in "
         f"{count_noun(len(found.bucket_bytes), 'bucket')} ({units}; by {found.sizes_from}); a collective takes "
-        f"{milliseconds(round(link.overhead_ns))} and {link.ns_per_byte:.3g} ms per MB; today's step, simulated, is "
+        f"{milliseconds(round(link.overhead_ns))} and {per_mib:.3g} ms per MiB; today's step, simulated, is "
         f"off by {off}."
     )

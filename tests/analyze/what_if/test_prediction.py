@@ -265,7 +265,7 @@ class TestOnARealJob:
 
     def test_torchs_rule_gives_8_calls_at_25_mb_and_5_at_100(self, found: RunPrediction) -> None:
         calls = {one.change: one.calls for one in found.predictions}
-        assert (calls["bucket size 25 MB"], calls["bucket size 100 MB"]) == (8, 5)
+        assert (calls["bucket size 25 MiB"], calls["bucket size 100 MiB"]) == (8, 5)
 
     def test_it_is_flat_but_for_a_single_bucket(self, found: RunPrediction) -> None:
         *sizes, one, _ = found.predictions

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.what_if.link import NOT_POSITIVE, LinkFit, fit_link
-from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, split_at_sums, torch_rule_of
+from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, find_rule, split_at_sums, torch_rule_of
 from ddp_prof.analyze.what_if.sizes import (
     BY_RULE,
     COPIES,
@@ -81,7 +81,7 @@ def test_parameters_of_another_model_are_not_used() -> None:
     assert found.source == "ranges", "they do not sum to what ranges say"
     said = find_gradients(replace(bare, sizes_from=None), parameters=(5 * MB, 7 * MB))
     assert isinstance(said, str)
-    assert "2 gradients of 12.6 MB" in said
+    assert "2 gradients of 12.0 MiB" in said
     assert said.endswith("give the file of this model")
 
 
@@ -132,3 +132,16 @@ class TestLink:
         for share in (-1.0, 1.0):
             assert link.turned(share).overhead_ns >= 0
             assert link.turned(share).ns_per_byte >= 0
+
+
+def test_the_rule_of_a_file_with_many_parameters_is_the_largest_cap() -> None:
+    """Every cap was tried one after another: files of thousands of parameters took minutes."""
+    random = np.random.default_rng(1)
+    for count in (1, 2, 9, 30):
+        sizes = random.integers(1, 2 * MB, count)
+        caps = sorted({int(sizes[low:high].sum()) for low in range(count) for high in range(low + 1, count + 1)})
+        for calls in range(1, count + 2):
+            likely = [(MB, 25.0 * MB), *((min(MB, c), c) for c in caps[::-1]), *((c, c) for c in caps[::-1])]
+            fits = [rule for rule in likely if len(fill_until_reached(sizes, *rule)) == calls]
+            assert find_rule(sizes, calls) == (fits[0] if fits else None)
+    assert find_rule(np.full(100_000, 4096), 20_000) == (5 * 4096, 5 * 4096)
