@@ -22,7 +22,7 @@ TOO_ALIKE = (
     "show: calibrate with one that waits for each collective, such as naive"
 )
 IMPOSSIBLE = (
-    "the two captures differ by more than communication explains ({share:.0%} of the time beside it): record both "
+    "the two captures differ by more than communication explains ({share:.0f} % of the time beside it): record both "
     "again, one directly after the other"
 )
 
@@ -40,7 +40,7 @@ def calibrate(one: RankStructure, other: RankStructure) -> Slowed:
     share = float((took - other_took) / (beside - other_beside))
     half = hypot(*(_half_width(of[:, 0] - share * of[:, 1]) for of in (first, second))) / abs(beside - other_beside)
     if share + half < 0 or share - half > 1:
-        return Slowed(None, None, None, IMPOSSIBLE.format(share=share))
+        return Slowed(None, None, None, IMPOSSIBLE.format(share=100 * share))
     low, high, share = (float(min(0.95, max(0.0, value))) for value in (share - half, share + half, share))
     return Slowed(share, low, high, None)
 

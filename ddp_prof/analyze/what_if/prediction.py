@@ -38,12 +38,16 @@ from ddp_prof.analyze.what_if.today import divide_today
 
 GAIN, LOSS, CANNOT_BE_TOLD, REFUSED = "gain", "loss", "cannot be told", "not predicted"
 
+MOST_FILES = 8
+"""``runs.run.MOST_FILES_OF_KERNELS``: of so many files the structure of steps is known."""
 MOST_OFF = 0.02
 """If the simulation of today is off by a larger share of the step, nothing is predicted."""
 MODEL_ERROR = 0.0115
 """The root of the mean square of what predicted changes were off by, as a share of the step: ``docs/what_if.md``."""
 _SIGMAS = 1.645
 """Half of a 90 % interval in standard deviations."""
+_PADDING = 0.01
+"""By so large a share gradients of one job may differ, as buckets may be padded."""
 _OF_95 = 1.645 / 1.96
 _DRAWS = 1000
 
@@ -61,8 +65,8 @@ QUEUED = (
     "capture one that waits for each, such as naive, and give it with --calibrate"
 )
 OFF = (
-    "a simulation of today's step is off by {off:.1%}, and at most {most:.0%} is allowed: something else than backward "
-    "and its collectives decides how long the step is (on a GPU, 'ddp-prof critical' shows what)"
+    "a simulation of today's step is off by {off:.1f} %, and at most {most:.0f} % is allowed: something else than "
+    "backward and its collectives decides how long the step is (on a GPU, 'ddp-prof critical' shows what)"
 )
 SHARED = "its ranks share a GPU and take turns on it, so its times are no link's: capture it with a GPU for each rank"
 ALONE = "it has one rank, which has nobody to communicate with: capture it with several ranks"
@@ -74,6 +78,17 @@ BEYOND = (
 NOT_DIVIDED = "single gradients are not known, and today's buckets are larger: give --parameters FILE"
 NO_COPIES = "nothing is copied out of buckets, as with gradient_as_bucket_view: capture it without that to compare"
 ONE_RANK = "one rank does not tell what its collectives wait for and what they transfer: give the captures of all ranks"
+SOME_RANKS = (
+    "{ranks} of {world} ranks do not tell how long their collectives wait for the others: give the captures of all "
+    "ranks (of many files the first {files} are looked at, so of at most so many)"
+)
+NO_TRANSFERS = (
+    "the shortest parts of its collectives, which wait for no rank, are on no line by their size: give captures of all "
+    "ranks that were recorded at the same time"
+)
+SAME_RANKS = "it has that many ranks today, so nothing changes"
+IS_HALF = "its gradients are sent with two bytes a number today, as the names of NCCL's kernels say"
+OTHER_JOB = "--calibrate has another job, {difference}: give a capture of the same job, with the same model and ranks"
 OTHER_RANKS = (
     "a link between {ranks} ranks says nothing of one between {asked}, nor of other nodes: "
     "capture it with {asked} ranks"
@@ -198,7 +213,7 @@ def predict_run(
     """
     reason = own.reason or (calibration.reason if calibration else None)
     source = calibration if calibration and own.reason is None and own.queued else own
-    reason = reason or source.queued
+    reason = reason or source.queued or (_other_job(own, calibration) if calibration else None)
     if reason:
         return RunPrediction(reason)
     at = own.least_waiting
@@ -239,9 +254,24 @@ def predict_run(
         doubts=gradients.doubts,
     )
     if predictor.off > MOST_OFF:
-        return replace(answer, reason=OFF.format(off=predictor.off, most=MOST_OFF))
+        return replace(answer, reason=OFF.format(off=100 * predictor.off, most=100 * MOST_OFF))
     ranks = len(own.structures)
     return replace(answer, predictions=tuple(predictor.answer(one, ranks) for one in questions))
+
+
+def _other_job(own: Captured, calibration: Captured) -> str | None:
+    """Why a capture is none of the same job; ``None`` if nothing tells that."""
+    one, other = own.structures[own.least_waiting], calibration.structures[calibration.least_waiting]
+    if one.on_host != other.on_host:
+        difference = "on a CPU" if other.on_host else "on a GPU"
+    elif one.world_size and other.world_size and one.world_size != other.world_size:
+        difference = f"of {other.world_size} ranks and not of {one.world_size}"
+    elif one.sizes_from and other.sizes_from and abs(one.bytes.sum() - other.bytes.sum()) > _PADDING * one.bytes.sum():
+        sizes = [mebibytes(int(structure.bytes.sum())) for structure in (other, one)]
+        difference = "whose gradients have {} and not {}".format(*sizes)
+    else:
+        return None
+    return OTHER_JOB.format(difference=difference)
 
 
 class Predictor:
@@ -353,10 +383,20 @@ class Predictor:
 
     def _refuse(self, question: Question, ranks: int) -> str | None:
         if question.kind == RANKS:
+            if self.structure.world_size == question.value:
+                return SAME_RANKS
             known = self.structure.world_size or "its"
             return OTHER_RANKS.format(ranks=known, asked=f"{question.value:g}")
-        if question.kind in (COMMUNICATION, WAITS) and (ranks < 2 or self.transfers is None):
-            return ONE_RANK
+        if question.kind in (COMMUNICATION, WAITS):
+            world = self.structure.world_size or 2
+            if ranks < 2:
+                return ONE_RANK
+            if ranks < world:
+                return SOME_RANKS.format(ranks=ranks, world=world, files=MOST_FILES)
+            if question.kind == WAITS and self.transfers is None:
+                return NO_TRANSFERS
+        if question.kind == HALF_BYTES and self.structure.are_half:
+            return IS_HALF
         if question.kind == VIEWS and not self.today.model.copy_ns.any():
             return NO_COPIES
         return None

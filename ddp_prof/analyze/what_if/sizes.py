@@ -47,6 +47,7 @@ IN_REVERSE = "gradients are taken to become ready in the reverse order of the pa
 WHOLE_BUCKETS = (
     "single gradients are not known, so buckets can be joined and not divided (--parameters FILE divides them)"
 )
+UNUSED = "--parameters is not used: {source} tell the gradients of this capture itself"
 ROUNDED = "sizes are rounded up to whole blocks of {bytes:,} bytes"
 BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap:.3g} MiB"
 
@@ -92,7 +93,14 @@ def find_gradients(
     """
     known = structure.bytes if structure.sizes_from else None
     calls = structure.calls
-    tried: list[str] = []
+    tried: dict[str, str] = {}
+
+    def found(sizes: Ints, bucket: Ints, source: str, doubts: list[str]) -> Gradients:
+        unused = (
+            [] if not parameters or source == PARAMETERS else [tried.get(PARAMETERS) or UNUSED.format(source=source)]
+        )
+        return _gradients(structure, sizes, bucket, source, [*unused, *doubts])
+
     for source, sizes, is_reversed in (
         (COPIES, structure.out.bytes if structure.out else None, False),
         (MANIFEST, np.array(manifest[::-1], np.int64) if len(manifest) else None, True),
@@ -108,16 +116,14 @@ def find_gradients(
         if bucket is None:
             more = f" ({mebibytes(int(sum(known)))})" if known is not None else ""
             way = "give the file of this model" if source == PARAMETERS else "give --parameters FILE"
-            tried.append(
-                DISAGREES.format(
-                    source=source, have=len(sizes), bytes=mebibytes(int(sizes.sum())), calls=calls, more=more, way=way
-                )
+            tried[source] = DISAGREES.format(
+                source=source, have=len(sizes), bytes=mebibytes(int(sizes.sum())), calls=calls, more=more, way=way
             )
             continue
-        return _gradients(structure, sizes, bucket, source, [*doubts, *said])
+        return found(sizes, bucket, source, [*doubts, *said])
     if known is not None and structure.sizes_from:
-        return _gradients(structure, known, np.arange(calls), structure.sizes_from, [WHOLE_BUCKETS])
-    return tried[-1] if tried else NO_SIZES
+        return found(known, np.arange(calls), structure.sizes_from, [WHOLE_BUCKETS])
+    return list(tried.values())[-1] if tried else NO_SIZES
 
 
 _GRID_BYTES = 2048

@@ -24,6 +24,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown
+from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
 from ddp_prof.range_names import parse_ranges
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief, Ints, distinct, select
 from ddp_prof.trace import Category, Kind
@@ -53,6 +54,19 @@ CALLS_DIFFER = (
     "its steps differ in their collectives of gradients: only {same} of {steps} have {calls}: record more steps"
 )
 NO_BACKWARD = "when backward ends is not known: mark it with a range, and name that with --backward-range"
+
+
+SHARDED = (
+    "its gradients are reduce-scattered, as by FSDP or ZeRO, whose all-gathers no bucket of gradients explains: only "
+    "steps that all-reduce them are predicted, so capture the job with DistributedDataParallel"
+)
+SEVERAL_GROUPS = (
+    "its gradients are reduced in {groups} process groups, which share no bucket and perhaps no link: capture it with "
+    "data parallelism alone"
+)
+_HALF = re.compile(r"_(?:b?f16|half|_*nv_bfloat16)(?![a-zA-Z0-9])")
+_WHOLE = re.compile(r"_(?:f32|float|f64|double)(?![a-zA-Z0-9])")
+"""In the names of NCCL's kernels that reduce numbers of two bytes, and of four or eight."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +106,7 @@ class RankStructure(Brief):
         into, out: Copies into buckets, and out of them; ``None`` where there are none that can be told apart.
         resumes_ns: When collectives and copies have ended, so that the rest of the step begins.
         at_once: The most of these collectives that ran at the same time.
+        are_half: Whether the names of their kernels say that they reduce numbers of two bytes.
     """
 
     reason: str | None
@@ -115,6 +130,7 @@ class RankStructure(Brief):
     into: Copied | None = None
     out: Copied | None = None
     at_once: int = 1
+    are_half: bool = False
 
     @property
     def took_ns(self) -> Ints:
@@ -135,6 +151,11 @@ def find_structure(rank: RankEvents) -> RankStructure:
         return RankStructure(NO_GRADIENTS)
     if rank.passes.any_several:
         return RankStructure(SEVERAL_PASSES)
+    if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):
+        return RankStructure(SHARDED)
+    groups = len({*distinct(timings.group)} - {UNKNOWN})
+    if groups > 1:
+        return RankStructure(SEVERAL_GROUPS.format(groups=groups))
     times = rank.step_times
     steps = np.array(distinct(timings.step), np.int64)
     begins_ns, length_ns = times.start_ns[steps], times.length_ns[steps]
@@ -213,7 +234,14 @@ def find_structure(rank: RankEvents) -> RankStructure:
         into=into,
         out=out,
         at_once=_most_at_once(columns["start_ns"], columns["end_ns"]),
+        are_half=_are_half(rank),
     )
+
+
+def _are_half(rank: RankEvents) -> bool:
+    activity = np.unique(rank.operations.activity)
+    names = [rank.trace.names[one] for one in distinct(rank.trace.activities.name_id[activity[activity != UNKNOWN]])]
+    return any(map(_HALF.search, names)) and not any(map(_WHOLE.search, names))
 
 
 def _kernels_of(rank: RankEvents) -> dict[int, int]:

@@ -52,3 +52,18 @@ def test_a_capture_on_a_cpu_is_predicted_from_with_a_second_one() -> None:
     assert ask_it() is None
     truth = SLOWER.length_ns(buckets_of(40)) - SLOWER.length_ns(buckets_of(10))
     assert ask_it(Captured((naive,))) == pytest.approx(truth, rel=0.1)
+
+
+def test_a_capture_of_another_job_calibrates_nothing() -> None:
+    """Its times may differ by what communication would explain, too."""
+    own = replace(SLOWER.capture(buckets_of(10), steps=3), world_size=2)
+    naive = replace(SLOWER.capture(ALL, steps=3), world_size=2)
+    half = replace(naive, bytes=naive.bytes // 2)
+    for other, difference in (
+        (replace(naive, on_host=True), "on a CPU"),
+        (replace(naive, world_size=4), "of 4 ranks and not of 2"),
+        (half, "whose gradients have 71.0 MiB and not 142.0 MiB"),
+    ):
+        asked, captured = [Question(ask.BUCKET_SIZE, 40)], Captured((own,), parameters=SIZES[::-1])
+        found = predict_run(captured, asked, lambda: Slowed(0.4, 0.4, 0.4, None), None, Captured((other,)))
+        assert difference in str(found.reason)

@@ -18,6 +18,7 @@ from ddp_prof.analyze.what_if.prediction import (
     CANNOT_BE_TOLD,
     GAIN,
     LOSS,
+    MOST_FILES,
     REFUSED,
     Captured,
     Prediction,
@@ -29,6 +30,7 @@ from ddp_prof.analyze.what_if.questions import Question
 from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached
 from ddp_prof.analyze.what_if.sizes import find_gradients
 from ddp_prof.analyze.what_if.structure import RankStructure
+from ddp_prof.runs.run import MOST_FILES_OF_KERNELS
 from tests.analyze.what_if.ticking import TICK_NS, Job
 
 MB = 2**20
@@ -287,3 +289,34 @@ def test_where_a_small_first_bucket_cannot_be_told_both_rules_are_in_the_interva
     found = one_of(structure, Question(ask.BUCKET_SIZE, 6))
     assert found.parts_ns["first bucket"] > 0
     assert "first bucket" not in one_of(CAPTURE, Question(ask.BUCKET_SIZE, 6)).parts_ns
+
+
+class TestWaits:
+    """Waits, and a step without communication, are known only where all ranks were captured."""
+
+    ASKED = (Question(ask.WAITS), Question(ask.COMMUNICATION))
+
+    def test_two_of_four_ranks_do_not_tell_what_they_wait_for(self) -> None:
+        one = replace(JOB.capture(buckets_of(10)), world_size=4)
+        found = ask_of(one, one, asked=self.ASKED).predictions
+        assert [two.verdict for two in found] == [REFUSED, REFUSED]
+        assert "2 of 4 ranks" in str(found[0].reason)
+
+    def test_all_ranks_whose_transfers_are_on_no_line_are_not_asked_for_all_ranks(self) -> None:
+        one = replace(JOB.capture(buckets_of(10)), world_size=2)
+        other = replace(one, keys=one.keys + 100)  # no step of both
+        waits, without = ask_of(one, other, asked=self.ASKED).predictions
+        assert (waits.verdict, "are on no line" in str(waits.reason)) == (REFUSED, True)
+        assert without.verdict == GAIN
+
+
+def test_what_is_so_today_is_no_change() -> None:
+    half = replace(JOB.capture(buckets_of(10)), are_half=True, world_size=8)
+    found = ask_of(half, asked=[Question(ask.HALF_BYTES), Question(ask.RANKS, 8)]).predictions
+    assert [one.verdict for one in found] == [REFUSED, REFUSED]
+    assert "two bytes a number today" in str(found[0].reason)
+    assert "that many ranks today" in str(found[1].reason)
+
+
+def test_as_many_files_are_looked_at_as_runs_measure() -> None:
+    assert MOST_FILES == MOST_FILES_OF_KERNELS

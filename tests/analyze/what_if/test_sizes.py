@@ -16,6 +16,7 @@ from ddp_prof.analyze.what_if.sizes import (
     IN_REVERSE,
     MANIFEST,
     PARAMETERS,
+    UNUSED,
     WHOLE_BUCKETS,
     Gradients,
     find_gradients,
@@ -79,6 +80,9 @@ def test_parameters_of_another_model_are_not_used() -> None:
     bare = replace(STRUCTURE, into=None, out=None)
     found = known(find_gradients(bare, parameters=(5 * MB, 7 * MB)))
     assert found.source == "ranges", "they do not sum to what ranges say"
+    assert found.doubts[0].startswith("--parameters says 2 gradients of 12.0 MiB, which do not fit its 4 collectives")
+    better = known(find_gradients(STRUCTURE, parameters=(5 * MB, 7 * MB)))
+    assert better.doubts == (UNUSED.format(source=COPIES),), "it is said that a file is not used"
     said = find_gradients(replace(bare, sizes_from=None), parameters=(5 * MB, 7 * MB))
     assert isinstance(said, str)
     assert "2 gradients of 12.0 MiB" in said

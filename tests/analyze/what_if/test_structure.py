@@ -8,8 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ddp_prof.analyze.collectives.timing import find_timings
 from ddp_prof.analyze.what_if.sizes import find_gradients
-from ddp_prof.analyze.what_if.structure import RankStructure, find_structure
+from ddp_prof.analyze.what_if.structure import _HALF, RankStructure, find_structure
+from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
 from ddp_prof.manifest import load_manifest, manifest_path
 from ddp_prof.runs.report import LoadOptions, load_events
 from ddp_prof.table import select
@@ -99,3 +101,38 @@ def test_steps_of_another_kind_are_left_out_or_refused(shared_traces: Path) -> N
     for step in range(0, 59, 2):
         some[np.flatnonzero(rank.is_kernel & (events.step == step))[:1]] = False
     assert "steps differ in their kernels" in str(find_structure(replace(rank, events=select(events, some))).reason)
+
+
+def test_gradients_that_are_reduce_scattered_or_of_several_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buckets of DDP say nothing of FSDP, nor one line of two links."""
+    rank = load_events(TRACES / "h200/nccl/torch.sqlite", LoadOptions(with_launches=True)).ranks[0]
+    found = find_timings(rank)
+    count = len(found.timings)
+    for changed, reason in (
+        ({"operation": np.full(count, OPERATIONS.index(REDUCE_SCATTER))}, "as by FSDP or ZeRO"),
+        ({"group": np.arange(count) % 2}, "in 2 process groups"),
+        ({"group": np.full(count, 3)}, None),
+    ):
+        other = replace(found, timings=replace(found.timings, **changed))
+        monkeypatch.setattr("ddp_prof.analyze.what_if.structure.find_timings", lambda _, other=other: other)
+        said = find_structure(rank).reason
+        assert (said is None) if reason is None else reason in str(said)
+    for name in ("fsdp", "sharded"):
+        (sharded,) = load_events(TRACES / f"h200/nccl/{name}.rank0.json.gz", LoadOptions(with_launches=True)).ranks
+        monkeypatch.undo()
+        assert "as by FSDP or ZeRO" in str(find_structure(sharded).reason)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_half"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("ncclDevKernel_AllReduce_Sum_f16_TREE_LL(ncclDevComm*)", True),
+        ("ncclKernel_AllReduce_RING_LL_Sum_half(ncclDevComm*)", True),
+        ("ncclKernel_AllReduce_RING_LL_Sum___nv_bfloat16(ncclDevComm*)", True),
+        ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevComm*)", False),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", False),
+    ],
+)
+def test_kernels_of_two_bytes_a_number(name: str, is_half: bool) -> None:
+    assert bool(_HALF.search(name)) == is_half
