@@ -48,7 +48,9 @@ class TorchRule:
 
 
 def mebibytes(size: int) -> str:
-    """Format bytes in the unit of ``bucket_cap_mb``, small ones in KiB."""
+    """Format bytes in the unit of ``bucket_cap_mb``, small ones in KiB or bytes."""
+    if size < 1024:
+        return f"{size} bytes"
     mib = size / BYTES_PER_MB
     return f"{mib:,.1f} MiB" if mib >= 0.1 else f"{size / 1024:.3g} KiB"
 
