@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the callbacks against Lightning and Hugging Face's Trainer themselves, in an environment of its own (.trainers) on
-# top of .venv, which has torch. Takes some minutes.
+# Tests callbacks and tune against Lightning and Hugging Face's Trainer themselves, in an environment of its own
+# (.trainers) on top of .venv, which has torch. Takes some minutes.
 #
 #   scripts/dev/trainers.sh [arguments of pytest]
 set -euo pipefail
@@ -12,4 +12,5 @@ if [[ ! -e .trainers/ready ]]; then
   .trainers/bin/python -m pip install --quiet lightning transformers accelerate
   touch .trainers/ready
 fi
-exec .trainers/bin/python -m pytest -q tests/annotate/test_callbacks.py tests/annotate/test_real_trainers.py "$@"
+exec .trainers/bin/python -m pytest -q tests/annotate/test_callbacks.py tests/annotate/test_real_trainers.py \
+  tests/tune/test_programs.py::test_trainers_are_ended_in_order "$@"

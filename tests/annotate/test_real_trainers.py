@@ -19,6 +19,7 @@ import pytest
 
 import ddp_prof as dp
 from ddp_prof.analyze.step_columns import StepOverlap
+from tests.command_line import run
 
 JOBS = Path(__file__).parent / "jobs"
 OURS = ("ddp_prof|", "step|", "all_reduce|", "process|")
@@ -26,10 +27,10 @@ FIGURES = ("collectives", "comm_ns", "overlapped_ns", "exposed_ns", "tail_ns", "
 pytestmark = [pytest.mark.slow, pytest.mark.torch]
 
 
-def run_job(trainer: str, folder: Path) -> int:
+def run_job(trainer: str, folder: Path, callback: str = "callback") -> int:
     """The number of optimizer steps that the trainer counts."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*torchrun, str(JOBS / f"{trainer}_job.py"), str(folder), "callback"]
+    command = [*torchrun, str(JOBS / f"{trainer}_job.py"), str(folder), callback]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     said = [line.split()[-1] for line in done.stdout.splitlines() if line.startswith("optimizer steps")]
@@ -56,6 +57,20 @@ def without_marks(path: Path, folder: Path) -> Path:
 
 def steps_of(*paths: Path) -> list[tuple[StepOverlap, ...]]:
     return [rank.marked_steps for path in paths for (run,) in [dp.load_runs(path)] for rank in run.overlap().ranks]
+
+
+@pytest.mark.parametrize("trainer", ["lightning", "transformers"])
+def test_figures_that_a_callback_logs_are_those_of_the_kept_traces(trainer: str, tmp_path: Path) -> None:
+    if find_spec(trainer) is None:
+        pytest.skip(f"{trainer} is not installed: see scripts/dev/trainers.sh")
+    assert run_job(trainer, tmp_path, "monitor") == 16
+    records = [json.loads(line) for line in (tmp_path / "monitor.jsonl").read_text().splitlines()]
+    assert [(record["step"], record["steps"], record["ranks"]) for record in records] == [(6, 2, 2), (12, 2, 2)]
+    traces = [tmp_path / name for name in records[-1]["traces"]]
+    (summary,) = json.loads(run("summary", *traces, "--format", "json").stdout)["runs"]
+    assert records[-1]["comm_ns"] > 0
+    for name in ("step_ns", "comm_ns", "overlapped_ns", "exposed_ns", "blocking_ns", "cost", "bounds", "headline"):
+        assert records[-1][name] == summary[name], name
 
 
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])

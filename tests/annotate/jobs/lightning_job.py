@@ -1,4 +1,4 @@
-"""Lightning trains on two gloo ranks, accumulates two batches a step, and is recorded by torch.profiler."""
+"""Lightning on two gloo ranks accumulates two batches a step; torch.profiler records it, or a monitor."""
 
 import sys
 
@@ -25,11 +25,13 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     folder = sys.argv[1]
     callbacks = [annotate.lightning_callback()] if "callback" in sys.argv else []
+    if is_monitored := "monitor" in sys.argv:
+        callbacks = [annotate.lightning_callback(every=6, steps=2, folder=folder)]
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=2,
         strategy="ddp",
-        max_epochs=2,
+        max_epochs=4 if is_monitored else 2,
         accumulate_grad_batches=2,
         logger=False,
         enable_checkpointing=False,
@@ -38,7 +40,10 @@ if __name__ == "__main__":
         callbacks=callbacks,
     )
     data = torch.utils.data.DataLoader(torch.randn(512, 256), batch_size=32)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as recorded:
+    if is_monitored:
         trainer.fit(Module(), data)
-    recorded.export_chrome_trace(f"{folder}/job.rank{trainer.global_rank}.json.gz")
+    else:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as recorded:
+            trainer.fit(Module(), data)
+        recorded.export_chrome_trace(f"{folder}/job.rank{trainer.global_rank}.json.gz")
     sys.stdout.write(f"optimizer steps {trainer.global_step}\n")
