@@ -32,13 +32,14 @@ class LinkFit:
 
     Attributes:
         slope_error: Half of the 90 % interval of ``times.ns_per_byte``, by what the sizes deviate from the line; the
-            line turns about ``mean_bytes``.
+            line turns about ``mean_bytes``, where ``level_error`` is half of the 90 % interval of its time.
         largest_bytes: The largest size that was measured.
         relative_error: The root of the mean square of what sizes deviate by, as a share of their mean time.
     """
 
     times: LinkTimes
     slope_error: float
+    level_error: float
     mean_bytes: float
     smallest_bytes: int
     largest_bytes: int
@@ -51,12 +52,21 @@ class LinkFit:
         overhead_ns = self.times.overhead_ns - change * self.mean_bytes
         return LinkTimes(max(0.0, overhead_ns), max(0.0, self.times.ns_per_byte + change))
 
+    def raised(self, share: float) -> LinkTimes:
+        """The line at an end of the interval of its level."""
+        return LinkTimes(max(0.0, self.times.overhead_ns + share * self.level_error), self.times.ns_per_byte)
+
     def reaches(self, size: float) -> bool:
         return size <= MOST_BEYOND * self.largest_bytes
 
 
 _T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
 """Student's t for 1, 2, ... degrees of freedom, of which 5 % of values lie above."""
+
+
+def t_95(freedom: float) -> float:
+    """Student's t that 5 % of values lie above; for many degrees of freedom a little more."""
+    return _T_95[min(max(int(freedom), 1), len(_T_95)) - 1]
 
 
 def fit_link(took_ns: Floats, sizes: Ints) -> LinkFit | str:
@@ -78,10 +88,11 @@ def fit_link(took_ns: Floats, sizes: Ints) -> LinkFit | str:
     off_ns = means_ns - (overhead_ns + slope * sizes)
     freedom = len(sizes) - 2
     spread = float(((sizes - sizes.mean()) ** 2).sum())
-    error = float(np.sqrt((off_ns**2).sum() / freedom / spread)) if freedom else abs(float(slope))
+    deviation_ns = float(np.sqrt((off_ns**2).sum() / freedom)) if freedom else 0.0
     return LinkFit(
         LinkTimes(float(overhead_ns), float(slope)),
-        slope_error=_T_95[min(max(freedom, 1), len(_T_95)) - 1] * error if freedom else error,
+        slope_error=t_95(freedom) * deviation_ns / spread**0.5 if freedom else float(slope),
+        level_error=t_95(freedom) * deviation_ns / len(sizes) ** 0.5 if freedom else float(overhead_ns),
         mean_bytes=float(sizes.mean()),
         smallest_bytes=int(known[0]),
         largest_bytes=int(known[-1]),

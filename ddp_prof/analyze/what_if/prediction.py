@@ -18,7 +18,7 @@ from ddp_prof.analyze.quality import GRAPHS
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.step_cost import ON_CPU, Slowed
 from ddp_prof.analyze.what_if.calibration import calibrate
-from ddp_prof.analyze.what_if.link import LinkFit, fit_link
+from ddp_prof.analyze.what_if.link import LinkFit, fit_link, t_95
 from ddp_prof.analyze.what_if.questions import (
     BUCKET_SIZE,
     COMMUNICATION,
@@ -410,14 +410,12 @@ class Predictor:
             return abs(float(changed.mean() - change_ns.mean()))
 
         yield "steps", _half_of_blocks(change_ns)
-        ends = [end for end in (self.slowed.low, self.slowed.high) if end is not None]
-        if ends:
-            by_share = [
-                (end, divide_today(self.structure, self.gradients, end))
-                for end in (min(0.95, max(0.0, e)) for e in ends)
-            ]
-            yield "kappa", _OF_95 * max(moved(today.model, link.times, end) for end, today in by_share)
+        low, high = self.slowed.low, self.slowed.high
+        ends = (min(0.95, max(0.0, end)) for end in (0.0 if low is None else low, 1.0 if high is None else high))
+        by_share = [(end, divide_today(self.structure, self.gradients, end)) for end in ends]
+        yield "kappa", _OF_95 * max(moved(today.model, link.times, end) for end, today in by_share)
         yield "time per byte", max(moved(model, link.turned(sign), share) for sign in (-1.0, 1.0))
+        yield "overhead", max(moved(model, link.raised(sign), share) for sign in (-1.0, 1.0))
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
@@ -435,15 +433,17 @@ def _refused(question: Question, reason: str) -> Prediction:
 def _half_of_blocks(values: Floats) -> float:
     """Half of the 90 % interval of the mean, by drawing blocks of following steps (H. Künsch, 1989).
 
-    Steps near each other are alike; a block has the cube root of their number.
+    Steps near each other are alike; a block has the cube root of their number. Few blocks differ less than all would:
+    Student's t for their number makes up for that.
     """
     count = len(values)
-    length = max(1, round(count ** (1 / 3)))
+    length = max(1, int(count ** (1 / 3) + 1e-9))
+    blocks = count / length
     generator = np.random.default_rng(0)
     starts = generator.integers(0, count - length + 1, (_DRAWS, -(-count // length)))
     rows = (starts[..., None] + np.arange(length)).reshape(_DRAWS, -1)[:, :count]
-    low, high = np.percentile(values[rows].mean(axis=1), (5, 95))
-    return float(high - low) / 2
+    deviation = float(values[rows].mean(axis=1).std())
+    return t_95(blocks - 1) * deviation * (blocks / (blocks - 1)) ** 0.5
 
 
 def _fit_transfers(structures: Sequence[RankStructure], gradients: Gradients) -> LinkFit | None:

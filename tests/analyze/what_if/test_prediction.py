@@ -24,6 +24,7 @@ from ddp_prof.analyze.what_if.prediction import (
     Prediction,
     Predictor,
     RunPrediction,
+    _half_of_blocks,
     predict_run,
 )
 from ddp_prof.analyze.what_if.questions import Question
@@ -320,3 +321,34 @@ def test_what_is_so_today_is_no_change() -> None:
 
 def test_as_many_files_are_looked_at_as_runs_measure() -> None:
     assert MOST_FILES == MOST_FILES_OF_KERNELS
+
+
+@pytest.mark.parametrize("steps", [3, 4, 5, 8, 12, 60])
+def test_the_interval_of_few_steps_holds_their_mean_in_nine_of_ten_captures(steps: int) -> None:
+    """Drawn blocks alone held it in six of ten captures of three steps."""
+    random = np.random.default_rng(2)
+    values = [random.normal(size=steps) for _ in range(400)]
+    inside = sum(abs(float(one.mean())) <= _half_of_blocks(one) for one in values)
+    assert 0.86 * 400 <= inside <= 0.97 * 400
+
+
+def test_a_slowdown_without_an_interval_may_be_any() -> None:
+    """Too few steps tell no interval: it was taken as exact."""
+    exact, unknown = (Slowed(1 / 3, *ends, None) for ends in ((1 / 3, 1 / 3), (None, None)))
+    asked = [Question(ask.BUCKET_SIZE, 4)]
+    job = replace(JOB, per_mb=16).capture(buckets_of(20), steps=3)
+    halves = [ask_of(job, asked=asked, slowed=slowed).predictions[0].parts_ns["kappa"] for slowed in (exact, unknown)]
+    assert halves[0] == 0
+    assert halves[1] > 0
+
+
+def test_what_a_call_costs_has_a_doubt_of_its_own() -> None:
+    """More calls add overheads, and how far these are known does not hang on the time per byte alone."""
+    structure = JOB.capture(buckets_of(20), steps=3)
+    scatter = np.array([1, -1] * structure.calls)[: structure.calls] * 40 * TICK_NS
+    rough = replace(structure, end_ns=structure.end_ns + scatter)
+    one, other = (predictor_of(of) for of in (structure, rough))
+    assert one.link.level_error == pytest.approx(0, abs=1e3)
+    assert other.link.level_error > 40 * TICK_NS / structure.calls**0.5
+    parts = dict(other._doubts(SMALLER, other.buckets(SMALLER) or [], other.change_ns(SMALLER, buckets_of(4))))
+    assert parts["overhead"] > 0
