@@ -31,6 +31,8 @@ def _read_numbers(context: click.Context, parameter: click.Parameter, text: str 
         if not 0 < number < 1e6:
             raise click.BadParameter(f"'{word.strip()}' is no positive number; give 1,5,25", context, parameter)
         found.append(number)
+    if text is not None and not found:
+        raise click.BadParameter("there is no number; give 1,5,25", context, parameter)
     return tuple(dict.fromkeys(found))
 
 

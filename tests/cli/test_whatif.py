@@ -64,6 +64,12 @@ def test_impossible_numbers(wrong: str, own_traces: list[Path]) -> None:
     assert "is no positive number" in run("whatif", "--bucket-sizes-mb", wrong, own_traces[0]).stderr
 
 
+@pytest.mark.parametrize("nothing", ["", ",", " "])
+def test_no_number_is_not_taken_for_the_usual_questions(nothing: str, own_traces: list[Path]) -> None:
+    failed = run("whatif", "--time-per-byte", nothing, own_traces[0])
+    assert (failed.exit_code, "there is no number" in failed.stderr) == (2, True)
+
+
 @pytest.mark.parametrize(
     ("name", "way"),
     [

@@ -443,7 +443,7 @@ def _half_of_blocks(values: Floats) -> float:
     starts = generator.integers(0, count - length + 1, (_DRAWS, -(-count // length)))
     rows = (starts[..., None] + np.arange(length)).reshape(_DRAWS, -1)[:, :count]
     deviation = float(values[rows].mean(axis=1).std())
-    return t_95(blocks - 1) * deviation * (blocks / (blocks - 1)) ** 0.5
+    return float(t_95(blocks - 1) * deviation * np.sqrt(blocks / (blocks - 1)))
 
 
 def _fit_transfers(structures: Sequence[RankStructure], gradients: Gradients) -> LinkFit | None:
