@@ -343,8 +343,11 @@ def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
         wanted = f"substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}) AS text"
         for batch in file.query(wanted, NVTX, f"{IS_RANGE} AND {text} IS NOT NULL"):
             inline.add({"text": intern_texts(batch.column("text"), texts)})
+        read = inline.columns()["text"]
+        if len(read) != np.count_nonzero(has_text):
+            raise TraceError(file.path, "it changed while it was read", "wait until its export has ended")
         found["text"] = np.full(len(has_text), UNKNOWN, np.int64)
-        found["text"][has_text] = inline.columns()["text"]
+        found["text"][has_text] = read
     return found, tuple(texts)
 
 

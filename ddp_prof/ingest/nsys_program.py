@@ -67,10 +67,9 @@ def list_nsys(environ: Mapping[str, str] = os.environ) -> Iterator[Nsys]:
     The newest of each usual place comes first.
     """
     for candidate in _candidates(environ):
-        if os.access(candidate, os.X_OK) and (
-            version := re.search(r"20\d\d(\.\d+)+", _query_nsys(candidate, "--version"))
-        ):
-            yield Nsys(candidate, version.group())
+        with suppress(LookupError):
+            if os.access(candidate, os.X_OK):
+                yield Nsys(candidate, _version_of(candidate, Path(candidate).stat().st_mtime_ns))
 
 
 def _candidates(environ: Mapping[str, str]) -> Iterator[str]:
@@ -92,6 +91,17 @@ def by_number(path: str) -> list[int | str]:
 @cache
 def _read_help(nsys: str, command: str) -> str:
     return _query_nsys(nsys, command, "--help")
+
+
+@cache
+def _version_of(nsys: str, _changed_ns: int) -> str:
+    """Return the version of a program, asked once: a cached report needs it, and each answer takes 0.1 s.
+
+    Raises LookupError if it tells none; then it is asked again the next time.
+    """
+    if found := re.search(r"20\d\d(\.\d+)+", _query_nsys(nsys, "--version")):
+        return found.group()
+    raise LookupError(nsys)
 
 
 def _query_nsys(nsys: str, *question: str) -> str:

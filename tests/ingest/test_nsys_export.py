@@ -3,8 +3,10 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
+from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +14,7 @@ from ddp_prof.analyze.overlap import TraceOverlap, measure_overlap
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions
 from ddp_prof.ingest.load import load_trace
+from ddp_prof.ingest.sqlite_columns import SqliteFile
 from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, global_tid, write_capture
 
 MS = 1_000_000
@@ -331,3 +334,16 @@ def test_an_activity_without_times_is_left_out(tmp_path: Path) -> None:
     kernels = [Kernel("gemm", 10, 20, launch=5, thread=1), Kernel("gemm", 0, 0, launch=6, thread=1)]
     trace = load_trace(write_capture(tmp_path / "x.sqlite", Capture(kernels)))
     assert (len(trace.activities), trace.warnings) == (1, ("1 of 2 activities have no start and are left out",))
+
+
+def test_ranges_that_change_between_two_looks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of ranges are read after their times: of an export that is still written, more or fewer."""
+    path, query = write_capture(tmp_path / "x.sqlite", known_truth(8)), SqliteFile.query
+
+    def without_the_last(file: SqliteFile, wanted: str, table: str, where: str | None = None) -> Iterator[Any]:
+        for batch in query(file, wanted, table, where):
+            yield batch.slice(0, batch.num_rows - 1) if "substr" in wanted else batch
+
+    monkeypatch.setattr(SqliteFile, "query", without_the_last)
+    with pytest.raises(TraceError, match="it changed while it was read: wait until its export has ended"):
+        load_trace(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,28 @@ def test_the_one_that_is_named_or_none(environ: dict[str, str], tmp_path: Path) 
     mine = _put(tmp_path / "mine")
     assert [nsys.path for nsys in list_nsys({**environ, "NSYS": mine})] == [mine]
     assert find_nsys({**environ, "NSYS": "/nowhere/nsys"}) is None
+
+
+def test_a_program_is_asked_again_only_if_it_changed_or_did_not_answer(tmp_path: Path) -> None:
+    """Each report in the cache is one of a version of nsys, so a folder of them would ask for each."""
+    program, asked = tmp_path / "bin" / "nsys", tmp_path / "asked"
+
+    program.parent.mkdir()
+
+    def find_with(script: str) -> str | None:
+        program.write_text(script)
+        program.chmod(0o755)
+        os.utime(program, ns=(0, len(script)))
+        found = find_nsys({"NSYS": str(program)})
+        return found and found.version
+
+    counting = f"#!/bin/sh\necho >> {asked}\n"
+    answering = f"{counting}echo version 2024.6.1\n"
+    assert [find_with(answering), find_with(answering)] == ["2024.6.1"] * 2
+    assert asked.read_text() == "\n"
+    assert find_with(answering.replace("2024.6.1", "2025.10.1")) == "2025.10.1"
+    assert [find_with(counting), find_with(counting)] == [None] * 2
+    assert asked.read_text() == "\n" * 4
 
 
 def test_none(environ: dict[str, str]) -> None:
