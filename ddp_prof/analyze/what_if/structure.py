@@ -22,6 +22,7 @@ import numpy as np
 from ddp_prof.analyze.collectives.timing import carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
+from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_unknown
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
@@ -56,6 +57,7 @@ CALLS_DIFFER = (
 NO_BACKWARD = "when backward ends is not known: mark it with a range, and name that with --backward-range"
 
 
+OTHER_CLOCK = f"{CLOCKS}, which decides when gradients are ready: record it again"
 SHARDED = (
     "its gradients are reduce-scattered, as by FSDP or ZeRO, whose all-gathers no bucket of gradients explains: only "
     "steps that all-reduce them are predicted, so capture the job with DistributedDataParallel"
@@ -149,6 +151,8 @@ def find_structure(rank: RankEvents) -> RankStructure:
     timings = select(found.timings, carry_gradients(found) & (found.timings.step != UNKNOWN))
     if not len(timings) or not rank.has_steps:
         return RankStructure(NO_GRADIENTS)
+    if rank.clocks_disagree:
+        return RankStructure(OTHER_CLOCK)
     if rank.passes.any_several:
         return RankStructure(SEVERAL_PASSES)
     if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ddp_prof.analyze.collectives.timing import find_timings
+from ddp_prof.analyze.core.recording import CLOCKS
 from ddp_prof.analyze.what_if.sizes import find_gradients
 from ddp_prof.analyze.what_if.structure import _HALF, RankStructure, find_structure
 from ddp_prof.communication import OPERATIONS, REDUCE_SCATTER
@@ -136,3 +137,12 @@ def test_gradients_that_are_reduce_scattered_or_of_several_groups(monkeypatch: p
 )
 def test_kernels_of_two_bytes_a_number(name: str, is_half: bool) -> None:
     assert bool(_HALF.search(name)) == is_half
+
+
+def test_clocks_that_disagree_are_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When a gradient is ready is a time of the host and of the device: 'off by 140 %' blamed the step."""
+    rank = load_events(TRACES / "h200/nccl/torch.sqlite", LoadOptions(with_launches=True)).ranks[0]
+    monkeypatch.setattr(type(rank), "clocks_disagree", True)
+    reason = str(find_structure(rank).reason)
+    assert CLOCKS in reason
+    assert "record it again" in reason
