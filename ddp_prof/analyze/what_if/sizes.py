@@ -47,7 +47,7 @@ IN_REVERSE = "gradients are taken to become ready in the reverse order of the pa
 WHOLE_BUCKETS = (
     "single gradients are not known, so buckets can be joined and not divided (--parameters FILE divides them)"
 )
-UNUSED = "--parameters is not used: {source} tell the gradients of this capture itself"
+UNUSED = "--parameters is not used: the gradients of this capture are known from {source}"
 ROUNDED = "sizes are rounded up to whole blocks of {bytes:,} bytes"
 BY_RULE = "which gradients share a bucket follows from torch's rule with a cap of {cap:.3g} MiB"
 
