@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from ddp_prof.analyze.collectives.timing import carry_gradients, find_timings
+from ddp_prof.analyze.collectives.timing import CollectiveTimings, carry_gradients, find_timings
 from ddp_prof.analyze.core.attribution import BACKWARD_PHASE
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.recording import CLOCKS
@@ -160,30 +160,13 @@ def find_structure(rank: RankEvents) -> RankStructure:
     groups = len({*distinct(timings.group)} - {UNKNOWN})
     if groups > 1:
         return RankStructure(SEVERAL_GROUPS.format(groups=groups))
-    times = rank.step_times
-    steps = np.array(distinct(timings.step), np.int64)
-    begins_ns, length_ns = times.start_ns[steps], times.length_ns[steps]
-    is_whole = (begins_ns != NO_TIME) & (length_ns > 0)
-    if int(is_whole.sum()) < LEAST_STEPS:
-        return RankStructure(FEW.format(least=LEAST_STEPS))
-    # A warm-up step is not among them; of the others those with the usual collectives and kernels count.
-    count = np.bincount(timings.step, minlength=len(rank.steps))[steps]
-    calls = Counter(count[is_whole].tolist()).most_common(1)[0][0]
-    has_calls = is_whole & (count == calls)
-    if has_calls.sum() < max(LEAST_STEPS, ALIKE * is_whole.sum()):
-        return RankStructure(CALLS_DIFFER.format(same=int(has_calls.sum()), steps=int(is_whole.sum()), calls=calls))
-    kinds = _kernels_of(rank)
-    of_step = [kinds.get(step) for step in steps.tolist()]
-    usual = Counter(kind for kind, has in zip(of_step, has_calls.tolist(), strict=True) if has).most_common(1)[0][0]
-    is_usual = has_calls & np.array([kind == usual for kind in of_step], np.bool_)
-    if is_usual.sum() < max(LEAST_STEPS, ALIKE * has_calls.sum()):
-        return RankStructure(DIFFER.format(same=int(is_usual.sum()), steps=int(has_calls.sum())))
-    rows = np.flatnonzero(is_usual)
-    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).round().astype(int))]
-    steps, begins_ns, length_ns = steps[rows], begins_ns[rows], length_ns[rows]
+    steps = _usual_steps(rank, timings)
+    if isinstance(steps, str):
+        return RankStructure(steps)
+    begins_ns, length_ns = rank.step_times.start_ns[steps], rank.step_times.length_ns[steps]
 
     chosen = select(timings, np.isin(timings.step, steps))
-    shape = len(steps), calls
+    shape = len(steps), len(chosen) // len(steps)
     columns = {
         name: getattr(chosen, name).reshape(shape)
         for name in ("launch_ns", "ready_ns", "start_ns", "end_ns", "bytes", "bucket", "backward_end_ns")
@@ -232,7 +215,7 @@ def find_structure(rank: RankEvents) -> RankStructure:
         start_ns=columns["start_ns"],
         end_ns=columns["end_ns"],
         bytes=sizes,
-        params=_count_parameters(rank, steps[0], calls),
+        params=_count_parameters(rank, steps[0], shape[1]),
         sizes_from=None if UNKNOWN in sizes else "ranges" if is_ours else profiler,
         beside_ns=beside_ns,
         into=into,
@@ -240,6 +223,29 @@ def find_structure(rank: RankEvents) -> RankStructure:
         at_once=_most_at_once(columns["start_ns"], columns["end_ns"]),
         are_half=_are_half(rank),
     )
+
+
+def _usual_steps(rank: RankEvents, timings: CollectiveTimings) -> Ints | str:
+    """Of the whole steps those with the usual collectives and kernels, at most ``MOST_STEPS``; a text says why none."""
+    steps, times = np.array(distinct(timings.step), np.int64), rank.step_times
+    is_whole = (times.start_ns[steps] != NO_TIME) & (times.length_ns[steps] > 0)
+    if int(is_whole.sum()) < LEAST_STEPS:
+        return FEW.format(least=LEAST_STEPS)
+    # A warm-up step is not among them; of the others those with the usual collectives and kernels count.
+    count = np.bincount(timings.step, minlength=len(rank.steps))[steps]
+    calls = Counter(count[is_whole].tolist()).most_common(1)[0][0]
+    has_calls = is_whole & (count == calls)
+    if has_calls.sum() < max(LEAST_STEPS, ALIKE * is_whole.sum()):
+        return CALLS_DIFFER.format(same=int(has_calls.sum()), steps=int(is_whole.sum()), calls=calls)
+    kinds = _kernels_of(rank)
+    of_step = [kinds.get(step) for step in steps.tolist()]
+    usual = Counter(kind for kind, has in zip(of_step, has_calls.tolist(), strict=True) if has).most_common(1)[0][0]
+    is_usual = has_calls & np.array([kind == usual for kind in of_step], np.bool_)
+    if is_usual.sum() < max(LEAST_STEPS, ALIKE * has_calls.sum()):
+        return DIFFER.format(same=int(is_usual.sum()), steps=int(has_calls.sum()))
+    rows = np.flatnonzero(is_usual)
+    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).round().astype(int))]
+    return steps[rows]
 
 
 def _are_half(rank: RankEvents) -> bool:
