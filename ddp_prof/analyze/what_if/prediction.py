@@ -58,11 +58,11 @@ NO_KAPPA = (
 )
 NO_KAPPA_ON_CPU = (
     "by how much communication slows compute is not known ({why}): give a second capture of the same job that hides "
-    "more of its communication, or less, with --calibrate"
+    "more of its communication, or less, to 'ddp-prof whatif --calibrate'"
 )
 QUEUED = (
     "up to {at_once} of its collectives of gloo run at once and share cores, so their times say nothing of one alone: "
-    "capture one that waits for each, such as naive, and give it with --calibrate"
+    "capture one that waits for each, such as naive, and give it to 'ddp-prof whatif --calibrate'"
 )
 OFF = (
     "a simulation of today's step is off by {off:.1f} %, and at most {most:.0f} % is allowed: something else than "

@@ -244,8 +244,8 @@ def _usual_steps(rank: RankEvents, timings: CollectiveTimings) -> Ints | str:
     if is_usual.sum() < max(LEAST_STEPS, ALIKE * has_calls.sum()):
         return DIFFER.format(same=int(is_usual.sum()), steps=int(has_calls.sum()))
     rows = np.flatnonzero(is_usual)
-    rows = rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).round().astype(int))]
-    return steps[rows]
+    chosen: Ints = steps[rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).round().astype(int))]]
+    return chosen
 
 
 def _are_half(rank: RankEvents) -> bool:
