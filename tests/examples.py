@@ -1,6 +1,9 @@
-"""How many examples Hypothesis draws: the gate a quarter, and the same each time; a nightly all, and others.
+"""How many examples Hypothesis draws: the gate a quarter, without chance; a nightly all, and others.
 
     HYPOTHESIS_PROFILE=nightly .venv/bin/python -m pytest tests/analyze
+
+Without chance, yet not the same wherever they run: Hypothesis also draws constants that it finds in the modules which
+are loaded. No test may rest on what is drawn.
 
 A test of which the quarter misses a mistake that the whole finds gets that example by ``@example``.
 """

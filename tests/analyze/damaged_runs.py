@@ -50,7 +50,7 @@ def damaged_runs(draw: st.DrawFn) -> DamagedRun:
     if is_kineto:
         told = tuple(_as_torch_orders(trace) for trace in told)
 
-    for damage, of in ((_lose, 3), (_shift, 7), (_lengthen, 7), *([(_zero, 4)] if is_kineto else [])):
+    for damage, of in ((_lose, 3), (_shift, 7), (_lengthen, 7), *([(_zero, 1)] if is_kineto else [])):
         if draw(st.integers(0, of)) == 0:
             which = draw(small(len(told) - 1))
             changed = damage(draw, told[which])

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from ddp_prof.trace import Trace
 from tests import oracle
@@ -20,7 +20,7 @@ KINDS = {
     "lost kernels", "a shifted clock", "zero times", "an overlong kernel", "an open last range", "a silent process",
     "copies that communicate", "a host range that ends early", "several ranks", "a late rank", "torch.profiler", "nsys",
 }  # fmt: skip
-DRAWS = 200
+DRAWS, MOST_SEEDS = 100, 20
 
 
 def kinds_of(run: DamagedRun) -> Iterator[str]:
@@ -66,15 +66,20 @@ def _kinds_of_recording(trace: Trace) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_each_kind_of_damage_is_drawn() -> None:
+    """Draws of one seed resemble each other, and depend on the modules that are loaded: a kind may be missing there."""
     drawn: Counter[str] = Counter()
+    for number in range(MOST_SEEDS):
 
-    @settings(
-        max_examples=DRAWS, derandomize=True, database=None, deadline=None, phases=[Phase.generate],
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(damaged_runs())
-    def draw(run: DamagedRun) -> None:
-        drawn.update(set(kinds_of(run)))
+        @seed(number)
+        @settings(
+            max_examples=DRAWS, database=None, deadline=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(damaged_runs())
+        def draw(run: DamagedRun) -> None:
+            drawn.update(set(kinds_of(run)))
 
-    draw()
-    assert {kind for kind in KINDS if drawn[kind] >= 3} == KINDS, drawn
+        draw()
+        if all(drawn[kind] >= 3 for kind in KINDS):
+            return
+    raise AssertionError(drawn)
