@@ -527,9 +527,9 @@ def _from_its_copy(sent: Event, lanes: dict[int, int], recorded: Recorded, proce
     until = min([start for start in lanes if start > sent.start and lanes[start] == lane] + [sent.end])
     table, begins = trace.activities, []
     for row in range(len(table)):
-        at, thread, _ = _launch_of(trace, row)
-        if table.process[row] == process and table.kind[row] == Kind.COPY and at is not None:
-            begins += [(at, row)] if thread == lane and sent.start <= at < until else []
+        if table.process[row] == process and table.kind[row] == Kind.COPY:
+            at, thread, _ = _launch_of(trace, row)
+            begins += [(at, row)] if at is not None and thread == lane and sent.start <= at < until else []
     if not begins:
         return sent
     start = int(table.start_ns[min(begins)[1]])

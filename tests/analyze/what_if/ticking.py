@@ -43,7 +43,8 @@ class Job:
         works = [work * (1 + self.noise * random.normal()) for work in self.works]
         mb = [sum(self.sizes[at] for at in bucket) / 1e6 for bucket in buckets]
         takes = [(self.overhead + self.per_mb * size) * (1 + self.noise * random.normal()) for size in mb]
-        edges = np.cumsum(works)
+        edges = np.cumsum(works).tolist()
+        following = 0  # the next gradient that becomes ready
         now, done = float(self.forward), 0.0
         ready = [np.inf] * len(works)
         start, end = [np.inf] * len(buckets), [np.inf] * len(buckets)
@@ -60,10 +61,11 @@ class Job:
             speed = 1.0 if running is None else 1 - self.slowed
             if backward_end == np.inf:
                 before, done = done, done + speed
-                for at, edge in enumerate(edges):
-                    if before < edge <= done:
-                        ready[at] = now + (edge - before) / speed
-                        besides[at] = beside_backward + (0 if running is None else (edge - before) / speed)
+                while following < len(edges) and edges[following] <= done:
+                    after = (edges[following] - before) / speed
+                    ready[following] = now + after
+                    besides[following] = beside_backward + (0 if running is None else after)
+                    following += 1
                 beside_backward += 0 if running is None else min(1.0, (edges[-1] - before) / speed)
                 if done >= edges[-1]:
                     backward_end = now + (edges[-1] - before) / speed
