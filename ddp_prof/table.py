@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -49,12 +50,17 @@ class Table(Brief):
         return f"<{type(self).__name__}: {len(self)} rows>"
 
     def __post_init__(self) -> None:
-        lengths = {column.name: len(getattr(self, column.name)) for column in fields(self)}
+        lengths = {name: len(getattr(self, name)) for name in column_names(type(self))}
         if len(set(lengths.values())) > 1:
             raise ValueError(f"columns of unequal length: {lengths}")
 
     def __len__(self) -> int:
-        return len(getattr(self, fields(self)[0].name))
+        return len(getattr(self, column_names(type(self))[0]))
+
+
+@cache
+def column_names(kind: type[Table]) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind))
 
 
 AnyTable = TypeVar("AnyTable", bound=Table)
@@ -66,11 +72,11 @@ def select(table: AnyTable, rows: Mask | Ints) -> AnyTable:
         return table
     chosen = np.flatnonzero(rows) if rows.dtype == np.bool_ else rows
     columns = {}
-    for item in fields(table):
-        column = getattr(table, item.name)
+    for name in column_names(type(table)):
+        column = getattr(table, name)
         # A column of one value, which takes no memory, stays such a column.
         is_constant = len(column) and not column.strides[0]
-        columns[item.name] = np.broadcast_to(column[0], len(chosen)) if is_constant else column[chosen]
+        columns[name] = np.broadcast_to(column[0], len(chosen)) if is_constant else column[chosen]
     return type(table)(**columns)
 
 
@@ -165,7 +171,7 @@ def count_before(group: Ints) -> Ints:
 
 def concatenate(first: AnyTable, *others: AnyTable) -> AnyTable:
     tables = (first, *others)
-    return type(first)(*(_joined([getattr(t, column.name) for t in tables]) for column in fields(first)))
+    return type(first)(*(_joined([getattr(t, name) for t in tables]) for name in column_names(type(first))))
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
@@ -177,13 +183,13 @@ def _joined(parts: Sequence[Ints]) -> Ints:
 
 
 def empty(kind: type[AnyTable]) -> AnyTable:
-    return kind(**{item.name: np.empty(0, np.int64) for item in fields(kind)})
+    return kind(**{name: np.empty(0, np.int64) for name in column_names(kind)})
 
 
 def fill(kind: type[AnyTable], rows: int, /, **columns: Ints) -> AnyTable:
     """Return a table with these columns; all others hold ``UNKNOWN`` and take no memory."""
     unknown = np.broadcast_to(np.int64(UNKNOWN), rows)
-    return kind(**{item.name: columns.get(item.name, unknown) for item in fields(kind)})
+    return kind(**{name: columns.get(name, unknown) for name in column_names(kind)})
 
 
 class Sequences:

@@ -341,12 +341,13 @@ class Phases(Table):
 
 def find_phases(trace: Trace, process: int, backward_pattern: str | None = None) -> Phases:
     mine = trace.spans.process == process
+    named = [(index, trace.names[index]) for index in distinct(trace.spans.name_id[mine]) if index >= 0]
     rows, kinds = [], []
     for kind, phase in enumerate(PHASES):
         usual = "|".join(known.pattern for known in KNOWN_NAMES if known.kind == phase)
         own = backward_pattern if phase == BACKWARD else None
         matches = re.compile(own or usual, re.IGNORECASE).search
-        rows.append(rows_named(trace.spans, mine, [index for index, name in enumerate(trace.names) if matches(name)]))
+        rows.append(rows_named(trace.spans, mine, [index for index, name in named if matches(name)]))
         kinds.append(np.full(len(rows[-1]), kind, np.int64))
     row = np.concatenate(rows)
     spans = trace.spans

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
+from ddp_prof.communication import MOST_NAMES
 from ddp_prof.range_names import PHASES
 from ddp_prof.table import count_before
 from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows, select
@@ -54,6 +55,7 @@ UNNAMED = "unnamed"
 _COMPILED = [(kind, re.compile(pattern, re.IGNORECASE)) for kind, pattern in KINDS.items()]
 
 
+@lru_cache(MOST_NAMES)  # a kernel has one name in all steps and ranks
 def kind_of_compute(name: str) -> str:
     return next((kind for kind, pattern in _COMPILED if pattern.search(name)), OTHER)
 
