@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, fields, is_dataclass
-from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -58,9 +57,13 @@ class Table(Brief):
         return len(getattr(self, column_names(type(self))[0]))
 
 
-@cache
 def column_names(kind: type[Table]) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind))
+    if kind not in _COLUMN_NAMES:
+        _COLUMN_NAMES[kind] = tuple(item.name for item in fields(kind))
+    return _COLUMN_NAMES[kind]
+
+
+_COLUMN_NAMES: dict[type, tuple[str, ...]] = {}
 
 
 AnyTable = TypeVar("AnyTable", bound=Table)
