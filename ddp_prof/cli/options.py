@@ -90,7 +90,7 @@ class Answer:
     """What a command measures, and the tables that it makes of that.
 
     Attributes:
-        measures: Names in ``runs.report.MEASURES``.
+        measures: Names in ``runs.report.MEASURES``, and of what :mod:`ddp_prof.runs.run` makes of these.
         views: Makes the tables of runs; of its other arguments, which are options of the command, it has the defaults.
         for_json: What only the JSON document needs besides.
     """

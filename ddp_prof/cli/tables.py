@@ -13,7 +13,7 @@ from ddp_prof.cli.options import Answer, Loader, TraceCommand
 from ddp_prof.cli.terminal import Output, print_note, protect_inputs, say, say_lines
 from ddp_prof.errors import TraceError, printable
 from ddp_prof.present.table import TableOptions, TableView, show
-from ddp_prof.runs.run import DOCTOR, SUMMARY, Run, are_one_variant, changes_between, compare_steps
+from ddp_prof.runs.run import SUMMARY_RESULTS, Run, are_one_variant, changes_between, compare_steps
 
 if TYPE_CHECKING:
     from ddp_prof.analyze.variants.comparison import VariantSummary
@@ -40,7 +40,7 @@ def summary_views(runs: list[Run], *, whole: bool = False) -> list[TableView]:
 
 
 # The doctor needs all events at once.
-SUMMARY_ANSWER = Answer(SUMMARY, summary_views)
+SUMMARY_ANSWER = Answer(SUMMARY_RESULTS, summary_views)
 
 
 @click.command("summary", cls=TraceCommand, answer=SUMMARY_ANSWER, example="traces/overlap.sqlite")
@@ -76,7 +76,7 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
         overlap_view(
             result,
             next(headlines),
-            run.cost() if any("kernels" in measured for measured in run.measured.values()) else None,
+            run.cost() if run.has_contention else None,
             by_step=by_step,
         )
         for run, result in zip(runs, results, strict=True)
@@ -87,7 +87,7 @@ def _overlap_views(runs: list[Run], *, by_step: bool = False) -> list[TableView]
 @click.command(
     "overlap",
     cls=TraceCommand,
-    answer=Answer(("overlap",), _overlap_views, for_json=("kernels",)),
+    answer=Answer(("overlap",), _overlap_views, for_json=("contention",)),
     example="--steps traces/overlap.sqlite",
 )
 @click.option("--steps", is_flag=True, help="One row per step instead of one row per rank.")
@@ -201,7 +201,9 @@ def _doctor_views(runs: list[Run]) -> list[TableView]:
     return [doctor_view(run.analysis(), run.doctor()) for run in runs]
 
 
-@click.command("doctor", cls=TraceCommand, answer=Answer(DOCTOR, _doctor_views), example="traces/flat.sqlite")
+@click.command(
+    "doctor", cls=TraceCommand, answer=Answer(("collectives", "diagnosis"), _doctor_views), example="traces/flat.sqlite"
+)
 def doctor(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> None:
     """What in the set-up of a job keeps its communication from hiding: findings, evidence, what to change.
 

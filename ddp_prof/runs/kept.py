@@ -21,7 +21,7 @@ from ddp_prof.ingest.cached import READERS, cache_for, code_version
 from ddp_prof.ingest.trace_files import file_state
 from ddp_prof.runs.pickles import read_result, write_result
 
-_MEASURING = (*READERS, "analyze/**/*.py*", "runs/report.py*")
+_MEASURING = (*READERS, "analyze/**/*.py*", "runs/report.py*", "runs/run.py*")
 _LONGEST_KEY = 1 << 20
 _DAMAGED = (
     OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, ImportError, pickle.UnpicklingError,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
     from ddp_prof.analyze.core.rank_events import RankEvents
     from ddp_prof.analyze.quality import Diagnostics
+    from ddp_prof.runs.kept import KeptResults
     from ddp_prof.trace import Trace
 
 
@@ -87,9 +88,7 @@ def measure_report(
 
     It is not read if the cache holds all that is asked for.
     """
-    from ddp_prof.runs.kept import kept_results
-
-    kept = kept_results(file, options, {name: getattr(options, name) for name in _DEPENDED_ON})
+    kept = find_kept(file, options)
     found = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
     missing = tuple(measure for measure in measures if measure not in found)
     if missing:
@@ -98,6 +97,13 @@ def measure_report(
             kept.keep(measured)
         found |= measured
     return {measure: found[measure] for measure in measures}
+
+
+def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
+    """Return what the cache holds of a report that was measured with these options; ``None`` if it keeps nothing."""
+    from ddp_prof.runs.kept import kept_results
+
+    return kept_results(file, options, {name: getattr(options, name) for name in _DEPENDED_ON})
 
 
 _DEPENDED_ON = ("comm_patterns", "step_range", "backward_range", "to_draw")

@@ -17,10 +17,11 @@ second reading.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ from ddp_prof.manifest import (
     load_manifest,
     manifest_path,
 )
-from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, load_events, measure_events
+from ddp_prof.runs.report import OF_EACH_KERNEL, LoadOptions, TraceEvents, find_kept, load_events, measure_events
 from ddp_prof.runs.workers import Workers, measure_files
 from ddp_prof.variants import VARIANTS
 
@@ -57,11 +58,17 @@ if TYPE_CHECKING:
     from ddp_prof.analyze.what_if.prediction import RunPrediction
     from ddp_prof.analyze.what_if.questions import Question
     from ddp_prof.present.timeline.model import Source
+    from ddp_prof.runs.kept import KeptResults
 
 DOCTOR = ("overlap", "collectives", "critical", "facts")
 """What the doctor looks at."""
 SUMMARY = (*DOCTOR, "kernels")
 """What a summary looks at, the cost of communication included."""
+_MADE_OF = {"diagnosis": DOCTOR, "contention": ("kernels",)}
+"""What is made of measures of all files of a run. Of a run of one file the cache keeps it, as it keeps measures: its
+measures are much larger, and following the critical paths takes longer than reading them."""
+SUMMARY_RESULTS = ("overlap", "collectives", *_MADE_OF)
+"""What a summary shows; what of it is not kept is made of :data:`SUMMARY`."""
 MOST_FILES_OF_KERNELS = 8
 """Largest number of files per run in which single kernels are measured: hundreds would fill the memory."""
 
@@ -73,6 +80,7 @@ class Run:
     Attributes:
         notes: Why these files count as one run, if no ``run.json`` says so; which files could not be read.
         measured: What was measured of each file so far.
+        made: What was made of that so far, by the names in ``_MADE_OF``.
         folder: The folder's name, if another run's files have the same names; else empty.
     """
 
@@ -81,10 +89,10 @@ class Run:
     notes: tuple[str, ...] = ()
     workers: Workers = field(default_factory=Workers)
     measured: dict[Path, dict[str, Any]] = field(default_factory=dict)
+    made: dict[str, Any] = field(default_factory=dict)
     folder: str = ""
     _analysis: RunAnalysis | None = None
     _explanation: RunExplanation | None = None
-    _contention: Contention | None = None
     _cost: RunCost | None = None
     _kept: TraceEvents | None = None
 
@@ -192,6 +200,10 @@ class Run:
 
     def doctor(self) -> Diagnosis:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
+        found: Diagnosis = self._make("diagnosis", self._diagnose)
+        return found
+
+    def _diagnose(self) -> Diagnosis:
         from ddp_prof.analyze.critical.what_if import WhatIf
         from ddp_prof.analyze.doctor import diagnose_run
         from ddp_prof.analyze.doctor.evidence import RunEvidence
@@ -239,9 +251,30 @@ class Run:
         """How much slower kernels compute beside communication."""
         from ddp_prof.analyze.kernels.kernel_times import measure_contention
 
-        if self._contention is None:
-            self._contention = measure_contention(self.kernels())
-        return self._contention
+        found: Contention = self._make("contention", lambda: measure_contention(self.kernels()))
+        return found
+
+    @property
+    def has_contention(self) -> bool:
+        """Whether that needs no reading of a file."""
+        return "contention" in self.made or any("kernels" in measured for measured in self.measured.values())
+
+    def _make(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self.made:
+            self.made[name] = make()
+            if kept := self._kept_results():
+                kept.keep({name: self.made[name]})
+        return self.made[name]
+
+    def find_made(self, names: Iterable[str]) -> None:
+        """Take from the cache what an earlier command made of the measures."""
+        wanted = [name for name in _MADE_OF if name in names and name not in self.made]
+        if wanted and (kept := self._kept_results()):
+            found = {name: kept.find(name) for name in wanted}
+            self.made |= {name: result for name, result in found.items() if result is not None}
+
+    def _kept_results(self) -> KeptResults | None:
+        return find_kept(self.files[0], self.options) if len(self.files) == 1 else None
 
     def what_if(
         self,
@@ -320,10 +353,16 @@ class Run:
 
     def missing(self, measures: Sequence[str]) -> Iterator[tuple[Path, tuple[str, ...]]]:
         """Yield the files that must be read, each with what to measure; kernels are measured in a few files only."""
+        measures = self._measures_for(measures)
         for index, file in enumerate(self.files):
             wanted = tuple(name for name in measures if name not in OF_EACH_KERNEL or index < MOST_FILES_OF_KERNELS)
             if missing := tuple(name for name in wanted if name not in self.measured.get(file, {})):
                 yield file, missing
+
+    def _measures_for(self, names: Sequence[str]) -> Sequence[str]:
+        """Return measures, and those of which something else is made that is asked for and not there."""
+        made_of = [_MADE_OF.get(name, (name,)) for name in names if name not in self.made]
+        return list(dict.fromkeys(chain.from_iterable(made_of)))
 
     def keep(self, events: TraceEvents) -> None:
         """Keep the events of the run's only report in memory."""
@@ -332,6 +371,7 @@ class Run:
     def measure_without_reading(self, measures: Sequence[str]) -> None:
         """Measure what the events in memory allow, without reading files."""
         if self._kept:
+            measures = self._measures_for(measures)
             if self._kept.trace.shape_id is None:
                 measures = [measure for measure in measures if measure not in OF_EACH_KERNEL]
             for file, missing in list(self.missing(measures)):
@@ -356,10 +396,13 @@ class Run:
 def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     """Compute several of ``report.MEASURES`` for all runs with the workers of the first run; each file is read once.
 
+    Names of what is made of measures stand for these, if the cache does not hold it.
+
     Returns the runs of which a file could be read. Raises TraceError if no file can be read, or if one cannot and
     ``workers.leave_out`` is not set.
     """
     for run in runs:
+        run.find_made(measures)
         run.measure_without_reading(measures)
     wanted = [(run, *missing) for run in runs for missing in run.missing(measures)]
     if not wanted:
@@ -398,7 +441,7 @@ def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
         lost = [file for file in run.files if (run, file) in unread | broken.keys()]
         run.files = tuple(file for file in run.files if file not in lost)
         run.notes = (*run.notes, *(f"left out: {error}" for error in errors if error.path in lost))
-        if OF_EACH_KERNEL & {*measures} and len(run.files) > MOST_FILES_OF_KERNELS:
+        if OF_EACH_KERNEL & {*run._measures_for(measures)} and len(run.files) > MOST_FILES_OF_KERNELS:
             note = f"kernels and contention are measured in {MOST_FILES_OF_KERNELS} of its traces only"
             run.notes = (*run.notes, note)
     return [run for run in runs if run.files]

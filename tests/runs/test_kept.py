@@ -18,6 +18,7 @@ from ddp_prof.ingest import cache_folder, cached
 from ddp_prof.ingest.cache_folder import CacheFolder
 from ddp_prof.runs import kept as kept_module
 from ddp_prof.runs import report
+from ddp_prof.runs import run as run_module
 from ddp_prof.runs.pickles import read_result, write_result
 from ddp_prof.runs.report import LoadOptions
 from tests.command_line import run
@@ -68,7 +69,25 @@ def test_each_measure_is_measured_once(trace: Path, folder: Path, measured: list
         assert run(*command, trace).exit_code == 0
     names = [name for names in measured for name in names]
     assert sorted(names) == sorted(set(names))
-    assert len(results(folder)) == len(names)
+    assert len(results(folder)) == len(names) + len(run_module._MADE_OF)
+
+
+@pytest.mark.parametrize(
+    ("command", "used"),
+    [
+        ("summary", ["collectives", "contention", "diagnosis", "overlap"]),
+        ("doctor", ["collectives", "diagnosis"]),
+        ("overlap --format json", ["contention", "overlap"]),
+    ],
+)
+def test_a_second_command_takes_what_was_made_of_the_measures(
+    command: str, used: list[str], trace: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The measures themselves are large, and making a diagnosis of them takes longer than reading them."""
+    first, asked, find = run(*command.split(), trace), list[str](), kept_module.KeptResults.find
+    monkeypatch.setattr(kept_module.KeptResults, "find", lambda kept, name: asked.append(name) or find(kept, name))
+    assert run(*command.split(), trace).output == first.output
+    assert sorted(asked) == used
 
 
 def test_an_option_of_measuring_is_measured_anew(trace: Path, folder: Path, measured: list[tuple[str, ...]]) -> None:
