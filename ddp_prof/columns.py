@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
+from functools import cached_property
 from typing import Any, Literal, TypeVar
 
 Value = str | int | float | None
@@ -94,7 +95,7 @@ WHY_HIDDEN = {
 """What a capture lacks if it hides this, in the words that docs/formats.md explains."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ResultColumn:
     """A field, or a property, of a result.
 
@@ -140,7 +141,7 @@ class ResultColumn:
     called: str = ""
     after: str = ""
 
-    @property
+    @cached_property
     def unit(self) -> str:
         if self.name == "ns" or self.name.endswith("_ns"):
             return "ns"
@@ -155,7 +156,7 @@ class ResultColumn:
         """When the figure is null, as a list of conditions; empty if it never is."""
         return "; ".join(filter(None, [self.null, *(text for part, text in WHY_HIDDEN.items() if part & self.needs)]))
 
-    @property
+    @cached_property
     def table_key(self) -> str:
         return self.key or (f"{self.name.removesuffix('_ns')}_ms" if self.unit == "ns" else self.name)
 

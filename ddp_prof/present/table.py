@@ -15,9 +15,10 @@ import shutil
 import sys
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TextIO, overload
 
 from ddp_prof.columns import ALWAYS, Column, Row, Value
 from ddp_prof.errors import DdpProfError, printable, printable_lines
@@ -85,7 +86,8 @@ class TableView:
     title: str
     rows: Sequence[Row]
     notes: Sequence[str]
-    document: Document
+    _document: Document | Callable[[], Document]
+    """The document, or what makes it: only JSON has it."""
     shown: Sequence[Row] = ()
     """Rows for people, if they differ from ``rows``, which are for CSV."""
     digest: Digest | None = None
@@ -93,9 +95,37 @@ class TableView:
     is_text: bool = False
     """Whether a terminal shows the title only."""
 
+    @cached_property
+    def document(self) -> Document:
+        return self._document() if callable(self._document) else self._document
+
     @property
     def readable_rows(self) -> Sequence[Row]:
         return self.shown or self.rows
+
+
+class RowsOnDemand(Sequence[Row]):
+    """Rows of a known number that are made when one of them is asked for: of many, a table may show a few others."""
+
+    def __init__(self, count: int, make: Callable[[], Sequence[Row]]) -> None:
+        self._count = count
+        self._make = make
+
+    @cached_property
+    def _rows(self) -> Sequence[Row]:
+        return self._make()
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> Row: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Row]: ...
+
+    def __getitem__(self, index: int | slice) -> Row | Sequence[Row]:
+        return self._rows[index]
 
 
 @dataclass(frozen=True, slots=True)

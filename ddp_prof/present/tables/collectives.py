@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict
+from heapq import nlargest
 
 from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
@@ -11,7 +12,7 @@ from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.columns import Row, document_of, table_columns, table_row
 from ddp_prof.present.columns import times_of, values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text
-from ddp_prof.present.table import MOST_ROWS, Digest, Document, TableView, run_document
+from ddp_prof.present.table import MOST_ROWS, Digest, Document, RowsOnDemand, TableView, run_document
 from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, source_name
 
 COLLECTIVES_SCHEMA = 2
@@ -41,30 +42,48 @@ def collectives_view(
     notes = [*outliers, *result.warnings]
     if count and len(run.ranks) > 1:
         notes.insert(0, alignment_note(result.alignment))
+    rows: Sequence[Row]
     shown: Sequence[Row] = ()
     is_summed = False
     if by in {None, "collective"}:
         origins = _origins(result.collectives)
-        rows = [
-            result.only_known(_collective_row(one, origins[one.step_identity]), one.name) for one in result.collectives
-        ]
-        if by is None and len(rows) > MOST_ROWS:
-            shown, note = _digest_rows(result, rows)
-            is_summed = "ready_ms" not in shown[0]
+
+        def rows_of(collectives: Sequence[Collective]) -> list[Row]:
+            found = ((_collective_row(one, origins[one.step_identity]), one.name) for one in collectives)
+            return _named(run, (result.only_known(row, name) for row, name in found))
+
+        rows = RowsOnDemand(count, lambda: rows_of(result.collectives))
+        if by is None and count > MOST_ROWS:
+            is_summed = all(one.bucket is not None for one in result.collectives)
+            if is_summed:
+                shown, note = _named(run, _summed_rows(result, "bucket")), "one row per bucket"
+            else:
+                worst, note = _worst(result)
+                shown = rows_of(worst)
             notes.append(f"{note}; all {count_noun(count, 'collective')}: --by collective")
-        if any("ready_ms" in row for row in shown or rows):
+        if count and not is_summed:
             whole = "step" if run.has_steps else "capture"
             notes.append(f"ready, launch, start, end: time since the first of these in the {whole}")
     else:
-        rows = list(_summed_rows(result, by or ""))
+        rows = _named(run, _summed_rows(result, by or ""))
         is_summed = by != "step"
-    if any(_runs_at_once(row) for row in shown or rows) and (is_summed or by == "step"):
+    if (is_summed or by == "step") and any(_runs_at_once(row) for row in shown or rows):
         notes.append(
             "durations are summed over collectives that may run at once, so they may exceed the time that passed"
         )
     steps = len(run.step_names)
     if is_summed and rows and steps > 1:
         notes.insert(0, f"times are in all, summed over {steps} steps; of each step: --by step")
+    # A person can read hundreds of collectives of a few ranks one by one, but not those of hundreds of ranks.
+    digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
+    return TableView(title, rows, notes, lambda: _document(run, result, headline), shown, digest=digest)
+
+
+def _named(run: RunAnalysis, rows: Iterable[Row]) -> list[Row]:
+    return [{"run": run.label, **row} for row in rows]
+
+
+def _document(run: RunAnalysis, result: RunCollectives, headline: Headline) -> Document:
     document = run_document(
         run,
         collectives=[result.only_known(document_of(one), one.name) for one in result.collectives],
@@ -76,18 +95,16 @@ def collectives_view(
         warnings=list(result.warnings),
     )
     document["schema"] = COLLECTIVES_SCHEMA
-    # A person can read hundreds of collectives of a few ranks one by one, but not those of hundreds of ranks.
-    digest = DIGEST if len(run.ranks) > MOST_ROWS or len(rows) > MOST_READ else None
-    named, shown = ([{"run": run.label, **row} for row in some] for some in (rows, shown))
-    return TableView(title, named, notes, document, shown, digest=digest)
+    return document
 
 
-def _digest_rows(result: RunCollectives, rows: Sequence[Row]) -> tuple[list[Row], str]:
-    if all(collective.bucket is not None for collective in result.collectives):
-        return list(_summed_rows(result, "bucket")), "one row per bucket"
+def _worst(result: RunCollectives) -> tuple[list[Collective], str]:
     cost = "blocking" if any(collective.blocking_ns for collective in result.collectives) else "exposed"
-    worst = sorted(rows, key=lambda row: float(row[f"{cost}_ms"] or 0), reverse=True)[:WORST_ROWS]
-    return worst, f"the {WORST_ROWS} with most {cost} time"
+
+    def known_ns(one: Collective) -> int:
+        return result.only_known({f"{cost}_ns": getattr(one, f"{cost}_ns")}, one.name)[f"{cost}_ns"] or 0
+
+    return nlargest(WORST_ROWS, result.collectives, key=known_ns), f"the {WORST_ROWS} with most {cost} time"
 
 
 def alignment_document(alignment: Alignment) -> Document:
