@@ -125,7 +125,7 @@ READERS = (
         "nsys-tables",
         ("_pqtdir", "_arwdir"),
         recognises=lambda head: head.startswith(_TABLE_FOLDER),
-        load="ddp_prof.ingest.nsys_conversion:load_nsys_table_folder",
+        load="ddp_prof.ingest.nsys_export:load_nsys_table_folder",
     ),
 )
 """All formats. A new one is a row here, and a module that reads it."""

@@ -17,8 +17,9 @@ import numpy as np
 
 from ddp_prof.communication import LIBRARIES, MOST_NAMES
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.sqlite_columns import SqliteFile, integer_array
-from ddp_prof.trace import UNKNOWN, Category, Ints, SyncKind, distinct_rows
+from ddp_prof.ingest.export_tables import ExportTables, integer_array
+from ddp_prof.table import UNKNOWN, Ints, Mask, distinct_rows
+from ddp_prof.trace import Category, SyncKind
 
 MOST_LETTERS = 4096
 """Longer names are cut: the time of some regular expressions grows with the square of the length."""
@@ -47,31 +48,35 @@ class NameTable(dict[str, int]):
         return np.array([self.intern(text) if text else UNKNOWN for text in texts], np.int64)[which]
 
 
-def read_strings(file: SqliteFile) -> dict[int, str]:
+def read_strings(file: ExportTables) -> dict[int, str]:
     """Return the strings of an export by id, without the empty ones.
 
     Raises TraceError if one id has two strings, as in a database that is put together from several exports.
     """
-    rows = file.rows("SELECT id, value FROM StringIds") if file.has_columns("StringIds", "id", "value") else []
     strings: dict[int, str] = {}
-    for key, text in rows:
-        if isinstance(key, int) and isinstance(text, str) and text and strings.setdefault(key, text) != text:
+    for key, text in file.few_rows("StringIds", ("id",), ("value",)):
+        if isinstance(text, str) and text and strings.setdefault(key, text) != text:
             reason = f"two strings have the number {key}: it is put together from several exports"
             raise TraceError(file.path, reason, "give each export as a file of its own")
     return strings
 
 
-def intern_texts(column: Any, names: NameTable) -> Ints:
-    """Return indices into ``names`` for an Arrow array of text, ``UNKNOWN`` for an empty text."""
+def intern_texts(column: Any, rows: Mask, names: NameTable) -> Ints:
+    """Return indices into ``names`` for chosen rows of an Arrow array of text, ``UNKNOWN`` for an empty text."""
     import pyarrow
 
     # Not pyarrow.compute: importing it takes longer than all of this.
     from pyarrow._compute import call_function
 
     encoded = call_function("dictionary_encode", [column])
-    texts = [text.decode(errors="replace") for text in encoded.dictionary.view(pyarrow.binary()).to_pylist()]
-    index = np.array([names.intern(text) if text else UNKNOWN for text in texts], np.int64)
-    return index[integer_array(encoded.indices)]
+    code, held = integer_array(encoded.indices)[rows], encoded.dictionary.view(pyarrow.binary())
+    # Both have one element more, the last one, for NULL.
+    first, index = np.full(len(held) + 1, len(code)), np.full(len(held) + 1, UNKNOWN, np.int64)
+    first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes, the last assignment counts
+    for number in np.argsort(first[:-1])[: np.count_nonzero(first[:-1] < len(code))].tolist():
+        if text := held[number].as_py().decode(errors="replace")[:MOST_LETTERS]:
+            index[number] = names.intern(text)
+    return index[code]
 
 
 ORDERING_CALLS = {

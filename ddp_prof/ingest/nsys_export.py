@@ -1,4 +1,4 @@
-"""Reads the SQLite database that ``nsys export --type sqlite`` writes, of any release.
+"""Reads what ``nsys export`` writes, of any release: a SQLite database, or a folder with a file per table.
 
 Releases differ in their tables and columns. An absent or empty table means that no such event was recorded; it is never
 an error. Process and thread ids are packed as ``<hardware:8><machine:8><process:24><thread:24>``.
@@ -20,11 +20,13 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
+from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns, constant_column, integer_array
 from ddp_prof.ingest.growing_column import in_order
-from ddp_prof.ingest.names import MOST_LETTERS, NameTable, intern_texts, kernel_categories, read_strings
+from ddp_prof.ingest.names import NameTable, intern_texts, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
-from ddp_prof.ingest.sqlite_columns import GatheredColumns, SqliteFile, are_integers, constant_column, open_sqlite
+from ddp_prof.ingest.sqlite_columns import open_sqlite
+from ddp_prof.ingest.table_folder import open_table_folder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
@@ -43,10 +45,11 @@ NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END = 59, 60
-IS_RANGE = f"eventType IN ({_PUSH_POP}, {_START_END})"
-"""SQL condition for rows of NVTX; other rows name domains and the like."""
-_HAS_TEXT, _HAS_PAYLOAD = 1, 2
-"""Flags of ranges: whether the row itself holds the name, and whether there is a payload."""
+"""Types of the events that are ranges; others name domains and the like."""
+_TEXT, _PAYLOADS = "text", ("jsonText", "jsonTextId")
+"""Columns of a range: its name, if that is not in the table of strings, and its payload, here or in that table."""
+_HAS_TEXT, _HAS_PAYLOAD = 1, 2 | 4
+"""Bits of what a range holds of these three columns."""
 ACTIVITY_COLUMNS = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid", "bytes")
 RANGE_COLUMNS = ("start", "end", "eventType", "globalTid")
 CALL_COLUMNS = ("start", "globalTid", "correlationId")
@@ -89,7 +92,14 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
         return file.run_with_deadline(lambda: _load(file, manifest, options))
 
 
-def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> Trace:
+def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
+    """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
+    file = open_table_folder(path)
+    manifest = load_manifest(manifest_path(path))
+    return file.run_with_deadline(lambda: _load(file, manifest, options))
+
+
+def _load(file: ExportTables, manifest: Manifest | None, options: ReadOptions) -> Trace:
     _require_export(file)
     # The tables are read in parallel: SQLite and Arrow work outside Python's lock.
     call_columns = file.start(_call_columns, file)
@@ -100,7 +110,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     names = NameTable()
     ranges, texts = range_rows.result()
     spans = _spans(ranges, texts, strings, names)
-    has_payloads = bool(np.any(ranges["flags"] & _HAS_PAYLOAD))
+    has_payloads = bool(np.any(ranges[HOLDS] & _HAS_PAYLOAD))
     del ranges, range_rows
     columns, copy_kind, launches = activity_columns.result()
     enrich.refuse_shared_process_ids(file.path, columns["globalPid"])
@@ -128,7 +138,7 @@ def _load(file: SqliteFile, manifest: Manifest | None, options: ReadOptions) -> 
     has_no_end = has_start["activities"] & (columns["end"] < columns["start"])
     trace = Trace(
         path=file.path,
-        source="nsys-sqlite",
+        source=file.source,
         names=tuple(names),
         activities=select(activities, has_start["activities"]),
         spans=select(spans, has_start["ranges"]),
@@ -173,45 +183,42 @@ def _recorder(path: Path, manifest: Manifest | None) -> str | None:
     return recording_version(path) or (version.split(" ")[0] if name == "nsys" and version else None)
 
 
-def _read_facts(file: SqliteFile, activities: Activities, strings: Mapping[int, str]) -> dict[str, Any]:
+def _read_facts(file: ExportTables, activities: Activities, strings: Mapping[int, str]) -> dict[str, Any]:
     """Return what an export says of the machine, the processes and itself: fields of ``Trace``."""
     versions = [_read_value(file, name, "EXPORT_PRODUCT_VERSION") for name in ("META_DATA_EXPORT", "EXPORT_META_DATA")]
-    (priority,) = file.columns_or_null("ThreadNames", "priority")  # a renamed thread has several names
-    thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), f"{priority}, nameId")
+    order = ("priority", "nameId") if file.has_columns("ThreadNames", "priority") else ("nameId",)
+    thread_names = file.few_rows("ThreadNames", ("globalTid",), ("nameId",), order=order)  # the last of several counts
     mpi_ranks = file.few_rows("MPI_RANKS", ("globalTid", "rank"))  # recorded with --trace=mpi
     overheads = [file.read_integers(table, ("start", "end")) for table in OVERHEADS]
     overhead_ns, overhead_end_ns = (np.concatenate([one[name] for one in overheads]) for name in ("start", "end"))
-    session, earliest = "TARGET_INFO_SESSION_START_TIME", None
-    if file.has_columns(session, "utcEpochNs"):
-        query = f"SELECT min(utcEpochNs) FROM {file.bounded_table(session)} WHERE {are_integers('utcEpochNs')}"
-        ((earliest,),) = file.rows(query)
+    sessions = file.few_rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
     gpu_ids, gpus = _gpus(file, activities)
     return {
         "producer": next((one for one in versions if one and re.fullmatch(r"[\w.@-]{1,64}", one)), None),
         "threads": {_unpack_ids(tid): strings.get(name, "") for tid, name in thread_names},
         "ranks": {_unpack_ids(tid)[0]: rank for tid, rank in mpi_ranks if 0 <= rank < MOST_RANKS},
         "overhead": Overhead(overhead_ns, np.maximum(overhead_ns, overhead_end_ns)),
-        "epoch_ns": earliest,
+        "epoch_ns": min((start for (start,) in sessions), default=None),
         "node": _read_value(file, "TARGET_INFO_SYSTEM_ENV", "Hostname"),
         "gpus": gpus,
         "gpu_ids": gpu_ids,
     }
 
 
-def _diagnoses(file: SqliteFile) -> Iterator[str]:
+def _diagnoses(file: ExportTables) -> Iterator[str]:
     """Yield what nsys itself warned of while it recorded."""
     for severity, text in file.few_rows("DIAGNOSTIC_EVENT", ("severity",), ("text",)):
         if severity in _WARNINGS and isinstance(text, str):
             yield text
 
 
-def _require_export(file: SqliteFile) -> None:
+def _require_export(file: ExportTables) -> None:
     known = {*ACTIVITIES, CALLS, NVTX, "META_DATA_EXPORT", "EXPORT_META_DATA", "StringIds"}
     if not known & file.columns.keys() or "StringTable" in file.columns:  # nvprof shares some names of tables
         found = ", ".join(sorted(file.columns)[:4]) or "no table with rows"
         raise TraceError(
             file.path,
-            f"a SQLite database, but no Nsight Systems export (it holds {found})",
+            f"{file.kind}, but no Nsight Systems export (it holds {found})",
             "record the job with nsys profile, and export its report with nsys export",
         )
 
@@ -223,7 +230,7 @@ def _process_ids(global_id: Ints) -> Ints:
 
 
 def _find_synchronizations(
-    file: SqliteFile,
+    file: ExportTables,
     calls: Mapping[str, Ints],
     strings: Mapping[int, str],
     rows: Future[dict[str, dict[str, Ints]]],
@@ -236,7 +243,7 @@ def _find_synchronizations(
 _OF_LAUNCHES = (*enrich.SHAPE_COLUMNS, enrich.REGISTERS)
 
 
-def _activity_columns(file: SqliteFile, with_launches: bool) -> tuple[dict[str, Ints], Ints, dict[str, Ints]]:
+def _activity_columns(file: ExportTables, with_launches: bool) -> tuple[dict[str, Ints], Ints, dict[str, Ints]]:
     """Return the columns of all activities, kernels first; the kinds of copies; shapes and registers of kernels."""
     name = "demangledName" if file.has_columns(KERNELS, "demangledName") else "shortName"
     gathered = GatheredColumns((*ACTIVITY_COLUMNS, "name", "kind"))
@@ -251,7 +258,7 @@ def _activity_columns(file: SqliteFile, with_launches: bool) -> tuple[dict[str, 
     return gathered.columns(), copies.columns()[COPY_KIND], launches.columns()
 
 
-def _kernel_names(file: SqliteFile, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
+def _kernel_names(file: ExportTables, columns: dict[str, Ints], strings: Mapping[int, str], names: NameTable) -> Ints:
     """Return the names of kernels; ``UNKNOWN`` for kernels without a name and for all other activities."""
     name_id = names.intern_ids(columns["name"], strings)
     name_id[columns["kind"] != Kind.KERNEL] = UNKNOWN
@@ -297,7 +304,7 @@ def _mark_copies(activities: Activities, copy_kind: Ints) -> Mask:
     return within_device
 
 
-def _call_columns(file: SqliteFile) -> dict[str, Ints]:
+def _call_columns(file: ExportTables) -> dict[str, Ints]:
     """Return the calls, sorted by correlation id for the join; calls with one id in the order of the file."""
     file.require(CALLS, "start")
     columns = file.read_integers(CALLS, (*CALL_COLUMNS, CALL_NAME, "end"))
@@ -325,30 +332,30 @@ def _kinds_of_calls(name_id: Ints, strings: Mapping[int, str]) -> Ints:
     return kinds
 
 
-def _range_rows(file: SqliteFile) -> tuple[dict[str, Ints], tuple[str, ...]]:
+def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
     """Return the ranges of both kinds, and their inline texts, which column ``text`` refers to."""
-    columns, texts = (*RANGE_COLUMNS, "textId", "flags"), NameTable()
+    columns, texts = (*RANGE_COLUMNS, "textId", HOLDS), NameTable()
     file.require(NVTX, *RANGE_COLUMNS)
-    text_id, text, json, json_id = file.columns_or_null(NVTX, "textId", "text", "jsonText", "jsonTextId")
-    flags = f"({text} IS NOT NULL) * {_HAS_TEXT} + ({json} IS NOT NULL OR {json_id} IS NOT NULL) * {_HAS_PAYLOAD}"
-    wanted = f"{', '.join(RANGE_COLUMNS)}, {text_id} AS textId, {flags} AS flags"
     gathered = GatheredColumns(columns)
-    for batch in file.query(wanted, NVTX, IS_RANGE) if file.has_columns(NVTX) else ():
-        gathered.add({column: file.batch_integers(batch, column) for column in columns})
+    for batch in file.batches(NVTX, columns[:-1], (_TEXT, *_PAYLOADS)):
+        rows = _are_ranges(batch["eventType"])
+        gathered.add(batch if rows.all() else {name: column[rows] for name, column in batch.items()})
     found = gathered.columns()
-    has_text = found["flags"] & _HAS_TEXT != 0
-    found["text"] = constant_column(UNKNOWN, len(has_text))
+    has_text = found[HOLDS] & _HAS_TEXT != 0
+    found[_TEXT] = constant_column(UNKNOWN, len(has_text))
     if has_text.any():  # read apart, because most releases refer to the table of strings, and text takes as long as all
-        inline = GatheredColumns(("text",))
-        wanted = f"substr(CAST({text} AS TEXT), 1, {MOST_LETTERS}) AS text"
-        for batch in file.query(wanted, NVTX, f"{IS_RANGE} AND {text} IS NOT NULL"):
-            inline.add({"text": intern_texts(batch.column("text"), texts)})
-        read = inline.columns()["text"]
-        if len(read) != np.count_nonzero(has_text):
+        inline = GatheredColumns((_TEXT,))
+        for arrays in file.record_batches(NVTX, ("eventType",), text=_TEXT):
+            rows = _are_ranges(integer_array(arrays["eventType"]))
+            inline.add({_TEXT: intern_texts(arrays[_TEXT], rows, texts)})
+        found[_TEXT] = inline.columns()[_TEXT]
+        if len(found[_TEXT]) != len(has_text):
             raise TraceError(file.path, "it changed while it was read", "wait until its export has ended")
-        found["text"] = np.full(len(has_text), UNKNOWN, np.int64)
-        found["text"][has_text] = read
     return found, tuple(texts)
+
+
+def _are_ranges(event_type: Ints) -> Mask:
+    return (event_type == _PUSH_POP) | (event_type == _START_END)
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:
@@ -367,37 +374,42 @@ def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, 
     )
 
 
-def _nccl_payloads(file: SqliteFile, strings: Mapping[int, str]) -> dict[tuple[int, int, int, str], str]:
+def _nccl_payloads(file: ExportTables, strings: Mapping[int, str]) -> dict[tuple[int, int, int, str], str]:
     """Return the JSON payloads of NCCL's ranges by process, thread, start and name.
 
     A payload is in the row of its range, or in the table of strings.
     """
-    label, name_id, payload, payload_id = file.columns_or_null(NVTX, "text", "textId", "jsonText", "jsonTextId")
-    query = (
-        f"SELECT start, globalTid, CAST({label} AS TEXT), {name_id}, CAST({payload} AS TEXT), {payload_id} FROM {NVTX} "
-        f"WHERE eventType = {_PUSH_POP} AND {are_integers('start', 'globalTid')} "
-        f"AND coalesce({payload}, {payload_id}) IS NOT NULL"
-    )
-    return {
-        (*_unpack_ids(tid), start, name): json or strings.get(json_id, "")
-        for start, tid, text, text_id, json, json_id in file.rows(query)
-        if (name := text or strings.get(text_id, "")).startswith("nccl")
-    }
+    held = [name for name in (_TEXT, "textId", *_PAYLOADS) if file.has_columns(NVTX, name)]
+    payloads = [name for name in _PAYLOADS if name in held]
+    found = {}
+    for start, tid, event_type, *values in file.few_rows(
+        NVTX, ("start", "globalTid", "eventType"), held, filled=payloads
+    ):
+        row = dict(zip(held, values, strict=True))
+        name = _as_text(row.get(_TEXT)) or strings.get(row.get("textId"), "")
+        if event_type == _PUSH_POP and name.startswith("nccl"):
+            text, number = (row.get(payload) for payload in _PAYLOADS)
+            found[(*_unpack_ids(tid), start, name)] = _as_text(text) or strings.get(number, "")
+    return found
+
+
+def _as_text(value: object) -> str:
+    """Return a value as text, which other programs may have written as bytes; nothing for NULL."""
+    return value.decode(errors="replace") if isinstance(value, bytes) else "" if value is None else str(value)
 
 
 def _unpack_ids(global_id: int) -> tuple[int, int]:
     return global_id >> 24 & 0xFFFFFF, global_id & 0xFFFFFF
 
 
-def _read_value(file: SqliteFile, table: str, name: str) -> str | None:
+def _read_value(file: ExportTables, table: str, name: str) -> str | None:
     """Return the value of a name in a table of names and values; ``None`` if there is none, or several."""
-    if not file.has_columns(table, "name", "value"):
-        return None
-    found = file.rows(f"SELECT DISTINCT value FROM {file.bounded_table(table)} WHERE name = '{name}'")
-    return found[0][0] if len(found) == 1 and isinstance(found[0][0], str) else None
+    found = {value for own, value in file.few_rows(table, (), ("name", "value")) if own == name}
+    value = found.pop() if len(found) == 1 else None
+    return value if isinstance(value, str) else None
 
 
-def _gpus(file: SqliteFile, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
+def _gpus(file: ExportTables, activities: Activities) -> tuple[dict[tuple[int, int], int], dict[tuple[int, int], str]]:
     """Return the machine's number and the name of each GPU, both by process and the process's own number of the GPU.
 
     The numbers differ if a process sees only some of the GPUs.

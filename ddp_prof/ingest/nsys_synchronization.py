@@ -20,8 +20,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ddp_prof.ingest.export_tables import ExportTables, constant_column
 from ddp_prof.ingest.names import ORDERING_CALLS
-from ddp_prof.ingest.sqlite_columns import SqliteFile, constant_column
 from ddp_prof.table import NO_TIME, UNKNOWN, Ints, Mask, Sequences, count_before, fill, positions, take_or_unknown
 from ddp_prof.trace import Synchronizations, SyncKind, concatenate, distinct, distinct_rows, empty, select
 
@@ -51,7 +51,7 @@ class Found(NamedTuple):
     events: Ints | None = None
 
 
-def read_rows(file: SqliteFile) -> dict[str, dict[str, Ints]]:
+def read_rows(file: ExportTables) -> dict[str, dict[str, Ints]]:
     """Return the tables of waits and of event records, by name."""
     return {table: file.read_integers(table, _COLUMNS) for table in (SYNCHRONIZATIONS, EVENTS)}
 

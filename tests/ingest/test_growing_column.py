@@ -7,6 +7,9 @@ import io
 import mmap
 import os
 import shutil
+import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +23,7 @@ from hypothesis import strategies as st
 from ddp_prof.ingest import growing_column, sqlite_columns
 from ddp_prof.ingest.growing_column import GrowingColumn, in_order
 from tests.command_line import run
+from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
@@ -169,3 +173,33 @@ def test_a_capture_whose_columns_are_in_files_is_measured_alike(
     monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 1 << 22)
     assert found.exit_code == 0, found.stderr
     assert found.stdout == run("overlap", path, "--format", "json").stdout
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_command_that_is_stopped_leaves_no_file(tmp_path: Path, number: int, code: int) -> None:
+    """The files of columns have no names, so that the system deletes them whatever ends the program."""
+    path, temporary = write_capture(tmp_path / "x.sqlite", known_truth(8)), tmp_path / "temporary"
+    temporary.mkdir()
+    program = (
+        "import os, tempfile\n"
+        "from ddp_prof.cli import main\n"
+        "from ddp_prof.ingest import growing_column, sqlite_columns\n"
+        "growing_column.MOST_ROWS_IN_MEMORY, sqlite_columns._BATCH_ROWS, real = 4, 3, tempfile.TemporaryFile\n"
+        "opened = []\n"
+        "def watched(**options):\n"
+        "    opened.append(0)\n"
+        f"    if len(opened) == 3: print('in files', flush=True); os.kill(os.getpid(), {int(number)})\n"
+        "    return real(**options)\n"
+        "tempfile.TemporaryFile = watched\n"
+        "main()\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program, "overlap", path],
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (code, "in files\n"), ended.stderr
+    assert ended.stderr.count("\n") <= 1
+    assert list(temporary.iterdir()) == []

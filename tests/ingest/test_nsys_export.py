@@ -3,7 +3,6 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -338,12 +337,12 @@ def test_an_activity_without_times_is_left_out(tmp_path: Path) -> None:
 
 def test_ranges_that_change_between_two_looks_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names of ranges are read after their times: of an export that is still written, more or fewer."""
-    path, query = write_capture(tmp_path / "x.sqlite", known_truth(8)), SqliteFile.query
+    path, read = write_capture(tmp_path / "x.sqlite", known_truth(8)), SqliteFile.record_batches
 
-    def without_the_last(file: SqliteFile, wanted: str, table: str, where: str | None = None) -> Iterator[Any]:
-        for batch in query(file, wanted, table, where):
-            yield batch.slice(0, batch.num_rows - 1) if "substr" in wanted else batch
+    def without_the_last(file: SqliteFile, table: str, *columns: Any, text: str | None = None, **more: Any) -> Any:
+        for batch in read(file, table, *columns, text=text, **more):
+            yield {name: column[:-1] for name, column in batch.items()} if text else batch
 
-    monkeypatch.setattr(SqliteFile, "query", without_the_last)
+    monkeypatch.setattr(SqliteFile, "record_batches", without_the_last)
     with pytest.raises(TraceError, match="it changed while it was read: wait until its export has ended"):
         load_trace(path)

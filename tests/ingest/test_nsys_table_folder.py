@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sqlite3
+import tempfile
 from contextlib import closing
 from dataclasses import fields, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from ddp_prof.trace import Trace
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
-from tests.nsys_factory import GENERATIONS, write_capture
+from tests.nsys_factory import GENERATIONS, Capture, Kernel, Range, write_capture
 
 
 def write_tables(export: Path, folder: Path, kind: str) -> Path:
@@ -140,3 +141,41 @@ def test_text_that_is_held_once_and_referred_to_is_text(kind: str, tmp_path: Pat
         with ipc.new_stream(file, packed.schema) as stream:
             stream.write_table(packed)
     assert_same(load_trace(folder), load_trace(export))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_what_nsys_itself_reports_is_told(kind: str, tmp_path: Path) -> None:
+    """The table was not read from a folder, so that lost events were told of with the database alone."""
+    export = write_capture(tmp_path / "x.sqlite", known_truth())
+    with closing(sqlite3.connect(export)) as database, database:
+        database.execute("CREATE TABLE DIAGNOSTIC_EVENT (severity INTEGER, text TEXT)")
+        database.execute("INSERT INTO DIAGNOSTIC_EVENT VALUES (2, 'Some events were lost')")
+    folder = write_tables(export, tmp_path / "x_pqtdir", kind)
+    assert "nsys itself reports: 'Some events were lost'" in load_trace(folder).warnings
+    assert_same(load_trace(folder), load_trace(export))
+
+
+def test_more_than_127_texts_may_be_referred_to_by_eight_bits(tmp_path: Path) -> None:
+    """Other programs number few texts by unsigned integers of eight bits."""
+    export = write_capture(
+        tmp_path / "x.sqlite",
+        Capture(
+            [Kernel("gemm", 1, 2, launch=None, thread=100)], [Range(f"step {at}", at, at + 1, 100) for at in range(200)]
+        ),
+    )
+    folder = write_tables(export, tmp_path / "x_arwdir", "arrow")
+    file = folder / "NVTX_EVENTS.arrow"
+    read = ipc.open_stream(file.read_bytes()).read_all()
+    assert read["text"].null_count == 0
+    packed = read["text"].combine_chunks().cast(pa.dictionary(pa.uint8(), pa.string()))
+    with ipc.new_stream(
+        file, read.schema.set(read.schema.get_field_index("text"), pa.field("text", packed.type))
+    ) as to:
+        to.write_table(read.set_column(read.schema.get_field_index("text"), "text", packed))
+    assert_same(load_trace(folder), load_trace(export))
+
+
+def test_no_folder_for_temporary_files_is_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = write_tables(write_capture(tmp_path / "x.sqlite", known_truth()), tmp_path / "x_pqtdir", "parquet")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    assert len(load_trace(folder).activities)

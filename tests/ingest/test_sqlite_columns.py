@@ -18,10 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest import sqlite_columns
+from ddp_prof.ingest import export_tables, sqlite_columns
 from ddp_prof.ingest.enrich import UNNAMED_RANGE
+from ddp_prof.ingest.export_tables import gather_batches
 from ddp_prof.ingest.load import load_trace
-from ddp_prof.ingest.sqlite_columns import gather_batches, open_sqlite
+from ddp_prof.ingest.sqlite_columns import open_sqlite
 from ddp_prof.trace import UNKNOWN
 from tests.nsys_factory import Capture, Range, write_capture
 from tests.waiting import wait_until
@@ -75,7 +76,7 @@ def open_files(name: str) -> list[Path]:
 def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_column(tmp_path / "file.sqlite", [1])
     with open_sqlite(tmp_path / "file.sqlite") as database:
-        monkeypatch.setattr(sqlite_columns, "LEAST_S", 0.2)
+        monkeypatch.setattr(export_tables, "LEAST_S", 0.2)
         with pytest.raises(TraceError, match=r"file\.sqlite: reading it takes more than 0 s") as failed:
             database.run_with_deadline(lambda: database.rows(ENDLESS))
         assert failed.value.path.name == "file.sqlite"
@@ -87,7 +88,7 @@ def test_what_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_busy_machine_does_not_make_a_file_endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A good export of 2.6 MB was refused beside other work: only the clock counted, not the processor's time."""
     write_column(tmp_path / "file.sqlite", [1])
-    monkeypatch.setattr(sqlite_columns, "LEAST_S", 0.2)
+    monkeypatch.setattr(export_tables, "LEAST_S", 0.2)
     with open_sqlite(tmp_path / "file.sqlite") as database:
         assert database.run_with_deadline(lambda: sleep(0.5) or database.rows("SELECT 1")) == [(1,)]
 
