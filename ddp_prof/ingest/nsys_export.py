@@ -26,7 +26,7 @@ from ddp_prof.ingest.names import NameTable, intern_texts, kernel_categories, re
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
 from ddp_prof.ingest.sqlite_columns import open_sqlite
-from ddp_prof.ingest.table_folder import open_table_folder
+from ddp_prof.ingest.table_folder import TableFolder
 from ddp_prof.manifest import MOST_RANKS, Manifest, load_manifest, manifest_path
 from ddp_prof.table import UNKNOWN, Ints, Mask, distinct, select
 from ddp_prof.trace import Activities, CallDetails, Calls, Category, Kind, Overhead, Spans, Trace
@@ -94,7 +94,7 @@ def load_nsys_sqlite(path: Path, options: ReadOptions, run: Path | None = None) 
 
 def load_nsys_table_folder(path: Path, options: ReadOptions) -> Trace:
     """Read a folder of tables; arguments and errors as of :func:`ddp_prof.ingest.load.load_trace`."""
-    file = open_table_folder(path)
+    file = TableFolder(path)
     manifest = load_manifest(manifest_path(path))
     return file.run_with_deadline(lambda: _load(file, manifest, options))
 
@@ -355,7 +355,8 @@ def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
 
 
 def _are_ranges(event_type: Ints) -> Mask:
-    return (event_type == _PUSH_POP) | (event_type == _START_END)
+    is_range: Mask = (event_type == _PUSH_POP) | (event_type == _START_END)
+    return is_range
 
 
 def _spans(column: dict[str, Ints], texts: Sequence[str], strings: Mapping[int, str], names: NameTable) -> Spans:
@@ -381,15 +382,16 @@ def _nccl_payloads(file: ExportTables, strings: Mapping[int, str]) -> dict[tuple
     """
     held = [name for name in (_TEXT, "textId", *_PAYLOADS) if file.has_columns(NVTX, name)]
     payloads = [name for name in _PAYLOADS if name in held]
-    found = {}
-    for start, tid, event_type, *values in file.few_rows(
-        NVTX, ("start", "globalTid", "eventType"), held, filled=payloads
-    ):
-        row = dict(zip(held, values, strict=True))
-        name = _as_text(row.get(_TEXT)) or strings.get(row.get("textId"), "")
+    found: dict[tuple[int, int, int, str], str] = {}
+    columns = (NVTX, ("start", "globalTid", "eventType"), held)
+    for start, tid, event_type, *values in file.few_rows(*columns, filled=payloads):
+        row: dict[str, Any] = dict(zip(held, values, strict=True))
+        name = _as_text(row.get(_TEXT)) or strings.get(row.get("textId", UNKNOWN), "")
         if event_type == _PUSH_POP and name.startswith("nccl"):
             text, number = (row.get(payload) for payload in _PAYLOADS)
-            found[(*_unpack_ids(tid), start, name)] = _as_text(text) or strings.get(number, "")
+            process, thread = _unpack_ids(tid)
+            own = UNKNOWN if number is None else number
+            found[process, thread, start, name] = _as_text(text) or strings.get(own, "")
     return found
 
 

@@ -31,13 +31,12 @@ _MOST_UNPACKED_PER_BYTE, _LEAST_UNPACKED_BYTES = 100, 1 << 26
 _BATCH_ROWS = 1 << 16
 
 
-def open_table_folder(path: Path) -> TableFolder:
-    """Open an export; raise TraceError for tables that cannot be read, or that claim to hold more than their bytes."""
-    return TableFolder(path)
-
-
 class TableFolder(ExportTables):
-    """The tables of a folder; ``bytes`` are those of the tables that are looked at."""
+    """The tables of a folder; ``bytes`` are those of the tables that are looked at.
+
+    Raises:
+        TraceError: A table cannot be read, or claims to hold more than its bytes.
+    """
 
     source = "nsys-tables"
     kind = "a folder of tables"
