@@ -24,8 +24,9 @@ from pathlib import Path
 import numpy as np
 
 from ddp_prof.analyze.step_cost import Slowed
+from ddp_prof.analyze.what_if.captured import Captured
 from ddp_prof.analyze.what_if.link import LinkFit, fit_link
-from ddp_prof.analyze.what_if.prediction import Captured, Predictor
+from ddp_prof.analyze.what_if.prediction import Predictor
 from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, Question
 from ddp_prof.analyze.what_if.rules import fill_until_reached
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
@@ -187,7 +188,7 @@ def structure_of(times: Times, mb: int) -> RankStructure:
 
 def predictor_of(times: list[Times], mb: int) -> Predictor | str:
     captured = Captured(tuple(structure_of(one, mb) for one in times), parameters=tuple(SIZES[::-1].tolist()))
-    structure, gradients = captured.structures[captured.least_waiting], captured.gradients()
+    structure, gradients = captured.least_waiting, captured.gradients()
     assert not isinstance(gradients, str), gradients
     link = fit_link(structure.took_ns.astype(float), gradients.bucket_bytes)
     return link if isinstance(link, str) else Predictor(structure, gradients, link, SLEEPING)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,7 @@ def _what_if_views(
 )  # fmt: skip
 @click.option("--one-bucket", is_flag=True, help="All gradients in one bucket.")
 @click.option("--views", is_flag=True, help="gradient_as_bucket_view=True: nothing is copied out of buckets.")
+@click.option("--together", is_flag=True, help="With --views: each bucket size together with views, too.")
 @click.option("--bf16", is_flag=True, help="Half of the bytes on the wire; what converting costs is not in it.")
 @click.option(
     "--time-per-byte", "factors", metavar="FACTOR,...", callback=_read_numbers,
@@ -83,6 +85,7 @@ def whatif(
     sizes: tuple[float, ...],
     one_bucket: bool,
     views: bool,
+    together: bool,
     bf16: bool,
     factors: tuple[float, ...],
     without: tuple[str, ...],
@@ -109,6 +112,10 @@ def whatif(
 
     asked: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
     asked += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views
+    if together:
+        if not (views and asked[:-1]):
+            raise click.UsageError("--together: give --views, and --bucket-sizes-mb or --one-bucket")
+        asked += [replace(one, with_views=True) for one in asked[:-1]]
     asked += [ask.Question(ask.HALF_BYTES)] * bf16
     asked += [ask.Question(ask.TIME_PER_BYTE, factor) for factor in factors]
     of = {"communication": ask.COMMUNICATION, "waits": ask.WAITS}

@@ -134,7 +134,7 @@ _COLUMNS = (
     Column("baseline", "what was measured of the baseline"),
     Column("spread", "how far the difference may be off", WITH_ROOM),
     _name("unit", "of the figures", ALWAYS),
-    _name("verdict", "passed, failed or not known; of a prediction gain, loss or cannot be told", ALWAYS),
+    _name("verdict", "passed, failed or not known; of a prediction gain, loss, no change or cannot be told", ALWAYS),
     _name("decided_by", "the rank that decided", WITH_ROOM),
     _name("why", "why nothing is known", USUALLY),
     # Kernels, what they hide, idle time.

@@ -290,7 +290,8 @@ class Run:
             calibration: Another run of the same job, which hides more or less of its communication.
         """
         from ddp_prof.analyze.step_cost import find_slowed
-        from ddp_prof.analyze.what_if.prediction import Captured, predict_run
+        from ddp_prof.analyze.what_if.captured import Captured
+        from ddp_prof.analyze.what_if.prediction import predict_run
         from ddp_prof.analyze.what_if.questions import USUAL
 
         def captured(run: Run) -> Captured:

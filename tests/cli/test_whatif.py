@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_prof.analyze.what_if.prediction import MODEL_ERROR
 from tests.command_line import run
 
 
@@ -116,3 +117,27 @@ def test_a_terminal_shows_the_whole_interval_and_each_reason(unet: Path, monkeyp
         assert "note: 8 ranks: a link between" in text
         assert len(views) <= most
         assert " MB" not in text
+
+
+def test_bucket_sizes_and_views_at_once(unet: Path) -> None:
+    asked = ("--bucket-sizes-mb", "25,100", "--views", "--together", "--format", "json")
+    found = json.loads(run("whatif", *asked, unet).stdout)
+    changes = {one["change"]: one["change_ns"] for one in found["predictions"]}
+    today, larger, views, at_25, at_100 = changes.values()
+    assert list(changes)[-2:] == [f"bucket size {mb} MiB, gradient_as_bucket_view" for mb in (25, 100)]
+    assert (today, at_25) == (0, views)
+    assert at_100 < min(larger, views)
+    wrong = run("whatif", "--views", "--together", unet)
+    assert (wrong.exit_code, "--bucket-sizes-mb" in wrong.stderr) == (2, True)
+
+
+def test_where_the_figures_of_a_prediction_are_from(unet: Path) -> None:
+    """The headline's kappa and that of the simulation looked like one figure."""
+    found = json.loads(run("whatif", "--views", "--format", "json", unet).stdout)
+    assert found["cost"]["kappa"] == pytest.approx(1.51, abs=0.01)
+    assert found["kappa_of_step"] == found["kappa"] == pytest.approx(1.455, abs=0.01)
+    assert found["model_error"]["share_of_step"] == MODEL_ERROR
+    assert "gloo on a CPU" in found["model_error"]["from"]
+    text = run("whatif", "--views", unet).stdout
+    assert "takes 1.46 times as long, which is kappa of the step" in text
+    assert "each interval holds at least 0.57 ms" in text

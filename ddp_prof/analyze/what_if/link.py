@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddp_prof.analyze.what_if.blocks import t_95
 from ddp_prof.analyze.what_if.rules import mebibytes
 from ddp_prof.analyze.what_if.simulate import Floats, LinkTimes
 from ddp_prof.table import Ints
@@ -60,15 +61,6 @@ class LinkFit:
         return size <= MOST_BEYOND * self.largest_bytes
 
 
-_T_95 = (6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812)
-"""Student's t for 1, 2, ... degrees of freedom, of which 5 % of values lie above."""
-
-
-def t_95(freedom: float) -> float:
-    """Student's t that 5 % of values lie above; for many degrees of freedom a little more."""
-    return _T_95[min(max(int(freedom), 1), len(_T_95)) - 1]
-
-
 def fit_link(took_ns: Floats, sizes: Ints) -> LinkFit | str:
     """Fit the line to collectives of some steps; a text says why it is refused.
 
@@ -78,10 +70,14 @@ def fit_link(took_ns: Floats, sizes: Ints) -> LinkFit | str:
         took_ns: Time of each collective, from its begin to its end; shape (steps, collectives).
         sizes: Bytes of each; shape (collectives).
     """
+    return fit_means(took_ns.mean(axis=0), sizes)
+
+
+def fit_means(means_ns: Floats, sizes: Ints) -> LinkFit | str:
+    """Fit the line to the mean time of each collective, as :func:`fit_link`; they may be of several captures."""
     known = np.unique(sizes)
     if len(known) < 2 or known[-1] < LEAST_RATIO * known[0] or known[0] <= 0:
         return TWO_SIZES.format(low=mebibytes(int(known[0])), high=mebibytes(int(known[-1])), times=LEAST_RATIO)
-    means_ns = took_ns.mean(axis=0)
     slope, overhead_ns = np.polyfit(sizes.astype(float), means_ns, 1)
     if slope <= 0 or overhead_ns <= 0:
         return NOT_POSITIVE.format(overhead=overhead_ns / 1e6, slope=slope * BYTES_PER_MB / 1e6)

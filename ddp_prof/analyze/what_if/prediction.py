@@ -14,11 +14,12 @@ from math import hypot
 
 import numpy as np
 
-from ddp_prof.analyze.quality import GRAPHS
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.step_cost import ON_CPU, Slowed
+from ddp_prof.analyze.what_if.blocks import half_of_blocks
 from ddp_prof.analyze.what_if.calibration import calibrate
-from ddp_prof.analyze.what_if.link import LinkFit, fit_link, t_95
+from ddp_prof.analyze.what_if.captured import Captured
+from ddp_prof.analyze.what_if.link import LinkFit, fit_means
 from ddp_prof.analyze.what_if.questions import (
     BUCKET_SIZE,
     COMMUNICATION,
@@ -26,17 +27,17 @@ from ddp_prof.analyze.what_if.questions import (
     ONE_BUCKET,
     RANKS,
     TIME_PER_BYTE,
-    VIEWS,
     WAITS,
     Question,
 )
 from ddp_prof.analyze.what_if.rules import fill_at_most, fill_until_reached, mebibytes
 from ddp_prof.analyze.what_if.simulate import Buckets, Floats, LinkTimes, StepModel, simulate
-from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
-from ddp_prof.analyze.what_if.structure import RankStructure
+from ddp_prof.analyze.what_if.sizes import Gradients
+from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
 from ddp_prof.analyze.what_if.today import divide_today
 
-GAIN, LOSS, CANNOT_BE_TOLD, REFUSED = "gain", "loss", "cannot be told", "not predicted"
+GAIN, LOSS, NO_CHANGE = "gain", "loss", "no change"
+CANNOT_BE_TOLD, REFUSED = "cannot be told", "not predicted"
 
 MOST_FILES = 8
 """``runs.run.MOST_FILES_OF_KERNELS``: of so many files the structure of steps is known."""
@@ -44,33 +45,25 @@ MOST_OFF = 0.02
 """If the simulation of today is off by a larger share of the step, nothing is predicted."""
 MODEL_ERROR = 0.0115
 """The root of the mean square of what predicted changes were off by, as a share of the step: ``docs/what_if.md``."""
-_SIGMAS = 1.645
+MODEL_ERROR_FROM = (
+    "what predictions were off by for ranks of gloo on a CPU (docs/what_if.md); on GPUs that was not measured"
+)
+SIGMAS = 1.645
 """Half of a 90 % interval in standard deviations."""
-_PADDING = 0.01
-"""By so large a share gradients of one job may differ, as buckets may be padded."""
 _OF_95 = 1.645 / 1.96
-_DRAWS = 1000
 
-NO_RANKS = "no rank was recorded in it: capture a step of training"
 NO_KAPPA = (
-    "by how much communication slows compute is not known ({why}): capture it with several collectives in a step, "
-    "some of them beside compute"
+    "by how much communication slows compute is not known ({why}): capture it with more steps, or with several "
+    "collectives in a step, some of them beside compute"
 )
 NO_KAPPA_ON_CPU = (
     "by how much communication slows compute is not known ({why}): give a second capture of the same job that hides "
     "more of its communication, or less, to 'ddp-prof whatif --calibrate'"
 )
-QUEUED = (
-    "up to {at_once} of its collectives of gloo run at once and share cores, so their times say nothing of one alone: "
-    "capture one that waits for each, such as naive, and give it to 'ddp-prof whatif --calibrate'"
-)
 OFF = (
     "a simulation of today's step is off by {off:.1f} %, and at most {most:.0f} % is allowed: something else than "
     "backward and its collectives decides how long the step is (on a GPU, 'ddp-prof critical' shows what)"
 )
-SHARED = "its ranks share a GPU and take turns on it, so its times are no link's: capture it with a GPU for each rank"
-ALONE = "it has one rank, which has nobody to communicate with: capture it with several ranks"
-WHOLE_GRAPHS = f"{GRAPHS}: record with --cuda-graph-trace=node"
 BEYOND = (
     "its largest collective, {size}, is more than twice the largest measured one, {largest}: "
     "capture it with buckets of {needed}"
@@ -88,12 +81,15 @@ NO_TRANSFERS = (
 )
 SAME_RANKS = "it has that many ranks today, so nothing changes"
 IS_HALF = "its gradients are sent with two bytes a number today, as the names of NCCL's kernels say"
-OTHER_JOB = "--calibrate has another job, {difference}: give a capture of the same job, with the same model and ranks"
 OTHER_RANKS = (
     "a link between {ranks} ranks says nothing of one between {asked}, nor of other nodes: "
     "capture it with {asked} ranks"
 )
 SAME = "the same buckets as today"
+SAME_TIME = "the time per byte of today"
+FEW_SHARED = (
+    "only {shared} steps are in the captures of all ranks, and {least} are needed: record all ranks at the same time"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +100,7 @@ class Prediction:
         change: Words for it.
         calls, largest_bytes: Collectives of a step, and the bytes of the largest; ``None`` if not predicted.
         change_ns, low_ns, high_ns: With a 90 % interval; ``None`` for ``reason``.
-        verdict: ``gain``, ``loss``, ``cannot be told``, or ``not predicted``.
+        verdict: ``gain``, ``loss``, ``no change`` of what is so today, ``cannot be told``, or ``not predicted``.
         beyond_ns: What the line says where it was not measured, which is no prediction.
         parts_ns: Half of the interval by each doubt alone.
     """
@@ -129,9 +125,12 @@ class RunPrediction(FrameResult):
         reason: Why nothing is predicted.
         rank: The rank whose steps were simulated: of several, the one whose collectives take least, as it waits least.
         steps: How many steps were simulated; ``measured_ns`` is their mean length, ``simulated_ns`` that of today.
-        kappa: How many times as long compute takes beside communication.
+        kappa: How many times as long compute takes beside communication, over all time beside it (``cost.kappa`` is
+            that of the kernels that could be compared: ``docs/metrics.md``).
         bucket_bytes: Of today's buckets.
         sizes_from, doubts: Where the bytes of gradients are from, and what is assumed.
+        notes: Which ranks are left out, and why.
+        shared_steps: Of how many steps it is known what the ranks wait for; ``None`` for one rank.
     """
 
     reason: str | None
@@ -146,52 +145,12 @@ class RunPrediction(FrameResult):
     gradients: int = 0
     sizes_from: str | None = None
     doubts: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    shared_steps: int | None = None
 
     def to_frame(self) -> DataFrame:
         """One row per change; times in nanoseconds."""
         return make_frame(Prediction, self.predictions)
-
-
-@dataclass(frozen=True)
-class Captured:
-    """What captures of a run tell.
-
-    Attributes:
-        structures: Of the captured ranks.
-        parameters: Bytes of the trained parameters by ``run.json``; empty where unknown.
-        holds_at_most: See :class:`Predictor`.
-        shares_gpu: Whether ranks take turns on a GPU; ``is_alone``: whether the job has one rank only.
-    """
-
-    structures: tuple[RankStructure, ...]
-    parameters: tuple[int, ...] = ()
-    holds_at_most: bool = False
-    shares_gpu: bool = False
-    is_alone: bool = False
-
-    @property
-    def reason(self) -> str | None:
-        """Why nothing can be predicted from them, whatever is asked."""
-        reason = next((one.reason for one in self.structures if one.reason), None if self.structures else NO_RANKS)
-        if reason:
-            return WHOLE_GRAPHS if reason == GRAPHS else reason
-        if self.is_alone:
-            return ALONE
-        return SHARED if self.shares_gpu else None
-
-    @property
-    def queued(self) -> str | None:
-        """Why the times of its collectives are those of no link."""
-        at_once = max(one.at_once for one in self.structures)
-        return QUEUED.format(at_once=at_once) if at_once > 1 and self.structures[0].is_gloo else None
-
-    @property
-    def least_waiting(self) -> int:
-        """The rank whose collectives take least, as it waits least for the others."""
-        return int(np.argmin([float(one.took_ns.mean()) for one in self.structures]))
-
-    def gradients(self, parameters: Sequence[int] | None = None) -> Gradients | str:
-        return find_gradients(self.structures[self.least_waiting], self.parameters, parameters)
 
 
 def predict_run(
@@ -212,33 +171,33 @@ def predict_run(
             collectives of this run share cores, what one takes.
     """
     reason = own.reason or (calibration.reason if calibration else None)
-    source = calibration if calibration and own.reason is None and own.queued else own
-    reason = reason or source.queued or (_other_job(own, calibration) if calibration else None)
     if reason:
         return RunPrediction(reason)
-    at = own.least_waiting
-    structure = own.structures[at]
-    slowed = calibrate(structure, calibration.structures[calibration.least_waiting]) if calibration else find_slowed()
+    notes = tuple(own.left_out) + tuple(
+        f"--calibrate: {line}" for line in (calibration.left_out if calibration else ())
+    )
+    sources = _sources_of_link(own, calibration)
+    reason = sources if isinstance(sources, str) else own.other_job(calibration) if calibration else None
+    if reason or isinstance(sources, str):
+        return RunPrediction(reason, notes=notes)
+    structure = own.least_waiting
+    slowed = _find_slowed(structure, find_slowed, calibration)
     if slowed.share is None:
-        words = NO_KAPPA_ON_CPU if structure.on_host else NO_KAPPA
-        why = slowed.reason or ON_CPU
-        return RunPrediction(why if calibration else words.format(why=why))
-    gradients, of_link = own.gradients(parameters), source.gradients(parameters)
-    for found in (gradients, of_link):
-        if isinstance(found, str):
-            return RunPrediction(found)
-    assert not isinstance(gradients, str)
-    assert not isinstance(of_link, str)
-    link = fit_link(source.structures[source.least_waiting].took_ns.astype(float), of_link.bucket_bytes)
+        return RunPrediction(slowed.reason, notes=notes)
+    gradients = own.gradients(parameters)
+    if isinstance(gradients, str):
+        return RunPrediction(gradients, notes=notes)
+    link = _fit_link(sources, own, gradients, parameters)
     if isinstance(link, str):
-        return RunPrediction(link, sizes_from=gradients.source, doubts=gradients.doubts)
+        return RunPrediction(link, sizes_from=gradients.source, doubts=gradients.doubts, notes=notes)
     predictor = Predictor(
         structure,
         gradients,
         link,
         slowed,
         holds_at_most=own.holds_at_most,
-        transfers=_fit_transfers(own.structures, gradients),
+        transfers=own.transfers(gradients),
+        shared_steps=len(own.shared_keys) if len(own.usable) > 1 else None,
     )
     answer = RunPrediction(
         None,
@@ -252,26 +211,51 @@ def predict_run(
         gradients=len(gradients.bytes) if gradients.are_single else 0,
         sizes_from=gradients.source,
         doubts=gradients.doubts,
+        notes=notes,
+        shared_steps=predictor.shared_steps,
     )
     if predictor.off > MOST_OFF:
         return replace(answer, reason=OFF.format(off=100 * predictor.off, most=100 * MOST_OFF))
-    ranks = len(own.structures)
+    ranks = len(own.usable)
     return replace(answer, predictions=tuple(predictor.answer(one, ranks) for one in questions))
 
 
-def _other_job(own: Captured, calibration: Captured) -> str | None:
-    """Why a capture is none of the same job; ``None`` if nothing tells that."""
-    one, other = own.structures[own.least_waiting], calibration.structures[calibration.least_waiting]
-    if one.on_host != other.on_host:
-        difference = "on a CPU" if other.on_host else "on a GPU"
-    elif one.world_size and other.world_size and one.world_size != other.world_size:
-        difference = f"of {other.world_size} ranks and not of {one.world_size}"
-    elif one.sizes_from and other.sizes_from and abs(one.bytes.sum() - other.bytes.sum()) > _PADDING * one.bytes.sum():
-        sizes = [mebibytes(int(structure.bytes.sum())) for structure in (other, one)]
-        difference = "whose gradients have {} and not {}".format(*sizes)
-    else:
-        return None
-    return OTHER_JOB.format(difference=difference)
+def _sources_of_link(own: Captured, calibration: Captured | None) -> list[Captured] | str:
+    """The runs whose collectives tell what one takes alone; a text says why none does."""
+    runs = [own, calibration] if calibration else [own]
+    found = [one for one in runs if not one.queued]
+    return found or runs[-1].queued or ""
+
+
+def _find_slowed(structure: RankStructure, find: Callable[[], Slowed], calibration: Captured | None) -> Slowed:
+    """How much communication slows: by kernels, or by two runs; of both the one that is known better."""
+    by_kernels = find()
+    by_runs = calibrate(structure, calibration.least_waiting) if calibration else None
+    known = [one for one in (by_kernels, by_runs) if one is not None and one.share is not None]
+    if known:
+        return min(known, key=_width)
+    if by_runs is not None:
+        return by_runs
+    words = NO_KAPPA_ON_CPU if structure.on_host else NO_KAPPA
+    return Slowed(None, None, None, words.format(why=by_kernels.reason or ON_CPU))
+
+
+def _width(slowed: Slowed) -> float:
+    return 1.0 if slowed.low is None or slowed.high is None else slowed.high - slowed.low
+
+
+def _fit_link(
+    sources: Sequence[Captured], own: Captured, gradients: Gradients, parameters: Sequence[int] | None
+) -> LinkFit | str:
+    """A line through the collectives of these runs."""
+    means_ns, sizes = [], []
+    for source in sources:
+        found = gradients if source is own else source.gradients(parameters)
+        if isinstance(found, str):
+            return found
+        means_ns.append(source.least_waiting.took_ns.mean(axis=0))
+        sizes.append(found.bucket_bytes)
+    return fit_means(np.concatenate(means_ns), np.concatenate(sizes))
 
 
 class Predictor:
@@ -279,6 +263,7 @@ class Predictor:
 
     Attributes:
         holds_at_most: Whether a bucket holds at most its cap, as ours do, instead of being closed when it reaches it.
+        transfers: What a collective takes that waits for no rank, by ``shared_steps`` steps; ``None`` if not known.
     """
 
     def __init__(
@@ -290,9 +275,10 @@ class Predictor:
         *,
         holds_at_most: bool = False,
         transfers: LinkFit | None = None,
+        shared_steps: int | None = None,
     ) -> None:
         self.structure, self.gradients, self.link, self.slowed = structure, gradients, link, slowed
-        self.holds_at_most, self.transfers = holds_at_most, transfers
+        self.holds_at_most, self.transfers, self.shared_steps = holds_at_most, transfers, shared_steps
         self.share = min(0.95, max(0.0, slowed.share or 0.0))
         self.today = divide_today(structure, gradients, self.share)
 
@@ -332,19 +318,19 @@ class Predictor:
         model: StepModel,
         link: LinkTimes,
         share: float,
+        transfers: LinkTimes | None = None,
     ) -> Floats:
         before = simulate(model, self.gradients.buckets, link, share)
-        wire, changed, times = 1.0, model, link
-        if question.kind == VIEWS:
-            changed = model.without_copies()
-        elif question.kind == HALF_BYTES:
+        changed = model.without_copies() if question.saves_copies else model
+        wire, times = 1.0, link
+        if question.kind == HALF_BYTES:
             wire = 0.5
         elif question.kind == TIME_PER_BYTE:
             times = replace(link, ns_per_byte=link.ns_per_byte * (question.value or 1.0))
         elif question.kind == COMMUNICATION:
             times = LinkTimes(0.0, 0.0)
         elif question.kind == WAITS and self.transfers is not None:
-            times = self.transfers.times
+            times = transfers or self.transfers.times
         return simulate(changed, buckets, times, share, wire) - before
 
     def answer(self, question: Question, ranks: int) -> Prediction:
@@ -356,6 +342,8 @@ class Predictor:
             return _refused(question, NOT_DIVIDED)
         sizes = self.gradients.bytes
         largest = max(int(sizes[list(bucket)].sum()) for bucket in buckets)
+        if same := self._why_same(question, buckets):
+            return Prediction(question.text, len(buckets), largest, 0, 0, 0, NO_CHANGE, same)
         change_ns = self.change_ns(question, buckets)
         mean_ns = float(change_ns.mean())
         if question.kind in (BUCKET_SIZE, ONE_BUCKET) and not self.link.reaches(largest):
@@ -365,8 +353,6 @@ class Predictor:
                 _refused(question, reason), calls=len(buckets), largest_bytes=largest, beyond_ns=round(mean_ns)
             )
         parts = dict(self._doubts(question, buckets, change_ns))
-        if not np.any(change_ns) and question.kind in (BUCKET_SIZE, ONE_BUCKET):
-            return Prediction(question.text, len(buckets), largest, 0, 0, 0, CANNOT_BE_TOLD, SAME)
         half = hypot(*parts.values())
         low, high = mean_ns - half, mean_ns + half
         verdict = GAIN if high < 0 else LOSS if low > 0 else CANNOT_BE_TOLD
@@ -381,6 +367,14 @@ class Predictor:
             parts_ns={name: round(ns) for name, ns in parts.items()},
         )
 
+    def _why_same(self, question: Question, buckets: Buckets) -> str | None:
+        """Why nothing changes: it is so today; ``None`` if it is not."""
+        if question.saves_copies:
+            return None
+        if question.kind in (BUCKET_SIZE, ONE_BUCKET) and [list(one) for one in buckets] == self.gradients.buckets:
+            return SAME
+        return SAME_TIME if question.kind == TIME_PER_BYTE and question.value == 1 else None
+
     def _refuse(self, question: Question, ranks: int) -> str | None:
         if question.kind == RANKS:
             if self.structure.world_size == question.value:
@@ -394,10 +388,11 @@ class Predictor:
             if ranks < world:
                 return SOME_RANKS.format(ranks=ranks, world=world, files=MOST_FILES)
             if question.kind == WAITS and self.transfers is None:
-                return NO_TRANSFERS
+                shared = self.shared_steps or 0
+                return FEW_SHARED.format(shared=shared, least=LEAST_STEPS) if shared < LEAST_STEPS else NO_TRANSFERS
         if question.kind == HALF_BYTES and self.structure.are_half:
             return IS_HALF
-        if question.kind == VIEWS and not self.today.model.copy_ns.any():
+        if question.saves_copies and not self.today.model.copy_ns.any():
             return NO_COPIES
         return None
 
@@ -409,13 +404,18 @@ class Predictor:
             changed = self._changed(question, buckets, at, times, slowed)
             return abs(float(changed.mean() - change_ns.mean()))
 
-        yield "steps", _half_of_blocks(change_ns)
+        yield "steps", half_of_blocks(change_ns)
         low, high = self.slowed.low, self.slowed.high
-        ends = (min(0.95, max(0.0, end)) for end in (0.0 if low is None else low, 1.0 if high is None else high))
-        by_share = [(end, divide_today(self.structure, self.gradients, end)) for end in ends]
+        shares = (min(0.95, max(0.0, end)) for end in (0.0 if low is None else low, 1.0 if high is None else high))
+        by_share = [(end, divide_today(self.structure, self.gradients, end)) for end in shares]
         yield "kappa", _OF_95 * max(moved(today.model, link.times, end) for end, today in by_share)
         yield "time per byte", max(moved(model, link.turned(sign), share) for sign in (-1.0, 1.0))
         yield "overhead", max(moved(model, link.raised(sign), share) for sign in (-1.0, 1.0))
+        if question.kind == WAITS and self.transfers is not None:
+            lines = self.transfers
+            ends = [of(sign) for of in (lines.turned, lines.raised) for sign in (-1.0, 1.0)]
+            offs = [float(self._changed(question, buckets, model, link.times, share, end).mean()) for end in ends]
+            yield "transfers", max(abs(off - float(change_ns.mean())) for off in offs)
         if not self.today.knows_ready:
             at = (self.today.early, self.today.late)
             yield "ready", max(moved(one, link.times, share) for one in at)
@@ -423,38 +423,8 @@ class Predictor:
         if question.kind == BUCKET_SIZE and rule is not None and rule.is_either and not self.holds_at_most:
             others = fill_until_reached(self.gradients.bytes, question.cap_bytes, question.cap_bytes)
             yield "first bucket", abs(float(self.change_ns(question, others).mean() - change_ns.mean()))
-        yield "model", _SIGMAS * MODEL_ERROR * float(self.today.measured_ns.mean())
+        yield "model", SIGMAS * MODEL_ERROR * float(self.today.measured_ns.mean())
 
 
 def _refused(question: Question, reason: str) -> Prediction:
     return Prediction(question.text, None, None, None, None, None, REFUSED, reason)
-
-
-def _half_of_blocks(values: Floats) -> float:
-    """Half of the 90 % interval of the mean, by drawing blocks of following steps (H. Künsch, 1989).
-
-    Steps near each other are alike; a block has the cube root of their number. Few blocks differ less than all would:
-    Student's t for their number makes up for that.
-    """
-    count = len(values)
-    length = max(1, int(count ** (1 / 3) + 1e-9))
-    blocks = count / length
-    generator = np.random.default_rng(0)
-    starts = generator.integers(0, count - length + 1, (_DRAWS, -(-count // length)))
-    rows = (starts[..., None] + np.arange(length)).reshape(_DRAWS, -1)[:, :count]
-    deviation = float(values[rows].mean(axis=1).std())
-    return float(t_95(blocks - 1) * deviation * np.sqrt(blocks / (blocks - 1)))
-
-
-def _fit_transfers(structures: Sequence[RankStructure], gradients: Gradients) -> LinkFit | None:
-    """What collectives take without waits: the shortest part of the ranks; ``None`` for one rank."""
-    keys = structures[0].keys
-    for one in structures[1:]:
-        keys = np.intersect1d(keys, one.keys)
-    if len(structures) < 2 or not len(keys) or len({one.calls for one in structures}) > 1:
-        return None
-    parts = [one.took_ns[np.isin(one.keys, keys)] for one in structures]
-    if len({part.shape for part in parts}) > 1:
-        return None
-    found = fit_link(np.minimum.reduce(parts).astype(float), gradients.bucket_bytes)
-    return None if isinstance(found, str) else found

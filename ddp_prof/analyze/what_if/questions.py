@@ -14,13 +14,25 @@ COMMUNICATION, WAITS, RANKS = "without communication", "without waits for late r
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A change of one thing; ``value`` is MiB of a bucket, a factor of the time per byte, or a number of ranks."""
+    """A change; ``value`` is MiB of a bucket, a factor of the time per byte, or a number of ranks.
+
+    ``with_views``: together with ``gradient_as_bucket_view=True``.
+    """
 
     kind: str
     value: float | None = None
+    with_views: bool = False
 
     @property
     def text(self) -> str:
+        return f"{self._alone}, {VIEWS}" if self.with_views else self._alone
+
+    @property
+    def saves_copies(self) -> bool:
+        return self.with_views or self.kind == VIEWS
+
+    @property
+    def _alone(self) -> str:
         if self.kind == BUCKET_SIZE:
             return f"bucket size {self.value:g} MiB"
         if self.kind == TIME_PER_BYTE:

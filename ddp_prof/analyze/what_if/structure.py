@@ -45,6 +45,7 @@ LEAST_STEPS = 3
 ALIKE = 0.75
 """At least this share of steps must have the same kernels; the others are left out."""
 
+NO_STEPS = "no steps are marked in it: name a range that each step has with --step-range, or mark steps"
 NO_GRADIENTS = "no collective of this capture is known to reduce gradients: capture a step of training with backward"
 SEVERAL_PASSES = (
     "its steps have several synchronized passes of backward: capture it without accumulation, or under no_sync()"
@@ -97,7 +98,8 @@ class RankStructure(Brief):
     """The chosen steps of a rank; times are those of the trace, shapes (steps,) and (steps, collectives).
 
     Attributes:
-        reason: Why nothing of the rank can be predicted; all else is then empty.
+        reason: Why nothing of the rank can be predicted; all else but its number is then empty.
+        is_of_job: Whether that is so for the whole job.
         on_host: Whether its compute is on the CPU.
         keys: See ``RankEvents.step_keys``.
         bytes: Of each collective, where the capture says it; ``UNKNOWN`` where not.
@@ -133,6 +135,7 @@ class RankStructure(Brief):
     out: Copied | None = None
     at_once: int = 1
     are_half: bool = False
+    is_of_job: bool = False
 
     @property
     def took_ns(self) -> Ints:
@@ -145,21 +148,27 @@ class RankStructure(Brief):
 
 def find_structure(rank: RankEvents) -> RankStructure:
     """What a prediction needs of a rank; with a reason if its steps cannot be predicted."""
+    return replace(_find_structure(rank), rank=rank.rank)
+
+
+def _find_structure(rank: RankEvents) -> RankStructure:
     if reason := why_unknown(rank):
         return RankStructure(reason)
     found = find_timings(rank)
     timings = select(found.timings, carry_gradients(found) & (found.timings.step != UNKNOWN))
-    if not len(timings) or not rank.has_steps:
+    if not rank.has_steps:
+        return RankStructure(NO_STEPS)
+    if not len(timings):
         return RankStructure(NO_GRADIENTS)
     if rank.clocks_disagree:
         return RankStructure(OTHER_CLOCK)
     if rank.passes.any_several:
         return RankStructure(SEVERAL_PASSES)
     if np.any(timings.operation == OPERATIONS.index(REDUCE_SCATTER)):
-        return RankStructure(SHARDED)
+        return RankStructure(SHARDED, is_of_job=True)
     groups = len({*distinct(timings.group)} - {UNKNOWN})
     if groups > 1:
-        return RankStructure(SEVERAL_GROUPS.format(groups=groups))
+        return RankStructure(SEVERAL_GROUPS.format(groups=groups), is_of_job=True)
     steps = _usual_steps(rank, timings)
     if isinstance(steps, str):
         return RankStructure(steps)
@@ -201,7 +210,6 @@ def find_structure(rank: RankEvents) -> RankStructure:
         resumes_ns = np.maximum(resumes_ns, out.ends_ns.max(axis=1))
     return RankStructure(
         reason=None,
-        rank=rank.rank,
         world_size=rank.trace.world_size,
         on_host=rank.device is None,
         is_gloo=bool(np.any(rank.operations.activity == UNKNOWN)),
@@ -243,9 +251,24 @@ def _usual_steps(rank: RankEvents, timings: CollectiveTimings) -> Ints | str:
     is_usual = has_calls & np.array([kind == usual for kind in of_step], np.bool_)
     if is_usual.sum() < max(LEAST_STEPS, ALIKE * has_calls.sum()):
         return DIFFER.format(same=int(is_usual.sum()), steps=int(has_calls.sum()))
-    rows = np.flatnonzero(is_usual)
-    chosen: Ints = steps[rows[np.unique(np.linspace(0, len(rows) - 1, min(len(rows), MOST_STEPS)).round().astype(int))]]
+    usual = steps[is_usual]
+    chosen: Ints = usual[spread_evenly(rank.step_keys[usual])]
     return chosen
+
+
+def spread_evenly(keys: Ints) -> Ints:
+    """The positions of at most ``MOST_STEPS`` steps, evenly spread; ranks with the same steps choose the same ones.
+
+    Multiples of the golden section, without their whole part, are evenly spread (Knuth, 6.4), and which are small hangs
+    on a step's own key alone: a step more or less of one rank moves no other one.
+    """
+    spread = (keys.astype(np.uint64) * np.uint64(_GOLDEN)) & np.uint64(0xFFFF_FFFF)
+    found: Ints = np.sort(np.argsort(spread, kind="stable")[:MOST_STEPS])
+    return found
+
+
+_GOLDEN = 2_654_435_769
+"""2^32 times the golden section, without its whole part."""
 
 
 def _are_half(rank: RankEvents) -> bool:

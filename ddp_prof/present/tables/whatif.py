@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.overlap import TraceOverlap
-from ddp_prof.analyze.what_if.prediction import GAIN, Prediction, RunPrediction
+from ddp_prof.analyze.what_if.prediction import (
+    GAIN,
+    MODEL_ERROR,
+    MODEL_ERROR_FROM,
+    SIGMAS,
+    Prediction,
+    RunPrediction,
+)
 from ddp_prof.columns import Row
 from ddp_prof.present.columns import ms, times_of
 from ddp_prof.present.headlines import cost_text
@@ -37,14 +44,33 @@ def what_if_view(run: TraceOverlap, cost: RunCost, found: RunPrediction) -> Tabl
         measured_ns=found.measured_ns,
         simulated_ns=found.simulated_ns,
         kappa=found.kappa,
+        kappa_of_step=found.kappa,
+        model_error={"share_of_step": MODEL_ERROR, "from": MODEL_ERROR_FROM},
+        shared_steps=found.shared_steps,
         link=found.link and asdict(found.link),
         sizes={"source": found.sizes_from, "bucket_bytes": list(found.bucket_bytes), "doubts": list(found.doubts)},
         predictions=[asdict(one) for one in found.predictions],
+        left_out=list(found.notes),
         warnings=list(run.warnings),
     )
-    notes = [*([_HOW_TO_READ] if rows else []), *_reasons(rows), *found.doubts, *run.warnings]
+    notes = [*_how_to_read(found, cost.cost.kappa), *_reasons(rows), *found.doubts, *found.notes, *run.warnings]
     shown = [{key: cell for key, cell in row.items() if key != "why"} for row in rows]
     return TableView(join_lines(title), rows, notes, document, shown)
+
+
+def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str]:
+    if found.measured_ns is None or not found.predictions:
+        return
+    yield _HOW_TO_READ
+    model = milliseconds(round(SIGMAS * MODEL_ERROR * found.measured_ns))
+    yield f"each interval holds at least {model}, {percent(MODEL_ERROR)} of a step: {MODEL_ERROR_FROM}"
+    if found.kappa is not None and of_kernels is not None:
+        yield (
+            f"beside a collective the simulated compute takes {found.kappa:.2f} times as long, which is kappa of the "
+            f"step, over all time beside communication; {of_kernels:.2f} is that of the kernels that could be compared"
+        )
+    if found.shared_steps is not None:
+        yield f"what collectives take without waits is known from {count_noun(found.shared_steps, 'step')} of all ranks"
 
 
 def _reasons(rows: Sequence[Row]) -> list[str]:

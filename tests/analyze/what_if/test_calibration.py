@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from ddp_prof.analyze.statistics import Numbers
 from ddp_prof.analyze.step_cost import Slowed
 from ddp_prof.analyze.what_if import questions as ask
-from ddp_prof.analyze.what_if.calibration import calibrate
-from ddp_prof.analyze.what_if.prediction import Captured, predict_run
+from ddp_prof.analyze.what_if.calibration import calibrate, slowed_between
+from ddp_prof.analyze.what_if.captured import Captured
+from ddp_prof.analyze.what_if.prediction import RunPrediction, predict_run
 from ddp_prof.analyze.what_if.questions import Question
+from ddp_prof.analyze.what_if.rules import fill_until_reached
 from tests.analyze.what_if.test_prediction import JOB, SIZES, buckets_of
 
 ALL = [list(range(len(SIZES)))]
@@ -38,6 +42,58 @@ def test_captures_of_different_jobs_are_refused() -> None:
     found = calibrate(SLOWER.capture(buckets_of(10), steps=3), other.capture(ALL, steps=3))
     assert found.share is None
     assert "record both again" in str(found.reason)
+
+
+@pytest.mark.parametrize(("steps", "alike"), [(3, 0.0), (30, 0.0), (60, 0.3)])
+def test_the_interval_holds_the_truth_in_19_of_20_pairs(steps: int, alike: float) -> None:
+    """By a plain bootstrap it held it in 14 of 20 pairs of 3 steps."""
+    random, inside, pairs = np.random.default_rng(5), 0, 300
+
+    def noise() -> Numbers:
+        found = random.normal(size=steps)
+        for at in range(1, steps):
+            found[at] = alike * found[at - 1] + (1 - alike**2) ** 0.5 * found[at]
+        return found
+
+    def times(mean_ms: float, beside_ms: float) -> Numbers:
+        return 1e6 * np.stack([mean_ms + 0.4 * beside_ms + noise(), beside_ms + 0.2 * noise()], axis=1)
+
+    for _ in range(pairs):
+        found = slowed_between(times(100, 20), times(100, 0.5))
+        assert found.low is not None
+        assert found.high is not None
+        inside += found.low <= 0.4 <= found.high
+    assert 0.92 <= inside / pairs <= 0.99
+
+
+def test_where_a_capture_tells_its_own_slowdown_a_second_one_that_hides_as_much_is_no_obstacle() -> None:
+    one = SLOWER.capture(buckets_of(10), steps=3)
+    captured = Captured((one,), parameters=SIZES[::-1])
+    found = predict_run(
+        captured, [Question(ask.BUCKET_SIZE, 40)], lambda: Slowed(0.4, 0.39, 0.41, None), None, captured
+    )
+    assert found.reason is None
+
+
+def test_a_second_capture_adds_sizes_to_the_line() -> None:
+    """Two sizes are on any line: with those of the other capture it is known how far off it is."""
+    own, other = (
+        SLOWER.capture(buckets, steps=3)
+        for buckets in (fill_until_reached(np.array(SIZES), 2**20, 2**30), buckets_of(10))
+    )
+    slowed = Slowed(0.4, 0.4, 0.4, None)
+
+    def answer(*calibration: Captured) -> RunPrediction:
+        captured = Captured((own,), parameters=SIZES[::-1])
+        return predict_run(captured, [Question(ask.BUCKET_SIZE, 10)], lambda: slowed, None, *calibration)
+
+    alone, both = answer(), answer(Captured((other,), parameters=SIZES[::-1]))
+    truth = SLOWER.length_ns(buckets_of(10)) - float((own.ends_ns - own.begins_ns).mean())
+    (wide,), (narrow,) = alone.predictions, both.predictions
+    assert narrow.change_ns == pytest.approx(truth, rel=0.05)
+    assert both.link is not None
+    assert both.link.sizes > 2
+    assert narrow.parts_ns["time per byte"] < 0.2 * wide.parts_ns["time per byte"]
 
 
 def test_a_capture_on_a_cpu_is_predicted_from_with_a_second_one() -> None:

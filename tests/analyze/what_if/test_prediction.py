@@ -13,18 +13,19 @@ from ddp_prof import load_runs
 from ddp_prof.analyze.quality import GRAPHS
 from ddp_prof.analyze.step_cost import ON_CPU, Slowed
 from ddp_prof.analyze.what_if import questions as ask
+from ddp_prof.analyze.what_if.blocks import half_of_blocks
+from ddp_prof.analyze.what_if.captured import Captured
 from ddp_prof.analyze.what_if.link import fit_link
 from ddp_prof.analyze.what_if.prediction import (
     CANNOT_BE_TOLD,
     GAIN,
     LOSS,
     MOST_FILES,
+    NO_CHANGE,
     REFUSED,
-    Captured,
     Prediction,
     Predictor,
     RunPrediction,
-    _half_of_blocks,
     predict_run,
 )
 from ddp_prof.analyze.what_if.questions import Question
@@ -148,7 +149,7 @@ def test_intervals_cover_the_truth_of_noisy_captures() -> None:
 
 def test_today_itself_is_no_change() -> None:
     found = one_of(JOB.capture(buckets_of(10)), Question(ask.BUCKET_SIZE, 10))
-    assert (found.change_ns, found.verdict, found.reason) == (0, CANNOT_BE_TOLD, "the same buckets as today")
+    assert (found.change_ns, found.verdict, found.reason) == (0, NO_CHANGE, "the same buckets as today")
 
 
 class TestRefusals:
@@ -274,7 +275,7 @@ class TestOnARealJob:
         *sizes, one, _ = found.predictions
         changes = [size.change_ns or 0 for size in sizes]
         assert max(changes) - min(changes) <= 300_000
-        assert {size.verdict for size in sizes} == {CANNOT_BE_TOLD}
+        assert {size.verdict for size in sizes} == {CANNOT_BE_TOLD, NO_CHANGE}
         assert one.verdict == REFUSED
         assert one.beyond_ns is not None
         assert 1_500_000 <= one.beyond_ns <= 2_700_000
@@ -305,7 +306,8 @@ class TestWaits:
 
     def test_all_ranks_whose_transfers_are_on_no_line_are_not_asked_for_all_ranks(self) -> None:
         one = replace(JOB.capture(buckets_of(10)), world_size=2)
-        other = replace(one, keys=one.keys + 100)  # no step of both
+        took_ns = np.where(one.bytes > np.median(one.bytes), 10**4, 10**8)  # large ones take least
+        other = replace(one, end_ns=one.start_ns + took_ns)
         waits, without = ask_of(one, other, asked=self.ASKED).predictions
         assert (waits.verdict, "are on no line" in str(waits.reason)) == (REFUSED, True)
         assert without.verdict == GAIN
@@ -328,7 +330,7 @@ def test_the_interval_of_few_steps_holds_their_mean_in_nine_of_ten_captures(step
     """Drawn blocks alone held it in six of ten captures of three steps."""
     random = np.random.default_rng(2)
     values = [random.normal(size=steps) for _ in range(400)]
-    inside = sum(abs(float(one.mean())) <= _half_of_blocks(one) for one in values)
+    inside = sum(abs(float(one.mean())) <= half_of_blocks(one) for one in values)
     assert 0.86 * 400 <= inside <= 0.97 * 400
 
 
@@ -352,3 +354,30 @@ def test_what_a_call_costs_has_a_doubt_of_its_own() -> None:
     assert other.link.level_error > 40 * TICK_NS / structure.calls**0.5
     parts = dict(other._doubts(SMALLER, other.buckets(SMALLER) or [], other.change_ns(SMALLER, buckets_of(4))))
     assert parts["overhead"] > 0
+
+
+def test_other_buckets_that_change_nothing_are_not_those_of_today() -> None:
+    """Where all is hidden, other buckets make no difference: that is no reason to call them the same."""
+    job = replace(JOB, works=tuple(20 * work for work in JOB.works), slowed=0.0, overhead=1, per_mb=0.5)
+    structure = job.capture(buckets_of(10), steps=3)
+    found = ask_of(structure, asked=[Question(ask.BUCKET_SIZE, 12)], slowed=Slowed(0.0, 0.0, 0.0, None))
+    (one,) = found.predictions
+    assert one.change_ns == 0
+    assert (one.verdict, one.reason) == (CANNOT_BE_TOLD, None)
+
+
+def test_the_time_per_byte_of_today_is_no_change() -> None:
+    found = one_of(CAPTURE, Question(ask.TIME_PER_BYTE, 1.0))
+    assert (found.change_ns, found.verdict, found.reason) == (0, NO_CHANGE, "the time per byte of today")
+
+
+def test_buckets_and_views_at_once() -> None:
+    """Both changes interact: with larger buckets other copies hide the last collective."""
+    job = replace(JOB, copy_per_mb=8)
+    structure = job.capture(buckets_of(10))
+    truth = JOB.length_ns(buckets_of(30)) - job.length_ns(buckets_of(10))
+    found = one_of(structure, Question(ask.BUCKET_SIZE, 30, with_views=True))
+    assert found.change == "bucket size 30 MiB, gradient_as_bucket_view"
+    assert found.change_ns == pytest.approx(truth, rel=0.05)
+    refused = one_of(CAPTURE, Question(ask.BUCKET_SIZE, 30, with_views=True))
+    assert (refused.verdict, "copied out of buckets" in str(refused.reason)) == (REFUSED, True)

@@ -1,0 +1,137 @@
+"""What the captures of a run tell together: which ranks can be used, and what of the job they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property, reduce
+
+import numpy as np
+
+from ddp_prof.analyze.quality import GRAPHS
+from ddp_prof.analyze.what_if.link import LinkFit, fit_link
+from ddp_prof.analyze.what_if.rules import mebibytes
+from ddp_prof.analyze.what_if.sizes import Gradients, find_gradients
+from ddp_prof.analyze.what_if.structure import LEAST_STEPS, RankStructure
+from ddp_prof.table import Ints
+
+_PADDING = 0.01
+"""By so large a share gradients of one job may differ, as buckets may be padded."""
+
+NO_RANKS = "no rank was recorded in it: capture a step of training"
+QUEUED = (
+    "up to {at_once} of its collectives of gloo run at once and share cores, so their times say nothing of one alone: "
+    "capture one that waits for each, such as naive, and give it to 'ddp-prof whatif --calibrate'"
+)
+SHARED = "its ranks share a GPU and take turns on it, so its times are no link's: capture it with a GPU for each rank"
+ALONE = "it has one rank, which has nobody to communicate with: capture it with several ranks"
+WHOLE_GRAPHS = f"{GRAPHS}: record with --cuda-graph-trace=node"
+OTHER_JOB = "--calibrate has another job, {difference}: give a capture of the same job, with the same model and ranks"
+LEFT_OUT = "{ranks} left out: {reason}"
+
+
+@dataclass(frozen=True)
+class Captured:
+    """What captures of a run tell.
+
+    Attributes:
+        structures: Of the captured ranks.
+        parameters: Bytes of the trained parameters by ``run.json``; empty where unknown.
+        holds_at_most: See :class:`Predictor`.
+        shares_gpu: Whether ranks take turns on a GPU; ``is_alone``: whether the job has one rank only.
+    """
+
+    structures: tuple[RankStructure, ...]
+    parameters: tuple[int, ...] = ()
+    holds_at_most: bool = False
+    shares_gpu: bool = False
+    is_alone: bool = False
+
+    @cached_property
+    def usable(self) -> tuple[RankStructure, ...]:
+        """The ranks that can be used; not empty if there is no ``reason``."""
+        return tuple(one for one in self.structures if one.reason is None)
+
+    @property
+    def reason(self) -> str | None:
+        """Why nothing can be predicted from them, whatever is asked."""
+        if not self.structures:
+            return NO_RANKS
+        of_job_first = sorted(self.structures, key=lambda one: not one.is_of_job)
+        for one in of_job_first:
+            if one.reason and (one.is_of_job or not self.usable):
+                return _in_words(one.reason)
+        if self.is_alone:
+            return ALONE
+        return SHARED if self.shares_gpu else None
+
+    @property
+    def left_out(self) -> Iterator[str]:
+        """Which ranks are left out, a line for each reason."""
+        reasons = dict.fromkeys(one.reason for one in self.structures if one.reason)
+        for reason in reasons:
+            which = [one.rank for one in self.structures if one.reason == reason]
+            yield LEFT_OUT.format(ranks=_ranks_text(which), reason=_in_words(reason or ""))
+
+    @property
+    def queued(self) -> str | None:
+        """Why the times of its collectives are those of no link."""
+        at_once = max(one.at_once for one in self.usable)
+        return QUEUED.format(at_once=at_once) if at_once > 1 and self.usable[0].is_gloo else None
+
+    @cached_property
+    def least_waiting(self) -> RankStructure:
+        """The rank whose collectives take least, as it waits least for the others."""
+        return min(self.usable, key=lambda one: float(one.took_ns.mean()))
+
+    @cached_property
+    def shared_keys(self) -> Ints:
+        """The steps that were chosen of all ranks."""
+        return reduce(np.intersect1d, [one.keys for one in self.usable])
+
+    def gradients(self, parameters: Sequence[int] | None = None) -> Gradients | str:
+        return find_gradients(self.least_waiting, self.parameters, parameters)
+
+    def transfers(self, gradients: Gradients) -> LinkFit | None:
+        """What collectives take without waits: the shortest part of the ranks; ``None`` for one rank."""
+        ranks, keys = self.usable, self.shared_keys
+        if len(ranks) < 2 or len(keys) < LEAST_STEPS or len({one.calls for one in ranks}) > 1:
+            return None
+        parts = [one.took_ns[np.isin(one.keys, keys)] for one in ranks]
+        if len({part.shape for part in parts}) > 1:
+            return None
+        found = fit_link(np.minimum.reduce(parts).astype(float), gradients.bucket_bytes)
+        return None if isinstance(found, str) else found
+
+    def other_job(self, calibration: Captured) -> str | None:
+        """Why a capture is none of the same job; ``None`` if nothing tells that."""
+        one, other = self.least_waiting, calibration.least_waiting
+        if one.on_host != other.on_host:
+            difference = "on a CPU" if other.on_host else "on a GPU"
+        elif one.world_size and other.world_size and one.world_size != other.world_size:
+            difference = f"of {other.world_size} ranks and not of {one.world_size}"
+        elif (
+            one.sizes_from
+            and other.sizes_from
+            and abs(one.bytes.sum() - other.bytes.sum()) > _PADDING * one.bytes.sum()
+        ):
+            sizes = [mebibytes(int(structure.bytes.sum())) for structure in (other, one)]
+            difference = "whose gradients have {} and not {}".format(*sizes)
+        else:
+            return None
+        return OTHER_JOB.format(difference=difference)
+
+
+def _in_words(reason: str) -> str:
+    return WHOLE_GRAPHS if reason == GRAPHS else reason
+
+
+def _ranks_text(ranks: Sequence[int | None]) -> str:
+    known = [str(rank) for rank in sorted(rank for rank in ranks if rank is not None)]
+    unknown = len(ranks) - len(known)
+    if not known:
+        return "one rank is" if unknown == 1 else f"{unknown} ranks are"
+    more = [f"{unknown} more"] if unknown else []
+    listed = [*known, *more]
+    text = listed[0] if len(listed) == 1 else f"{', '.join(listed[:-1])} and {listed[-1]}"
+    return f"rank {text} is" if len(ranks) == 1 else f"ranks {text} are"
