@@ -124,7 +124,7 @@ def test_bucket_sizes_and_views_at_once(unet: Path) -> None:
     found = json.loads(run("whatif", *asked, unet).stdout)
     changes = {one["change"]: one["change_ns"] for one in found["predictions"]}
     today, larger, views, at_25, at_100 = changes.values()
-    assert list(changes)[-2:] == [f"bucket size {mb} MiB, gradient_as_bucket_view" for mb in (25, 100)]
+    assert list(changes)[-2:] == [f"bucket size {mb} MiB with gradient_as_bucket_view" for mb in (25, 100)]
     assert (today, at_25) == (0, views)
     assert at_100 < min(larger, views)
     wrong = run("whatif", "--views", "--together", unet)
@@ -140,4 +140,4 @@ def test_where_the_figures_of_a_prediction_are_from(unet: Path) -> None:
     assert "gloo on a CPU" in found["model_error"]["from"]
     text = run("whatif", "--views", unet).stdout
     assert "takes 1.46 times as long, which is kappa of the step" in text
-    assert "each interval holds at least 0.57 ms" in text
+    assert "0.57 ms of each half of an interval are the model's own error, 1.645 x 1.15 % of a step" in text

@@ -25,7 +25,7 @@ class Question:
 
     @property
     def text(self) -> str:
-        return f"{self._alone}, {VIEWS}" if self.with_views else self._alone
+        return f"{self._alone} with {VIEWS}" if self.with_views else self._alone
 
     @property
     def saves_copies(self) -> bool:

@@ -63,7 +63,8 @@ def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str
         return
     yield _HOW_TO_READ
     model = milliseconds(round(SIGMAS * MODEL_ERROR * found.measured_ns))
-    yield f"each interval holds at least {model}, {percent(MODEL_ERROR)} of a step: {MODEL_ERROR_FROM}"
+    share = f"{SIGMAS} x {100 * MODEL_ERROR:.2f} % of a step"
+    yield f"{model} of each half of an interval are the model's own error, {share}: {MODEL_ERROR_FROM}"
     if found.kappa is not None and of_kernels is not None:
         yield (
             f"beside a collective the simulated compute takes {found.kappa:.2f} times as long, which is kappa of the "

@@ -377,7 +377,7 @@ def test_buckets_and_views_at_once() -> None:
     structure = job.capture(buckets_of(10))
     truth = JOB.length_ns(buckets_of(30)) - job.length_ns(buckets_of(10))
     found = one_of(structure, Question(ask.BUCKET_SIZE, 30, with_views=True))
-    assert found.change == "bucket size 30 MiB, gradient_as_bucket_view"
+    assert found.change == "bucket size 30 MiB with gradient_as_bucket_view"
     assert found.change_ns == pytest.approx(truth, rel=0.05)
     refused = one_of(CAPTURE, Question(ask.BUCKET_SIZE, 30, with_views=True))
     assert (refused.verdict, "copied out of buckets" in str(refused.reason)) == (REFUSED, True)
