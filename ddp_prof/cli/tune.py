@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +16,14 @@ from ddp_prof.cli.options import TraceCommand
 from ddp_prof.cli.terminal import Output, is_quiet, say
 from ddp_prof.errors import DdpProfError, UsageError, WorkloadError
 from ddp_prof.present.table import TableOptions, show
+
+if TYPE_CHECKING:
+    from ddp_prof.tune.candidates import Candidates
+    from ddp_prof.tune.measure import Program
+    from ddp_prof.tune.session import Tuning
+    from ddp_prof.tune.tries import Try
+    from ddp_prof.tune.verdicts import Verdict
+    from ddp_prof.tune.why import Why
 
 
 class _TuneCommand(TraceCommand):
@@ -82,62 +93,37 @@ def tune(
     and each try ends as soon as it is decided. The program has DDP_PROF_TUNE=1 in its environment. Without --try, one
     capture and the doctor choose.
     """
-    from ddp_prof.atomic_file import protect_files, refuse_protected
-    from ddp_prof.capture.processes import hold_folder
-    from ddp_prof.cli.tables import comparison_views
+    from ddp_prof.atomic_file import protect_files
     from ddp_prof.train.launch import Stopped, stop_on_signals
-    from ddp_prof.tune.candidates import find_candidates
     from ddp_prof.tune.measure import Program
-    from ddp_prof.tune.page import write_tuning_page
-    from ddp_prof.tune.report import nothing_view, plan_lines, tuning_view, warning_of, why_view
+    from ddp_prof.tune.report import plan_lines, warning_of
     from ddp_prof.tune.session import Limits, Session
     from ddp_prof.tune.store import Store
-    from ddp_prof.tune.tries import TODAY, parse_tries
-    from ddp_prof.tune.why import find_why
+    from ddp_prof.tune.tries import parse_tries
 
+    _refuse_what_is_not_measured(plan, dry_run)
     try:
         tries = parse_tries(asked)
     except UsageError as error:
         raise click.UsageError(str(error), context) from error
     job, limits, environ = Program(program, warmup, steps), Limits(rounds, minutes, worth), dict(os.environ)
     if dry_run:
-        if not tries:
-            raise click.UsageError("--dry-run needs --try: without it, a capture shows what is worth trying", context)
-        for tried in (TODAY, *tries):
-            say(job.shown(tried))
+        _say_command_lines(job, tries)
         return
     job.refuse_parts(environ)
     context.with_resource(protect_files(Path(word) for word in program if Path(word).is_file()))
-    if page:  # now, and not after minutes of runs
-        refuse_protected(page)
-        if page.absolute() == store.absolute():
-            raise click.UsageError(f"--html: {page} is the database of --store", context)
-    report = partial(say, err=True)
-    quiet = is_quiet()
-
-    def progress(text: str) -> None:
-        if not quiet:
-            report(text)
-
+    _refuse_page(page, store)
+    progress = (lambda _text: None) if is_quiet() else _report
     progress(f"note: {warning_of(limits)}")
-
-    def refuse() -> None:
-        raise WorkloadError(f"{store.parent}: another tuning writes there and would disturb this one: wait for it")
-
-    store.absolute().parent.mkdir(parents=True, exist_ok=True)
+    because = None
     try:
-        with stop_on_signals(), hold_folder(store.absolute().parent, refuse):
+        with stop_on_signals(), _hold_folder_of(store):
             if not tries:
-                progress("one capture shows what is worth trying (else: --try)")
-                found = find_candidates(job, store, Path.cwd(), environ, worth)
-                tries = found.tries
-                if not tries:
-                    show(output, [nothing_view(found.reasons)])
-                    if page:
-                        report(f"no page: nothing was tried, so {page} is not written")
+                found = _choose(job, store, environ, worth, progress)
+                if not found.tries:
+                    _show_nothing(found, page, output)
                     return
-                for reason in found.reasons:
-                    progress(reason)
+                tries = found.tries
             session = Session(
                 job,
                 tries,
@@ -151,16 +137,101 @@ def tune(
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
                     say(line)
                 return
-            result, because = session.run(), None
+            result = session.run()
             if why and result.best:
-                progress(f"one capture of today's settings and of {result.best.tried.label} shows why")
-                try:
-                    because = find_why(job, result.best, store, Path.cwd(), environ)
-                except DdpProfError as error:  # the answer is known, and took longer
-                    report(f"not compared: {error}")
+                because = _explain(job, result.best, store, environ, progress)
     except Stopped as stop:
-        report(f"stopped: {store} has the finished runs; the same command goes on")
+        _report(f"stopped: {store} has the finished runs; the same command goes on")
         context.exit(128 + stop.number)
+    _show(result, because, page, output)
+
+
+_report = partial(say, err=True)
+
+
+def _refuse_what_is_not_measured(plan: bool, dry_run: bool) -> None:
+    """Refuse options that show a measured result beside --plan or --dry-run, which have none, and both together."""
+    if plan and dry_run:
+        raise click.UsageError("--plan and --dry-run exclude each other")
+    values = click.get_current_context().params
+    output: TableOptions = values["output"]
+    shown = {"--html": values["page"], "--why": values["why"], "--format": output.form != TableOptions().form}
+    for name, is_given in shown.items():
+        if is_given and (plan or dry_run):
+            raise click.UsageError(f"{'--plan' if plan else '--dry-run'} has no result to show: leave out {name}")
+
+
+def _say_command_lines(job: Program, tries: Sequence[Try]) -> None:
+    from ddp_prof.tune.tries import TODAY
+
+    if not tries:
+        raise click.UsageError("--dry-run needs --try: without it, a capture shows what is worth trying")
+    for tried in (TODAY, *tries):
+        say(job.shown(tried))
+
+
+def _refuse_page(page: Path | None, store: Path) -> None:
+    """Refuse a page in place of the program or of the store: now, and not after minutes of runs."""
+    from ddp_prof.atomic_file import refuse_protected
+
+    if page:
+        refuse_protected(page)
+        if page.absolute() == store.absolute():
+            raise click.UsageError(f"--html: {page} is the database of --store")
+
+
+@contextmanager
+def _hold_folder_of(store: Path) -> Iterator[None]:
+    from ddp_prof.capture.processes import hold_folder
+
+    def refuse() -> None:
+        raise WorkloadError(f"{store.parent}: another tuning writes there and would disturb this one: wait for it")
+
+    store.absolute().parent.mkdir(parents=True, exist_ok=True)
+    with hold_folder(store.absolute().parent, refuse):
+        yield
+
+
+def _choose(
+    job: Program, store: Path, environ: Mapping[str, str], worth: float, progress: Callable[[str], None]
+) -> Candidates:
+    """Choose what to try by one capture, and say why, unless there is nothing."""
+    from ddp_prof.tune.candidates import find_candidates
+
+    progress("one capture shows what is worth trying (else: --try)")
+    found = find_candidates(job, store, Path.cwd(), environ, worth)
+    for reason in found.reasons if found.tries else ():
+        progress(reason)
+    return found
+
+
+def _show_nothing(found: Candidates, page: Path | None, output: TableOptions) -> None:
+    from ddp_prof.tune.report import nothing_view
+
+    show(output, [nothing_view(found.reasons)])
+    if page:
+        _report(f"no page: nothing was tried, so {page} is not written")
+
+
+def _explain(
+    job: Program, best: Verdict, store: Path, environ: Mapping[str, str], progress: Callable[[str], None]
+) -> Why | None:
+    """Capture today's settings and the best try; where that fails, the answer, which took longer, stands."""
+    from ddp_prof.tune.why import find_why
+
+    progress(f"one capture of today's settings and of {best.tried.label} shows why")
+    try:
+        return find_why(job, best, store, Path.cwd(), environ)
+    except DdpProfError as error:
+        _report(f"not compared: {error}")
+        return None
+
+
+def _show(result: Tuning, because: Why | None, page: Path | None, output: TableOptions) -> None:
+    from ddp_prof.cli.tables import comparison_views
+    from ddp_prof.tune.page import write_tuning_page
+    from ddp_prof.tune.report import tuning_view, why_view
+
     views = [tuning_view(result, because)]
     if because and output.form == "table":
         views.append(why_view(because))

@@ -454,6 +454,15 @@ def test_the_command_lines_of_a_dry_run() -> None:
         (["--try", "bucket=5", "--", "torchrun", "t.py"], "give one of bucket_cap_mb"),
         (["--try", "static_graph", "--worth", "1", "--", "torchrun", "t.py"], "as in 1% or 0.5%"),
         (["--try", "static_graph"], "Missing argument"),
+        *(
+            (
+                [one, *other, "--try", "static_graph", "--", "torchrun", "t.py"],
+                f"has no result to show: leave out {other[0]}",
+            )
+            for one in ("--plan", "--dry-run")
+            for other in (["--html", "page.html"], ["--why"], ["--format", "json"])
+        ),
+        (["--plan", "--dry-run", "--try", "static_graph", "--", "torchrun", "t.py"], "exclude each other"),
     ],
 )
 def test_wrong_usage(arguments: list[str], said: str) -> None:
