@@ -15,7 +15,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import wraps
@@ -29,16 +29,25 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ddp_prof.annotate import ranges, unattended
 from ddp_prof.annotate.recording import call_at_exit
+from ddp_prof.annotate.rewrap import Wrapped
 from ddp_prof.annotate.steps import CountedSteps
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
 """JSON: ``folder`` for the files of the ranks, ``warmup`` and ``steps``, arguments of ``ddp`` and of ``fsdp``, and
-``is_recorded`` if the program is marked and recorded as well."""
+``is_recorded`` if the program is marked and recorded as well. ``blocks``: arguments of DDP for blocks of steps, one
+after another, of which ``steps`` is the sum."""
 MEETING = timedelta(seconds=30)
 PATIENCE_S = 30.0
 """How long a program has to leave by itself: a thread of its own may run on and keep the process."""
 _STORE = "ddp_prof/tune"
 _SHARDED = "torch.distributed.fsdp"
+_WRAPPER = "DistributedDataParallel"
+_COMM_HOOK = "comm_hook"
+_PREFETCHES = {
+    "forward_prefetch": "set_modules_to_forward_prefetch",
+    "backward_prefetch": "set_modules_to_backward_prefetch",
+}
+"""What a try of FSDP2 sets by a method of each sharded module."""
 
 
 def start() -> None:
@@ -55,9 +64,20 @@ def start() -> None:
 
 
 class _Trial:
-    def __init__(self, folder: str, warmup: int, steps: int, ddp: Mapping[str, Any], fsdp: Mapping[str, Any]) -> None:
-        self._folder, self._warmup, self._count = Path(folder), warmup, steps
+    def __init__(
+        self,
+        folder: str,
+        warmup: int,
+        steps: int,
+        ddp: Mapping[str, Any],
+        fsdp: Mapping[str, Any],
+        blocks: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        self._folder, self._warmup, self._count = Path(folder), max(1, warmup), steps
+        self._blocks = blocks
+        self._wrapped: list[Wrapped] = []
         self._ddp, self._fsdp = ddp, fsdp
+        self._prefetch = _Prefetch({method: fsdp[name] for name, method in _PREFETCHES.items() if name in fsdp})
         self._process = 0
         self._made: list[dict[str, Any]] = []
         self._host_ns: list[int] = []
@@ -74,11 +94,27 @@ class _Trial:
         def init(made: Any, *args: Any, **kwargs: Any) -> None:
             self._begin()
             given = signature.bind(made, *args, **kwargs)
-            self._note_arguments("DistributedDataParallel", signature, given.arguments)
-            given.arguments.update(_known(self._ddp, "DistributedDataParallel", signature))
+            self._note_arguments(_WRAPPER, signature, given.arguments)
+            if self._blocks:
+                self._wrapped.append(Wrapped(made, original, given))
+            asked = {name: value for name, value in self._ddp.items() if name != _COMM_HOOK}
+            given.arguments.update(_known(asked, _WRAPPER, signature))
             original(*given.args, **given.kwargs)
+            if _COMM_HOOK in self._ddp:
+                register(made, *_load_comm_hook(self._ddp[_COMM_HOOK]))
+
+        register = DistributedDataParallel.register_comm_hook
+
+        @wraps(register)
+        def register_comm_hook(made: Any, state: Any, hook: Any) -> None:
+            if _COMM_HOOK not in self._ddp:  # a try has its hook in place of the program's
+                register(made, state, hook)
+            for wrapped in self._wrapped:
+                if wrapped.is_of(made) and wrapped.hook is None:
+                    wrapped.hook = (state, hook)
 
         setattr(DistributedDataParallel, "__init__", init)  # noqa: B010  # mypy refuses an assignment
+        setattr(DistributedDataParallel, "register_comm_hook", register_comm_hook)  # noqa: B010
 
     def set_arguments_of_fsdp(self) -> None:
         """Replace ``fully_shard`` before the program imports it; only for its own tries: its import takes a second."""
@@ -94,7 +130,10 @@ class _Trial:
                 self._begin()
                 given = signature.bind(*args, **kwargs)
                 self._note_arguments("fully_shard", signature, given.arguments)
-                return original(*given.args, **{**given.kwargs, **_known(self._fsdp, "fully_shard", signature)})
+                asked = {name: value for name, value in self._fsdp.items() if name not in _PREFETCHES}
+                sharded = original(*given.args, **{**given.kwargs, **_known(asked, "fully_shard", signature)})
+                self._prefetch.watch(sharded)
+                return sharded
 
             package.fully_shard = fully_shard
 
@@ -128,7 +167,9 @@ class _Trial:
         """Take the time; ``index`` steps of the optimizer are done."""
         if self._is_left:  # the program has caught SystemExit
             _end_process()
-        if index < max(1, self._warmup):
+        if index == 1:
+            self._prefetch.set()
+        if index < self._warmup:
             return
         if _uses_gpu():
             event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's omission
@@ -145,6 +186,17 @@ class _Trial:
             late.daemon = True
             late.start()
             sys.exit(0)
+        self._begin_block(index - self._warmup)
+
+    def _begin_block(self, position: int) -> None:
+        """Make each DDP anew where a block of steps begins; ``position`` steps have been timed."""
+        if not self._blocks or position % (length := self._count // len(self._blocks)):
+            return
+        self._ddp = _known(self._blocks[position // length], _WRAPPER, inspect.signature(DistributedDataParallel))
+        if not self._wrapped:
+            raise RuntimeError("the program calls no DistributedDataParallel, so there is nothing to set")
+        for wrapped in self._wrapped:
+            wrapped.set(self._ddp)
 
     def _leave_early(self) -> None:
         """Write what there is if the program ends before its last step."""
@@ -187,6 +239,51 @@ class _Trial:
             precision = torch.finfo(loss.dtype).eps if loss.is_floating_point() else 0.0
             values.append({"step": step, "value": value, "precision": precision})
         return values
+
+
+class _Prefetch:
+    """Sets how many modules of ``fully_shard`` are gathered ahead, once a first pass has shown their order.
+
+    forward     embed -> layer 0 -> layer 1 -> layer 2 -> head
+    depth 2     layer 0 gathers layers 1 and 2 in forward, and embed in backward
+    """
+
+    def __init__(self, depths: Mapping[str, int]) -> None:
+        self._depths = depths
+        self._order: list[Any] = []
+        self._watching: list[Any] = []
+
+    def watch(self, sharded: Any) -> None:
+        """Note when the module, or the first of several that share their parameters' group, runs its forward."""
+        if not self._depths:
+            return
+        module = sharded[0] if isinstance(sharded, (list, tuple)) else sharded
+
+        def note(called: Any, _inputs: Any) -> None:
+            if not any(called is known for known in self._order):
+                self._order.append(called)
+
+        self._watching.append(module.register_forward_pre_hook(note))
+
+    def set(self) -> None:
+        for handle in self._watching:
+            handle.remove()
+        if self._depths and len(self._order) < 2:
+            raise RuntimeError(f"the forward of {len(self._order)} modules of fully_shard was seen: none to prefetch")
+        for method, depth in self._depths.items():
+            order = self._order if "forward" in method else self._order[::-1]
+            for at, module in enumerate(order):
+                if ahead := order[at + 1 : at + 1 + depth]:
+                    getattr(module, method)(ahead)
+
+
+def _load_comm_hook(name: str) -> tuple[Any, Any]:
+    """Return state and function of a hook of torch, by the name that a try has."""
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if name == "powerSGD":  # from the first step on that it can: by default it begins after a thousand
+        return powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook  # type: ignore[no-untyped-call]
+    return None, getattr(default_hooks, f"{name}_hook")
 
 
 def _uses_gpu() -> bool:

@@ -19,8 +19,9 @@ from ddp_prof.present.table import TableOptions, show
 
 if TYPE_CHECKING:
     from ddp_prof.tune.candidates import Candidates
-    from ddp_prof.tune.measure import Program
-    from ddp_prof.tune.session import Tuning
+    from ddp_prof.tune.measure import Blocks, Measured, Program
+    from ddp_prof.tune.session import Limits, Session, Tuning
+    from ddp_prof.tune.store import Store
     from ddp_prof.tune.tries import Try
     from ddp_prof.tune.verdicts import Verdict
     from ddp_prof.tune.why import Why
@@ -64,6 +65,11 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 @click.option("--plan", is_flag=True, help="Say how many runs and minutes it takes, and what they can show; run once.")
 @click.option("--why", is_flag=True, help="Also capture the program today and with the best try, and compare both.")
 @click.option("--html", "page", type=Output(), help="Also write a page of the result.")
+@click.option(
+    "--in-process", is_flag=True,
+    help="Change the settings between blocks of steps of one run: faster, for arguments of DistributedDataParallel. "
+    "Losses are not compared.",
+)  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the command lines, and run nothing.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
 @click.pass_context
@@ -79,6 +85,7 @@ def tune(
     plan: bool,
     why: bool,
     page: Path | None,
+    in_process: bool,
     dry_run: bool,
     program: tuple[str, ...],
     output: TableOptions,
@@ -97,7 +104,7 @@ def tune(
     from ddp_prof.train.launch import Stopped, stop_on_signals
     from ddp_prof.tune.measure import Program
     from ddp_prof.tune.report import plan_lines, warning_of
-    from ddp_prof.tune.session import Limits, Session
+    from ddp_prof.tune.session import Limits
     from ddp_prof.tune.store import Store
     from ddp_prof.tune.tries import parse_tries
 
@@ -106,7 +113,10 @@ def tune(
         tries = parse_tries(asked)
     except UsageError as error:
         raise click.UsageError(str(error), context) from error
-    job, limits, environ = Program(program, warmup, steps), Limits(rounds, minutes, worth), dict(os.environ)
+    job = Program(program, warmup, steps, in_process=in_process)
+    limits, environ = Limits(rounds, minutes, worth), dict(os.environ)
+    if in_process:
+        _refuse_out_of_process(tries)
     if dry_run:
         _say_command_lines(job, tries)
         return
@@ -114,7 +124,7 @@ def tune(
     context.with_resource(protect_files(Path(word) for word in program if Path(word).is_file()))
     _refuse_page(page, store)
     progress = (lambda _text: None) if is_quiet() else _report
-    progress(f"note: {warning_of(limits)}")
+    progress(f"note: {warning_of(limits, job)}")
     because = None
     try:
         with stop_on_signals(), _hold_folder_of(store):
@@ -124,15 +134,7 @@ def tune(
                     _show_nothing(found, page, output)
                     return
                 tries = found.tries
-            session = Session(
-                job,
-                tries,
-                lambda tried, limit_s: job.measure(tried, environ, limit_s),
-                Store(store, job, tries, Path.cwd()),
-                limits,
-                environ,
-                progress,
-            )
+            session = _session(job, tries, Store(store, job, tries, Path.cwd()), limits, environ, progress)
             if plan:
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
                     say(line)
@@ -155,10 +157,13 @@ def _refuse_what_is_not_measured(plan: bool, dry_run: bool) -> None:
         raise click.UsageError("--plan and --dry-run exclude each other")
     values = click.get_current_context().params
     output: TableOptions = values["output"]
+    flag = "--plan" if plan else "--dry-run" if dry_run else ""
     shown = {"--html": values["page"], "--why": values["why"], "--format": output.form != TableOptions().form}
     for name, is_given in shown.items():
-        if is_given and (plan or dry_run):
-            raise click.UsageError(f"{'--plan' if plan else '--dry-run'} has no result to show: leave out {name}")
+        if is_given and flag:
+            raise click.UsageError(f"{flag} has no result to show: leave out {name}")
+    if flag and values["in_process"]:
+        raise click.UsageError(f"{flag} tells of a run for each try: leave out --in-process")
 
 
 def _say_command_lines(job: Program, tries: Sequence[Try]) -> None:
@@ -203,6 +208,36 @@ def _choose(
     for reason in found.reasons if found.tries else ():
         progress(reason)
     return found
+
+
+def _refuse_out_of_process(tries: Sequence[Try]) -> None:
+    for tried in tries:
+        if not tried.fits_in_process:
+            raise click.UsageError(
+                f"--in-process: {tried.label} cannot be set between two steps: only arguments of "
+                "DistributedDataParallel can"
+            )
+
+
+def _session(
+    job: Program,
+    tries: Sequence[Try],
+    store: Store,
+    limits: Limits,
+    environ: Mapping[str, str],
+    progress: Callable[[str], None],
+) -> Session:
+    from ddp_prof.tune.session import BlocksSession, Session
+
+    def measure(tried: Try, limit_s: int) -> Measured:
+        return job.measure(tried, environ, limit_s)
+
+    def measure_blocks(blocks: Sequence[Try], limit_s: int) -> Blocks:
+        return job.measure_blocks(blocks, environ, limit_s)
+
+    if job.in_process:
+        return BlocksSession(measure_blocks, job, tries, measure, store, limits, environ, progress)
+    return Session(job, tries, measure, store, limits, environ, progress)
 
 
 def _show_nothing(found: Candidates, page: Path | None, output: TableOptions) -> None:

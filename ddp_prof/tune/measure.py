@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, median
 
@@ -15,11 +16,13 @@ from msgspec import ValidationError, convert
 from ddp_prof.capture.job import file_suffix, injection
 from ddp_prof.capture.processes import NOT_DONE, find_reason, run, scratch_folder
 from ddp_prof.errors import OutOfMemoryError, WorkloadError, printable
-from ddp_prof.tune.tries import DDP, Setting, Try
+from ddp_prof.tune.tries import DDP, TODAY, Setting, Try, Value
 
 TRIAL_VARIABLE = "DDP_PROF_TRIAL"
 TUNE_VARIABLE = "DDP_PROF_TUNE"
 """Set in the program's environment, so that it can leave out what a run of some steps should not do."""
+SETTLING = 3
+"""Steps at the beginning of a block that are not measured."""
 WORDS_FOR_MEMORY = ("out of memory", "OutOfMemoryError", "ENOMEM", "can't allocate memory")
 
 
@@ -43,7 +46,7 @@ class Made:
     """A ``DistributedDataParallel`` or ``fully_shard`` as the program made it, without what the try changes."""
 
     what: str
-    arguments: dict[str, bool | int | float | None]
+    arguments: dict[str, Value]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,14 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Blocks:
+    """A run in which settings changed between blocks of steps: the measured steps of each block, as in Measured."""
+
+    ranks: tuple[RankFile, ...]
+    step_ns: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """The program and how long it runs in a try.
 
@@ -85,14 +96,18 @@ class Program:
         warmup: Steps of the optimizer before the first that is measured, at least 1.
         steps: Measured steps.
         is_recorded: Whether ``command`` records it, so that it is marked as well.
+        in_process: Whether tries are blocks of steps of one run, instead of a run each.
     """
 
     command: tuple[str, ...]
     warmup: int
     steps: int
     is_recorded: bool = False
+    in_process: bool = False
 
-    def variables(self, tried: Try, folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
+    def variables(
+        self, tried: Try, folder: Path, environ: Mapping[str, str], blocks: Sequence[Mapping[str, Value]] = ()
+    ) -> dict[str, str]:
         """Return what the environment of a run has beside ``environ``; the ranks' files go into ``folder``."""
         trial = {
             "folder": str(folder),
@@ -101,6 +116,7 @@ class Program:
             "is_recorded": self.is_recorded,
             "ddp": tried.arguments("ddp"),
             "fsdp": tried.arguments("fsdp"),
+            "blocks": blocks,
         }
         own = {TUNE_VARIABLE: "1", TRIAL_VARIABLE: json.dumps(trial)}
         return {**injection(environ), **own, **tried.environment}
@@ -125,10 +141,33 @@ class Program:
         Raises WorkloadError, which says why, if it fails, hangs, or ends before its last step; OutOfMemoryError if it
         is known to lack memory.
         """
+        return self.check(self._run(tried, (), environ, limit_s), tried)
+
+    def measure_blocks(self, tries: Sequence[Try], environ: Mapping[str, str], limit_s: int | None = None) -> Blocks:
+        """Run it once, with a block of steps for each of ``tries``; raises as :meth:`measure`.
+
+        A block begins with :data:`SETTLING` steps that are not measured: a new reducer orders its buckets in the first.
+        """
+        length = SETTLING + self.steps
+        whole = replace(self, steps=length * len(tries))
+        files = whole._run(TODAY, [tried.arguments(DDP) for tried in tries], environ, limit_s)
+        done = min((file.done for file in files), default=0)
+        if files and done < whole.warmup + whole.steps:
+            raise WorkloadError(
+                f"it ends by itself after {done} optimizer steps of {whole.warmup + whole.steps}, which {len(tries)} "
+                "blocks in one process need: give fewer --steps or tries, or leave out --in-process"
+            )
+        found = whole.check(files, TODAY)
+        begins = range(SETTLING, whole.steps, length)
+        return Blocks(found.ranks, tuple(found.step_ns[at : at + self.steps] for at in begins))
+
+    def _run(
+        self, tried: Try, blocks: Sequence[Mapping[str, Value]], environ: Mapping[str, str], limit_s: int | None
+    ) -> list[RankFile]:
         with scratch_folder() as scratch:
             folder, log = scratch / "ranks", scratch / "output"
             folder.mkdir()
-            variables = self.variables(tried, folder, environ)
+            variables = self.variables(tried, folder, environ, blocks)
             code = run(self.command, {**environ, **variables}, scratch, log=log, limit_s=limit_s)
             if code == NOT_DONE:
                 raise WorkloadError(f"it had not ended after {limit_s} s")
@@ -137,7 +176,7 @@ class Program:
                 lacks_memory = any(word in text for word in WORDS_FOR_MEMORY)
                 reason = _error_of_rank(text) or find_reason(log, code, Path(self.command[0]).name)
                 raise (OutOfMemoryError if lacks_memory else WorkloadError)(reason)
-            return self.check(_read_files(folder), tried)
+            return _read_files(folder)
 
     def check(self, files: Sequence[RankFile], tried: Try) -> Measured:
         """Return what the ranks measured; raise WorkloadError if that is not what was asked for."""
@@ -176,7 +215,14 @@ def _takes(made: Made, setting: Setting) -> bool:
 
 
 def _error_of_rank(text: str) -> str | None:
-    """Return the first line in which an exception of a rank ends; torchrun's own, which follow, say less."""
+    """Return what ended the first rank: a signal, which only torchrun knows, or the first line that ends an exception.
+
+    Other ranks may raise an exception because of the signal; torchrun's own exception, which follows, says less.
+    """
+    killed = re.search(r"^Root Cause .*?^\s*exitcode\s*: -(\d+)\b", text, flags=re.MULTILINE | re.DOTALL)
+    if killed and int(killed[1]) in set(signal.Signals):
+        name = signal.Signals(int(killed[1])).name
+        return f"a rank was ended by {name}" + (", as a machine does that lacks memory" if name == "SIGKILL" else "")
     lines = re.findall(r"^(?:\[\w+\]:)?\s*((?:\w+\.)*\w*(?:Error|Exception)\b:.*)$", text, flags=re.MULTILINE)
     lines += re.findall(r"^.*: (can't open file .*)$", text, flags=re.MULTILINE)
     own = [line for line in lines if "ChildFailedError" not in line and "elastic" not in line]

@@ -12,6 +12,7 @@ from ddp_prof.errors import printable
 from ddp_prof.present.columns import in_percent, ms
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import count_noun
+from ddp_prof.tune.measure import Program
 from ddp_prof.tune.sequential import Gain, smallest_shown
 from ddp_prof.tune.session import Limits, Tuning
 from ddp_prof.tune.store import Trial
@@ -35,6 +36,10 @@ HOW_TO_READ = (
     "gain: what a try takes off the step of today's settings, by pairs of runs of one round; low, high: all intervals "
     "hold at once in 95 of 100 tunings, whenever each ends"
 )
+IN_PROCESS = (
+    "a pair is two blocks of steps of one run, which trains on from block to block (--in-process): "
+    "losses are not compared"
+)
 SPREADS = (0.003, 0.01, 0.03)
 """Of pairs, for a plan where none is known: a quiet GPU, a quiet CPU, a machine with other work."""
 LOSSES = {
@@ -42,6 +47,7 @@ LOSSES = {
     VARY: "its losses vary from run to run, so they tell nothing: seed the program",
     UNSEEN: "its losses were not seen",
 }
+CHANGES_NUMERICS = "but it changes the gradients: so few steps do not show what it does to a training"
 
 
 def sentence_of(verdict: Verdict, worth: float) -> str:
@@ -67,10 +73,11 @@ def sentence_of(verdict: Verdict, worth: float) -> str:
 
 
 def _losses(verdict: Verdict) -> str:
-    if verdict.losses != CHANGED:
-        return LOSSES[verdict.losses]
-    by = "" if verdict.loss_difference is None else f" by {verdict.loss_difference:.1g} of their size"
-    return f"but its losses differ{by}: not recommended"
+    if verdict.losses == CHANGED:
+        by = "" if verdict.loss_difference is None else f" by {verdict.loss_difference:.1g} of their size"
+        return f"but its losses differ{by}: not recommended"
+    said = LOSSES[verdict.losses]
+    return f"{said}, {CHANGES_NUMERICS}" if verdict.tried.changes_numerics else said
 
 
 def _percent(share: float) -> str:
@@ -85,13 +92,19 @@ def _interval(gain: Gain, sign: int = 1) -> str:
 def conclusion_of(tuning: Tuning) -> list[str]:
     """The line to write, or why there is none."""
     best = tuning.best
+    numeric = [
+        f"only if the training allows other gradients: {verdict.tried.line}"
+        for verdict in tuning.verdicts
+        if verdict.outcome == FASTER and verdict.losses != CHANGED and verdict.tried.changes_numerics
+    ]
     if best is None:
-        return ["nothing to write: no try is known to be faster than today's settings"]
+        what = "no try that leaves the gradients as they are" if numeric else "no try"
+        return [f"nothing to write: {what} is known to be faster than today's settings", *numeric]
     lines = [f"write: {best.tried.line}"]
     if rivals := rivals_of(best, tuning.verdicts):
         names = ", ".join(rival.tried.label for rival in rivals)
         lines.append(f"as good, as far as these rounds tell: {names}")
-    return lines
+    return lines + numeric
 
 
 def sentences_of(tuning: Tuning) -> list[str]:
@@ -111,6 +124,7 @@ def rows_of(tuning: Tuning) -> list[Row]:
 
 def tuning_view(tuning: Tuning, why: Why | None = None) -> TableView:
     notes = [HOW_TO_READ, f"{tuning.rounds} rounds: {tuning.ended}", place_of(tuning)]
+    notes += [IN_PROCESS] if tuning.program.in_process else []
     said = map(printable, sentences_of(tuning))
     return TableView("\n".join(said), rows_of(tuning), list(map(printable, notes)), _document(tuning, why))
 
@@ -208,6 +222,7 @@ def _document(tuning: Tuning, why: Why | None) -> dict[str, Any]:
         "command": list(tuning.program.command),
         "warmup": tuning.program.warmup,
         "steps": tuning.program.steps,
+        "in_process": tuning.program.in_process,
         "worth": tuning.limits.worth,
         "rounds": tuning.rounds,
         "ended": tuning.ended,
@@ -236,6 +251,7 @@ def _try_document(verdict: Verdict, worth: float) -> dict[str, Any]:
         "pairs": gain.pairs if gain else 0,
         "step_ns": verdict.step_ns,
         "losses": verdict.losses,
+        "changes_numerics": verdict.tried.changes_numerics,
         "loss_difference": verdict.loss_difference,
         "reason": verdict.reason,
         "more_rounds": verdict.more,
@@ -266,9 +282,12 @@ def plan_lines(limits: Limits, first: Trial, verdicts: Sequence[Verdict]) -> lis
     return lines
 
 
-def warning_of(limits: Limits) -> str:
+def warning_of(limits: Limits, program: Program) -> str:
     """What a program should know before it is started many times."""
+    often = f"once per try in each of up to {limits.rounds} rounds"
+    if program.in_process:
+        often = f"once for {LEAST_PAIRS} rounds, in which its settings change from block to block of its steps,"
     return (
-        f"the program is started once per try in each of up to {limits.rounds} rounds and ends after its last measured "
-        "step: if it writes checkpoints or logs, let it leave them out where DDP_PROF_TUNE=1 is set"
+        f"the program is started {often} and ends after its last measured step: if it writes checkpoints or logs, let "
+        "it leave them out where DDP_PROF_TUNE=1 is set"
     )

@@ -12,18 +12,21 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.tune.measure import Measured, Program, is_todays
+from ddp_prof.tune.measure import Blocks, Measured, Program, is_todays
 from ddp_prof.tune.store import FAILED, OUT_OF_MEMORY, Store, Trial
 from ddp_prof.tune.tries import TODAY, Try
 from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge
 
 Measure = Callable[[Try, int], Measured]
 """Runs the program with a try, for at most so many seconds; raises WorkloadError if it fails."""
+MeasureBlocks = Callable[[Sequence[Try], int], Blocks]
+"""Runs the program once with a block of steps for each try, for at most so many seconds; raises as :data:`Measure`."""
 LEAST_LIMIT_S = 120
 TIMES_LONGEST = 5
 """A run that takes so many times as long as the longest with today's settings hangs."""
@@ -108,7 +111,7 @@ class Session:
                 ended = f"the next round would not end within {self.limits.minutes:g} minutes (--minutes)"
                 break
             # One that was interrupted is run again as a whole, since its runs must be near in time.
-            self.trials += [self._kept[number, one.label] if is_kept else self._run(number, one) for one in turns]
+            self.trials += [self._kept[number, one.label] for one in turns] if is_kept else self._round(number, turns)
             verdicts = self.verdicts()
             if not is_kept:
                 decided = sum(not verdict.is_open for verdict in verdicts)
@@ -135,6 +138,9 @@ class Session:
     def _is_todays(self, tried: Try) -> bool:
         made = self.trials[0].made
         return all(is_todays(setting, made, self._environ) for setting in tried.settings)
+
+    def _round(self, number: int, turns: Sequence[Try]) -> list[Trial]:
+        return [self._run(number, tried) for tried in turns]
 
     def _draw_turns(self, number: int, wanted: Sequence[Try]) -> list[Try]:
         """Draw the order of a round by its number, so that the same command draws the same."""
@@ -164,3 +170,33 @@ class Session:
         self._store.write(trial)
         self._report(f"round {number}, {tried.label}: {said}")
         return trial
+
+
+class BlocksSession(Session):
+    """A tuning in which one run of the program measures several rounds: its settings change between blocks of steps.
+
+    one run     warm-up | round 1: today A C B | round 2: B today A C | ... | round 6
+    """
+
+    def __init__(self, measure_blocks: MeasureBlocks, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._measure_blocks = measure_blocks
+
+    def _round(self, number: int, turns: Sequence[Try]) -> list[Trial]:
+        """Run the rounds that a verdict needs in one run, and return the first of them; the others are kept."""
+        numbers = range(number, min(number + LEAST_PAIRS, self.limits.rounds + 1))
+        wanted = [tried for tried in turns if tried != TODAY]
+        blocks = [(each, tried) for each in numbers for tried in self._draw_turns(each, wanted)]
+        began = self._clock()
+        try:
+            measured = self._measure_blocks([tried for _, tried in blocks], round(60 * self.limits.minutes))
+        except WorkloadError as error:
+            raise WorkloadError(f"{error} (without --in-process, a try that fails stops no other)") from error
+        wall_s = (self._clock() - began) / len(blocks)
+        for (each, tried), step_ns in zip(blocks, measured.step_ns, strict=True):
+            trial = Trial.of(each, tried, Measured(step_ns, measured.ranks), wall_s)
+            trial = replace(trial, losses=())  # of other steps than those of today's settings
+            self._store.write(trial)
+            self._kept[each, tried.label] = trial
+        self._report(f"rounds {numbers[0]} to {numbers[-1]} are measured, in one run")
+        return [self._kept[number, tried.label] for tried in turns]

@@ -141,6 +141,7 @@ class Store:
         known: dict[str, Any] = {"command": program.command, "folder": str(folder), "tries": labels}
         known |= {"warmup": program.warmup, "steps": program.steps, "machine": platform.node()}
         known["scripts"] = digest_scripts(program.command, folder)
+        known |= {"in_process": True} if program.in_process else {}
         self._tuning = StoredTuning(
             id=sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16],
             command=json.dumps(program.command),

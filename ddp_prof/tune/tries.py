@@ -3,29 +3,65 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Literal
 
 from ddp_prof.errors import UsageError, printable, shell_quote
 
-Value = bool | int | float | None
+Value = bool | int | float | str | None
 DDP, FSDP = "ddp", "fsdp"
-ARGUMENTS: dict[str, tuple[str, type]] = {
-    "bucket_cap_mb": (DDP, float),
-    "gradient_as_bucket_view": (DDP, bool),
-    "static_graph": (DDP, bool),
-    "find_unused_parameters": (DDP, bool),
-    "broadcast_buffers": (DDP, bool),
-    "reshard_after_forward": (FSDP, bool),
-}
-"""Arguments of torch that change when gradients are communicated, not what they are: whose they are, and their type."""
 CALLS = {DDP: "DistributedDataParallel(model, {})", FSDP: "fully_shard(module, {})"}
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What can be set in a program.
+
+    Attributes:
+        of: Whose it is.
+        kind: ``bool``; ``float``, a number of MiB; ``int``, a number of modules; ``str``, one of ``lines``.
+        lines: By value, or for every number, what to write; empty for an argument of the call in ``CALLS``.
+        changes_numerics: Whether other gradients are sent than those that were computed, by design.
+    """
+
+    of: str
+    kind: type
+    lines: Mapping[str, str] = field(default_factory=dict)
+    changes_numerics: bool = False
+
+
+_HOOK = "model.register_comm_hook(None, default_hooks.{}_hook)"
+_PREFETCH = "module.set_modules_to_{}_prefetch([the {} modules that run next in {}]) for each module of fully_shard"
+ARGUMENTS = {
+    "bucket_cap_mb": Argument(DDP, float),
+    "gradient_as_bucket_view": Argument(DDP, bool),
+    "static_graph": Argument(DDP, bool),
+    "find_unused_parameters": Argument(DDP, bool),
+    "broadcast_buffers": Argument(DDP, bool),
+    "reshard_after_forward": Argument(FSDP, bool),
+    "forward_prefetch": Argument(FSDP, int, {"": _PREFETCH.format("forward", "{}", "forward")}),
+    "backward_prefetch": Argument(FSDP, int, {"": _PREFETCH.format("backward", "{}", "backward")}),
+    "comm_hook": Argument(
+        DDP,
+        str,
+        {
+            "fp16_compress": _HOOK.format("fp16_compress"),
+            "bf16_compress": _HOOK.format("bf16_compress"),
+            "powerSGD": "model.register_comm_hook(PowerSGDState(None), powerSGD_hook)",
+        },
+        changes_numerics=True,
+    ),
+}
+"""What can be tried by name. All but what ``changes_numerics`` changes when gradients are sent, not what they are."""
 MOST_TRIES = 50
 """Each try gets a part of the error: with more of them no number of rounds would tell anything."""
+MOST_MODULES = 1000
+_ALONE = {bool: "true", int: "1", float: "", str: ""}
+"""What a name without a value means, by its kind."""
 _ENVIRONMENT = re.compile(r"[A-Z_][A-Z0-9_]*")
-_WORDS: dict[str, Value] = {"true": True, "false": False, "none": None}
+_WORDS = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +69,18 @@ class Setting:
     """An argument of torch, or a variable of the environment, and its value."""
 
     name: str
-    value: Value | str
+    value: Value
 
     @property
     def of(self) -> str:
         """Whose argument it is, ``ddp`` or ``fsdp``; empty for the environment."""
-        return ARGUMENTS[self.name][0] if self.name in ARGUMENTS else ""
+        return ARGUMENTS[self.name].of if self.name in ARGUMENTS else ""
+
+    @property
+    def line(self) -> str:
+        """What to write to have it; empty for an argument of a call in ``CALLS``, and for the environment."""
+        lines = ARGUMENTS[self.name].lines if self.of else {}
+        return lines.get(str(self.value), lines.get("", "")).format(self.value)
 
     def __str__(self) -> str:
         return f"{self.name}={self.value:g}" if type(self.value) is float else f"{self.name}={self.value}"
@@ -54,8 +96,18 @@ class Try:
     def label(self) -> str:
         return " + ".join(map(str, self.settings)) or "today"
 
-    def arguments(self, of: Literal["ddp", "fsdp"]) -> dict[str, Value | str]:
+    @property
+    def changes_numerics(self) -> bool:
+        """Whether it sends other gradients than those that were computed, by design."""
+        return any(one.of and ARGUMENTS[one.name].changes_numerics for one in self.settings)
+
+    def arguments(self, of: Literal["ddp", "fsdp"]) -> dict[str, Value]:
         return {one.name: one.value for one in self.settings if one.of == of}
+
+    @property
+    def fits_in_process(self) -> bool:
+        """Whether it can be set between two steps: it is arguments of ``DistributedDataParallel`` alone."""
+        return all(one.of == DDP and not one.line for one in self.settings)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -66,8 +118,9 @@ class Try:
         """What to write to have it."""
         parts = []
         for of, call in CALLS.items():
-            if own := ", ".join(str(one) for one in self.settings if one.of == of):
+            if own := ", ".join(str(one) for one in self.settings if one.of == of and not one.line):
                 parts.append(call.format(own))
+        parts += [one.line for one in self.settings if one.line]
         if self.environment:
             parts.append("export " + " ".join(f"{name}={shell_quote(text)}" for name, text in self.environment.items()))
         return " and ".join(parts)
@@ -96,7 +149,10 @@ def parse_tries(texts: Sequence[str]) -> tuple[Try, ...]:
 def _parse_setting(text: str) -> list[Setting]:
     name, equals, values = text.strip().partition("=")
     if name in ARGUMENTS:
-        return [Setting(name, _parse_value(name, value)) for value in (values.split(",") if equals else ["true"])]
+        return [
+            Setting(name, _parse_value(name, value))
+            for value in (values.split(",") if equals else [_ALONE[ARGUMENTS[name].kind]])
+        ]
     if _ENVIRONMENT.fullmatch(name) and equals:
         return [Setting(name, value) for value in values.split(",")]
     known = ", ".join(ARGUMENTS)
@@ -104,16 +160,26 @@ def _parse_setting(text: str) -> list[Setting]:
 
 
 def _parse_value(name: str, text: str) -> Value:
-    _, kind = ARGUMENTS[name]
+    argument = ARGUMENTS[name]
     word = text.strip().lower()
-    if kind is bool and _WORDS.get(word) in (True, False) and word in _WORDS:
+    if argument.kind is bool and word in _WORDS:
         return _WORDS[word]
-    if kind is float:
+    if argument.kind is float:
         try:
             number = float(word)
         except ValueError:
             number = 0.0
         if 0 < number < 1e6:
             return int(number) if number == int(number) else number
-    wanted = "true or false" if kind is bool else "a number of MiB above 0"
-    raise UsageError(f"--try {name}={printable(text)}: {wanted} is needed")
+    if argument.kind is int and word.isdecimal() and word.isascii() and 0 < int(word) < MOST_MODULES:
+        return int(word)
+    names = {one.lower(): one for one in argument.lines}
+    if argument.kind is str and word in names:
+        return names[word]
+    wanted = {
+        bool: "true or false",
+        float: "a number of MiB above 0",
+        int: "a number of modules above 0",
+        str: "one of " + ", ".join(names.values()),
+    }
+    raise UsageError(f"--try {name}={printable(text)}: {wanted[argument.kind]} is needed")

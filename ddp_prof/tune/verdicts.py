@@ -52,7 +52,7 @@ class Verdict:
     @property
     def is_recommended(self) -> bool:
         """Whether it may be written: it is faster, and does not change what is trained."""
-        return self.outcome == FASTER and self.losses != CHANGED
+        return self.outcome == FASTER and self.losses != CHANGED and not self.tried.changes_numerics
 
 
 def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verdict:

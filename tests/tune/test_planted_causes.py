@@ -1,7 +1,7 @@
 """Real jobs of gloo ranks with causes that are planted: is the best try found, and its gain within its interval?
 
-The gate has one of them, with one try; a nightly has all, with six tries and at most eight rounds each, and five jobs
-whose tries change nothing (``scripts/dev/tune_jobs.sh`` runs these alone, and shows what was measured).
+The gate has one of them, with one try. ``scripts/dev/tune_jobs.sh`` has all, with six tries and at most eight rounds
+each, and five jobs whose tries change nothing; it runs nothing beside them, and shows what was measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from tests.command_line import run
-from tests.examples import IS_NIGHTLY
 from tests.forked_torchrun import forked_torchrun
 from tests.tune.planted import PLANTED, TODAY, Job, network_job
 from tests.tune.test_programs import ACCUMULATION, PLAIN, SCALER, SHARDED
@@ -24,7 +23,9 @@ from tests.tune.test_programs import ACCUMULATION, PLAIN, SCALER, SHARDED
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LOG = logging.getLogger(__name__)
 
-nightly = pytest.mark.skipif(not IS_NIGHTLY, reason="takes a minute each: HYPOTHESIS_PROFILE=nightly")
+alone = pytest.mark.skipif(
+    os.environ.get("TUNE_JOBS") != "1", reason="minutes each, on a machine without other work: scripts/dev/tune_jobs.sh"
+)
 
 
 @pytest.fixture(scope="module")
@@ -67,9 +68,9 @@ def test_what_is_sent_late_is_found(tmp_path: Path, programs: str, monkeypatch: 
     judge(job, tune(tmp_path, job.text, job.tries, rounds=6, steps=3, ranks=1))
 
 
-@nightly
+@alone
 @pytest.mark.parametrize("cause", PLANTED)
-def test_nightly_the_best_of_six_is_found(
+def test_alone_the_best_of_six_is_found(
     cause: str, tmp_path: Path, programs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", programs)
@@ -91,9 +92,9 @@ EQUAL = {
 }
 
 
-@nightly
+@alone
 @pytest.mark.parametrize("job", EQUAL)
-def test_nightly_equal_settings_have_no_winner(
+def test_alone_equal_settings_have_no_winner(
     job: str, tmp_path: Path, programs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", programs)

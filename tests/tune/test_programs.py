@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from ddp_prof.capture.processes import _find_marked_processes, hold_folder
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.tune.measure import TUNE_VARIABLE, Measured, Program, is_todays
+from ddp_prof.tune.measure import SETTLING, TUNE_VARIABLE, Measured, Program, is_todays
 from ddp_prof.tune.tries import TODAY, parse_tries
 from tests.command_line import run
 from tests.forked_torchrun import forked_torchrun
@@ -294,6 +296,51 @@ def test_what_is_tried_for_fully_shard(tmp_path: Path, programs: dict[str, str])
     assert not is_todays(setting, found.ranks[0].made, {})
 
 
+def test_how_many_modules_are_gathered_ahead(tmp_path: Path, programs: dict[str, str]) -> None:
+    """The program writes down what its layers prefetch in the end."""
+    text = SHARDED.replace(
+        "\nfor _ in range(",
+        f"""
+def note(optimizer, *_):
+    numbers = {{id(layer._get_fsdp_state()): at for at, layer in enumerate([model, *model])}}
+    ahead = [
+        [[numbers[id(state)] for state in states] for states in
+         (layer._get_fsdp_state()._states_to_forward_prefetch, layer._get_fsdp_state()._states_to_backward_prefetch)]
+        for layer in model
+    ]
+    open({str(tmp_path / "seen")!r} + str(dist.get_rank()), "w").write(str(ahead))
+optimizer.register_step_pre_hook(note)
+for _ in range(""",
+        1,
+    )
+    measure(tmp_path, programs, text, "forward_prefetch=2+backward_prefetch=1")
+    ahead = json.loads((tmp_path / "seen1").read_text())
+    # The model as a whole is number 0; its layers follow.
+    assert ahead == [[[2, 3], [0]], [[3, 4], [1]], [[4, 5], [2]], [[5, 6], [3]], [[6], [4]], [[], [5]]]
+
+
+# Its own hook would make each gradient 0.
+OWN_HOOK = PLAIN.replace(
+    "optimizer = ",
+    """
+def none(state, bucket):
+    sent = torch.futures.Future()
+    sent.set_result(bucket.buffer().zero_())
+    return sent
+model.register_comm_hook(None, none)
+optimizer = """,
+    1,
+).replace("torch.randn(4, 32)", "torch.ones(4, 32)")
+
+
+@pytest.mark.parametrize("hook", ["fp16_compress", "powerSGD"])
+def test_a_hook_of_torch_in_place_of_the_programs_own(tmp_path: Path, programs: dict[str, str], hook: str) -> None:
+    """Gradients are sent: the loss sinks."""
+    found = measure(tmp_path, programs, OWN_HOOK, f"comm_hook={hook}")
+    first, *_, last = (loss.value or 0 for loss in found.ranks[0].losses)
+    assert last < first
+
+
 @pytest.mark.parametrize(
     ("text", "tried", "said"),
     [
@@ -302,6 +349,7 @@ def test_what_is_tried_for_fully_shard(tmp_path: Path, programs: dict[str, str])
         (SHARDED, "static_graph", "the program calls no DistributedDataParallel"),
         (PLAIN, "reshard_after_forward", "the program calls no fully_shard"),
         (PLAIN.replace("optimizer.step()", "raise ValueError('planted')"), None, "ValueError: planted"),
+        (PLAIN, "comm_hook=bf16_compress", "BF16 all reduce communication hook required"),
     ],
 )
 def test_why_a_run_fails(tmp_path: Path, programs: dict[str, str], text: str, tried: str | None, said: str) -> None:
@@ -331,7 +379,7 @@ optimizer = """,
 
 
 def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Six buckets of 50 ms each today, one with 25 MB; a try in which the program fails stops none of the others."""
+    """Six buckets of 50 ms each today, one with 25 MB."""
     script = tmp_path / "train.py"
     script.write_text(SLOW_CALLS)
     monkeypatch.chdir(tmp_path)
@@ -340,8 +388,6 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
         "tune",
         "--try",
         "bucket_cap_mb=0.004,25",
-        "--try",
-        "SCALE=x",
         "--steps",
         "5",
         "--warmup",
@@ -353,8 +399,7 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     done = run(*command, "--", "torchrun", "--nproc-per-node", "2", script)
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
-    small, large, failing = document["tries"]
-    assert (failing["outcome"], failing["reason"]) == ("failed", "ValueError: could not convert string to float: 'x'")
+    small, large = document["tries"]
     assert (small["outcome"], small["pairs"]) == ("set today", 0)
     assert (large["outcome"], large["losses"], large["pairs"]) == ("faster", "same", 6)
     assert 0 < large["gain_low"] < large["gain"] < large["gain_high"] < 1
@@ -380,6 +425,94 @@ def test_a_planted_cause_is_found(tmp_path: Path, programs: dict[str, str], monk
     assert before["collectives"] > after["collectives"]
     assert before["step_ns"] > after["step_ns"]
     assert not (tmp_path / "after").exists()
+
+
+# Gradients stay where they are between steps, a part of the program holds the wrapper, another hooks on to it, and its
+# own hook counts the buckets.
+HELD_WRAPPER = """
+import json
+calls = []
+def count(state, bucket):
+    calls.append(model.training)
+    sent = torch.futures.Future()
+    dist.all_reduce(bucket.buffer().div_(dist.get_world_size()))
+    sent.set_result(bucket.buffer())
+    return sent
+model = DistributedDataParallel(torch.nn.Sequential(*model, torch.nn.BatchNorm1d(32)))
+model.register_comm_hook(None, count)
+held, forwards = [model], []
+model.register_forward_hook(lambda *_: forwards.append(1))
+model.eval()
+optimizer = torch.optim.AdamW(model.parameters())
+seen = []
+for _ in range(int(os.environ.get("STEPS", "50"))):
+    optimizer.zero_grad(set_to_none=False)
+    loss = held[0](torch.randn(4, 32)).square().mean()
+    loss.backward()
+    seen.append([len(calls), loss.item()])
+    with open("seen" + os.environ["RANK"], "w") as file:
+        json.dump([seen, len(forwards), any(calls)], file)
+    optimizer.step()
+"""
+
+
+def test_settings_change_between_blocks_of_one_run(tmp_path: Path, programs: dict[str, str]) -> None:
+    """The program trains as it would: same losses, and its hooks go on; each block has the buckets of its settings."""
+    script = tmp_path / "train.py"
+    script.write_text((SETUP + HELD_WRAPPER).replace('"seen"', repr(str(tmp_path / "seen"))))
+    program = Program(("torchrun", "--nproc-per-node", "2", str(script)), 2, 4)
+    tries = parse_tries(["bucket_cap_mb=0.004", "gradient_as_bucket_view+bucket_cap_mb=0.004", "static_graph"])
+    blocks = [TODAY, *tries, TODAY]
+    found = program.measure_blocks(blocks, programs, 300)
+    steps = 2 + len(blocks) * (SETTLING + 4)
+    assert [len(lengths) for lengths in found.step_ns] == [4] * len(blocks)
+    seen, forwards, is_training = json.loads((tmp_path / "seen1").read_text())
+    assert (len(seen), forwards, is_training) == (steps, steps, False)
+    calls = [after[0] - before[0] for before, after in pairwise(seen)]
+    last = [calls[2 + (SETTLING + 4) * (at + 1) - 2] for at in range(len(blocks))]
+    assert last == [1, 6, 6, 1, 1], "buckets of the last step of each block"
+    alone = replace(program, steps=steps - 2).measure(TODAY, programs, 300)
+    assert [loss.value for loss in alone.ranks[1].losses] == pytest.approx([loss for _, loss in seen], rel=1e-4)
+
+
+def test_a_tuning_in_one_process(tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    script, starts = tmp_path / "train.py", tmp_path / "starts"
+    script.write_text(
+        f"open({str(starts)!r}, 'a').write('x')\n" + SLOW_CALLS.replace("50", "100").replace("0.05", "0.01")
+    )
+    monkeypatch.setenv("PATH", programs["PATH"])
+    monkeypatch.chdir(tmp_path)
+    words = ["tune", "--in-process", "--try", "bucket_cap_mb=25", "--steps", "3", "--warmup", "1", "--rounds", "6"]
+    words += ["--store", tmp_path / "tune.db", "--format", "json", "--", "torchrun", "--nproc-per-node", "1", script]
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    (one,) = json.loads(done.stdout)["tries"]
+    assert (one["outcome"], one["pairs"], one["losses"]) == ("faster", 6, "not seen")
+    assert starts.read_text() == "xx", "once for today's settings, and once for all rounds"
+    assert run(*words).stdout == done.stdout
+    assert starts.read_text() == "xx"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (PLAIN.replace('"50"', '"9"'), "it ends by itself after 9 optimizer steps of 12, which 2 blocks"),
+        (SETUP + LOOP, "the program calls no DistributedDataParallel"),
+        (
+            PLAIN.replace("optimizer = ", "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as p\n"
+            "model.register_comm_hook(p.PowerSGDState(None, start_powerSGD_iter=2), p.powerSGD_hook)\noptimizer = ", 1),
+            "the communication hook has a state",
+        ),
+    ],
+)  # fmt: skip
+def test_why_settings_cannot_change_in_one_run(tmp_path: Path, programs: dict[str, str], text: str, said: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text.replace('"after"', repr(str(tmp_path / "after"))))
+    with pytest.raises(WorkloadError) as raised:
+        Program(("torchrun", "--nproc-per-node", "1", str(script)), 2, 2).measure_blocks(
+            [TODAY, *parse_tries(["static_graph"])], programs, 300
+        )
+    assert said in str(raised.value)
 
 
 def test_one_tuning_at_a_time(tmp_path: Path) -> None:
@@ -462,6 +595,9 @@ def test_the_command_lines_of_a_dry_run() -> None:
             for one in ("--plan", "--dry-run")
             for other in (["--html", "page.html"], ["--why"], ["--format", "json"])
         ),
+        (["--plan", "--in-process", "--try", "static_graph", "--", "torchrun", "t.py"], "leave out --in-process"),
+        (["--in-process", "--try", "A=1", "--", "torchrun", "t.py"], "A=1 cannot be set between two steps"),
+        (["--in-process", "--try", "comm_hook=powerSGD", "--", "torchrun", "t.py"], "cannot be set between two"),
         (["--plan", "--dry-run", "--try", "static_graph", "--", "torchrun", "t.py"], "exclude each other"),
     ],
 )

@@ -132,6 +132,21 @@ def test_a_try_that_changes_losses_is_never_recommended() -> None:
     assert "its losses differ by 0.01 of their size: not recommended" in sentences(result)
 
 
+def test_a_try_that_changes_gradients_by_design_is_faster_and_not_recommended() -> None:
+    gains = {"comm_hook=fp16_compress": 0.2, "static_graph=True": 0.1}
+    result = tune(Simulated(gains), "comm_hook=fp16_compress", "static_graph")
+    assert outcomes(result) == dict.fromkeys(gains, "faster")
+    write, numeric = conclusion_of(result)
+    assert write == "write: DistributedDataParallel(model, static_graph=True)"
+    assert numeric == (
+        "only if the training allows other gradients: model.register_comm_hook(None, default_hooks.fp16_compress_hook)"
+    )
+    (alone,) = (one for one in result.verdicts if one.tried.changes_numerics)
+    assert "same losses, but it changes the gradients" in sentence_of(alone, 0.01)
+    nothing, _ = conclusion_of(tune(Simulated(gains), "comm_hook=fp16_compress"))
+    assert nothing.startswith("nothing to write: no try that leaves the gradients as they are")
+
+
 def test_a_try_that_fails_twice_or_lacks_memory_ends_and_the_others_go_on() -> None:
     program = Simulated({"static_graph=True": 0.1})
     program.errors = {"A=1": WorkloadError("ValueError: no"), "A=2": OutOfMemoryError("CUDA out of memory")}

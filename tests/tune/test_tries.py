@@ -45,6 +45,21 @@ def test_the_same_try_is_made_once() -> None:
     assert labels("bucket_cap_mb=5,5.0", "bucket_cap_mb=5") == ["bucket_cap_mb=5"]
 
 
+def test_what_is_set_by_a_method_has_a_line_of_its_own() -> None:
+    (ahead,) = parse_tries(["backward_prefetch=2+reshard_after_forward=false"])
+    assert ahead.line == (
+        "fully_shard(module, reshard_after_forward=False) and module.set_modules_to_backward_prefetch("
+        "[the 2 modules that run next in backward]) for each module of fully_shard"
+    )
+    assert labels("forward_prefetch") == ["forward_prefetch=1"]
+    (compressed,) = parse_tries(["comm_hook=BF16_compress+bucket_cap_mb=50"])
+    assert compressed.line == (
+        "DistributedDataParallel(model, bucket_cap_mb=50) and "
+        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)"
+    )
+    assert [one.changes_numerics for one in (ahead, compressed)] == [False, True]
+
+
 def test_today_is_without_settings() -> None:
     assert (TODAY.label, TODAY.line, TODAY.environment) == ("today", "", {})
 
@@ -59,6 +74,10 @@ def test_today_is_without_settings() -> None:
         ("bucket_cap_mb=5,", "a number of MiB"),
         ("static_graph=maybe", "true or false"),
         ("static_graph=none", "true or false"),
+        ("comm_hook", "one of fp16_compress, bf16_compress, powerSGD is needed"),
+        ("comm_hook=mine", "one of fp16_compress, bf16_compress, powerSGD is needed"),
+        ("forward_prefetch=0", "a number of modules above 0"),
+        ("backward_prefetch=1.5", "a number of modules above 0"),
         ("NCCL_ALGO", "NAME=value"),
         ("", "give one of"),
         ("static_graph+static_graph=false", "sets one name twice"),

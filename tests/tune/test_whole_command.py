@@ -1,0 +1,164 @@
+"""The whole command on programs that fail in one try, are stopped, or start their ranks in every way that there is.
+
+By the real torchrun in a nightly; the gate has forked ranks (:mod:`tests.forked_torchrun`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_prof.capture.processes import _find_marked_processes
+from ddp_prof.tune.measure import Program, _error_of_rank
+from ddp_prof.tune.store import Store
+from ddp_prof.tune.tries import parse_tries
+from tests.command_line import run
+from tests.examples import IS_NIGHTLY
+from tests.tune.test_programs import ACCUMULATION, DDP_PROF, PLAIN, SCALER, SHARDED, SPAWNED, STUBBORN, TIDY, programs
+from tests.waiting import wait_until
+
+__all__ = ["programs"]
+pytestmark = [pytest.mark.torch, pytest.mark.slow]
+
+nightly = pytest.mark.skipif(not IS_NIGHTLY, reason="starts whole programs: HYPOTHESIS_PROFILE=nightly")
+
+# MODE: memory (there is none for what it asks), killed (as the kernel does that lacks memory), error (on one rank: the
+# other waits for it in a collective), paused (until it is stopped).
+FAILING = PLAIN.replace(
+    "    optimizer.step()",
+    """
+    mode = os.environ.get("MODE")
+    if mode == "memory":
+        torch.empty(1 << 60)
+    if mode == "killed":
+        os.kill(os.getpid(), 9)
+    if mode == "error" and dist.get_rank() == dist.get_world_size() - 1:
+        raise ValueError("planted")
+    if mode == "paused":
+        open(os.environ["PAUSED"] + str(dist.get_rank()), "w").close()
+        time.sleep(1000)
+    optimizer.step()""",
+)
+TRIES = ("MODE=memory,killed,error", "static_graph")
+
+
+def command(folder: Path, tries: tuple[str, ...], ranks: int, rounds: int, text: str) -> list[str]:
+    (folder / "train.py").write_text(text.replace('"after"', repr(str(folder / "after"))))
+    asked = [word for tried in tries for word in ("--try", tried)]
+    limits = ["--rounds", str(rounds), "--steps", "3", "--warmup", "2", "--minutes", "60", "--format", "json"]
+    program = ["torchrun", "--nproc-per-node", str(ranks), str(folder / "train.py")]
+    return ["tune", *asked, *limits, "--store", str(folder / "tune.db"), "--", *program]
+
+
+def stored(folder: Path, tries: tuple[str, ...], ranks: int) -> dict[tuple[int, str], str]:
+    """How each run ended, by round and try."""
+    program = Program(("torchrun", "--nproc-per-node", str(ranks), str(folder / "train.py")), 2, 3)
+    store = Store(folder / "tune.db", program, parse_tries(tries), Path.cwd())
+    return {(trial.round, trial.tried): trial.status for trial in store.load()}
+
+
+def check_failing(folder: Path, document: dict[str, Any], ranks: int) -> None:
+    memory, killed, error, good = document["tries"]
+    assert [one["outcome"] for one in (memory, killed, error)] == ["failed"] * 3
+    assert "allocate" in memory["reason"] or "memory" in memory["reason"]
+    assert error["reason"] == "ValueError: planted"
+    assert (good["outcome"], good["pairs"], good["losses"]) == ("cannot be told", 2, "same")
+    kept = stored(folder, TRIES, ranks)
+    assert [kept.pop((number, "MODE=memory"), None) for number in (1, 2)] == ["out_of_memory", None], "it lasts"
+    failed = {(number, f"MODE={mode}"): "failed" for number in (1, 2) for mode in ("killed", "error")}
+    fine = {(0, "today"), *((number, one) for number in (1, 2) for one in ("today", "static_graph=True"))}
+    assert kept == failed | dict.fromkeys(fine, "ok")
+    assert not (folder / "after").exists()
+
+
+def test_a_try_that_fails_stops_no_other(
+    tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", programs["PATH"])
+    done = run(*command(tmp_path, TRIES, 1, 2, FAILING))
+    assert done.exit_code == 0, done.output
+    check_failing(tmp_path, json.loads(done.stdout), 1)
+
+
+def test_who_was_killed_is_said_in_place_of_torchruns_summary() -> None:
+    """What torchrun prints of a rank that the kernel has killed, while the other waited for it."""
+    text = """RuntimeError: Connection closed by peer
+W1127 04:00:01.000000 5 elastic/api.py:1010] Sending process 8 closing signal
+E1127 04:00:01.000000 5 elastic/api.py:984] failed (exitcode: -9) local_rank: 0 (pid: 7)
+Traceback (most recent call last):
+  File "torchrun", line 6, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+============================================================
+train.py FAILED
+------------------------------------------------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 7)
+  traceback : Signal 9 (SIGKILL) received by PID 7
+"""
+    assert _error_of_rank(text) == "a rank was ended by SIGKILL, as a machine does that lacks memory"
+
+
+@nightly
+def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
+    done = run(*command(tmp_path, TRIES, 2, 2, FAILING))
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    check_failing(tmp_path, document, 2)
+    assert document["tries"][1]["reason"] == "a rank was ended by SIGKILL, as a machine does that lacks memory"
+
+
+@nightly
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.Signals) -> None:
+    """No process of it is left, what was measured is kept, and the same command goes on."""
+    tries, paused = ("MODE=paused",), str(tmp_path / "paused")
+    words = command(tmp_path, tries, 2, 1, FAILING)
+    environ = {**os.environ, "PAUSED": paused}
+    with subprocess.Popen(
+        [DDP_PROF, *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as tuning:
+        wait_until(lambda: len([*tmp_path.glob("paused*")]) == 2 or tuning.poll() is not None)
+        tuning.send_signal(number)
+        printed, said = tuning.communicate()
+    assert (tuning.returncode, printed) == (128 + number, "")
+    assert said.splitlines()[-1] == f"stopped: {tmp_path / 'tune.db'} has the finished runs; the same command goes on"
+    assert _find_marked_processes(f"PAUSED={paused}") == {}
+    kept = stored(tmp_path, tries, 2)
+    assert kept[0, "today"] == "ok"
+    assert set(kept) <= {(0, "today"), (1, "today")}
+    assert not (tmp_path / "after").exists()
+
+
+@nightly
+@pytest.mark.parametrize(
+    "text",
+    [PLAIN, ACCUMULATION, SCALER, SHARDED, STUBBORN, TIDY, SPAWNED],
+    ids=["plain", "accumulation", "scaler", "sharded", "stubborn", "tidy", "spawned"],
+)
+def test_nightly_unchanged_programs_are_tuned(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By torchrun, or, where the program spawns its ranks, by Python alone."""
+    monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
+    monkeypatch.setenv("OF_THIS_TEST", str(tmp_path))
+    tried = "reshard_after_forward=false" if text == SHARDED else "gradient_as_bucket_view"
+    words = command(tmp_path, (tried,), 2, 2, text)
+    if text == SPAWNED:
+        words[words.index("torchrun") :] = [sys.executable, str(tmp_path / "train.py")]
+    before = (tmp_path / "train.py").read_bytes()
+    done = run(*words)
+    assert done.exit_code == 0, done.output
+    (one,) = json.loads(done.stdout)["tries"]
+    assert (one["outcome"], one["pairs"]) == ("cannot be told", 2)
+    assert one["losses"] == "same"
+    assert set(_find_marked_processes(f"OF_THIS_TEST={tmp_path}")) <= {os.getpid()}
+    left = {path.name for path in tmp_path.iterdir()} - {"train.py", "tune.db"}
+    assert {name for name in left if not name.startswith("meeting")} == set()
+    assert (tmp_path / "train.py").read_bytes() == before
