@@ -50,8 +50,8 @@ class Wrapped:
         is_synchronizing = made.require_backward_grad_sync
         made.reducer._remove_autograd_hooks()
         asked = {self._self: made, **self._own, **arguments, "init_sync": False}
-        given = inspect.BoundArguments(self._signature, asked)  # type: ignore[arg-type]  # any mapping will do
-        with torch.enable_grad():  # type: ignore[no-untyped-call]  # torch's omission
+        given = inspect.BoundArguments(self._signature, asked)
+        with torch.enable_grad():
             self._init(*given.args, **given.kwargs)
         vars(made).update(kept)
         made.require_backward_grad_sync = is_synchronizing

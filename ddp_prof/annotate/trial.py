@@ -282,7 +282,7 @@ def _load_comm_hook(name: str) -> tuple[Any, Any]:
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if name == "powerSGD":  # from the first step on that it can: by default it begins after a thousand
-        return powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook  # type: ignore[no-untyped-call]
+        return powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2), powerSGD_hook.powerSGD_hook
     return None, getattr(default_hooks, f"{name}_hook")
 
 

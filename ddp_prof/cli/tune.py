@@ -123,13 +123,13 @@ def tune(
     job.refuse_parts(environ)
     context.with_resource(protect_files(Path(word) for word in program if Path(word).is_file()))
     _refuse_page(page, store)
-    progress = (lambda _text: None) if is_quiet() else _report
+    progress: Callable[[str], None] = _leave_out if is_quiet() else _report
     progress(f"note: {warning_of(limits, job)}")
     because = None
     try:
         with stop_on_signals(), _hold_folder_of(store):
             if not tries:
-                found = _choose(job, store, environ, worth, progress)
+                found = _choose(job, store, environ, limits.worth, progress)
                 if not found.tries:
                     _show_nothing(found, page, output)
                     return
@@ -149,6 +149,10 @@ def tune(
 
 
 _report = partial(say, err=True)
+
+
+def _leave_out(_text: str) -> None:
+    """What --quiet does with a note on progress."""
 
 
 def _refuse_what_is_not_measured(plan: bool, dry_run: bool) -> None:
@@ -205,6 +209,8 @@ def _choose(
 
     progress("one capture shows what is worth trying (else: --try)")
     found = find_candidates(job, store, Path.cwd(), environ, worth)
+    if job.in_process:
+        found = found.that_fit_in_process()
     for reason in found.reasons if found.tries else ():
         progress(reason)
     return found

@@ -35,6 +35,12 @@ class Candidates:
     tries: tuple[Try, ...]
     reasons: tuple[str, ...]
 
+    def that_fit_in_process(self) -> Candidates:
+        """Return those that can be set between two steps, and say which are left out."""
+        left = ", ".join(tried.label for tried in self.tries if not tried.fits_in_process)
+        fitting = tuple(tried for tried in self.tries if tried.fits_in_process)
+        return Candidates(fitting, (*self.reasons, *([f"left out, for --in-process: {left}"] if left else [])))
+
 
 def choose_tries(diagnosis: Diagnosis, bounds: Bounds, step_ns: float | None, worth: float) -> Candidates:
     """Choose by what costs at least ``worth`` of a step; what a finding costs may be unknown, then it is tried."""

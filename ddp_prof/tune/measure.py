@@ -150,7 +150,7 @@ class Program:
         """
         length = SETTLING + self.steps
         whole = replace(self, steps=length * len(tries))
-        files = whole._run(TODAY, [tried.arguments(DDP) for tried in tries], environ, limit_s)
+        files = whole._run(TODAY, [tried.arguments("ddp") for tried in tries], environ, limit_s)
         done = min((file.done for file in files), default=0)
         if files and done < whole.warmup + whole.steps:
             raise WorkloadError(

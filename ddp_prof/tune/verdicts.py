@@ -122,7 +122,8 @@ def compare_losses(today: Sequence[Trial], tried: Sequence[Trial]) -> tuple[str,
     Return whether they are the same, and by how much they differ at most, relative to today's. A program that draws
     other numbers in each run has losses that vary by themselves: then nothing is known.
     """
-    if not today or not tried or not any(today[0].losses):
+    today, tried = ([trial for trial in trials if any(trial.losses)] for trials in (today, tried))
+    if not today or not tried:
         return UNSEEN, None
     reference = _by_position(today[0])
     precision = max((loss.precision for loss in reference.values()), default=0.0)

@@ -11,7 +11,7 @@ import ddp_prof as dp
 from ddp_prof.analyze.cost import Bounds
 from ddp_prof.analyze.doctor import Diagnosis
 from ddp_prof.analyze.doctor.evidence import Finding
-from ddp_prof.tune.candidates import OF_FINDINGS, choose_for, choose_tries
+from ddp_prof.tune.candidates import OF_FINDINGS, Candidates, choose_for, choose_tries
 from ddp_prof.tune.tries import parse_tries
 from tests.command_line import run
 from tests.conftest import ROOT
@@ -52,6 +52,16 @@ def test_findings_name_their_setting_if_they_cost_enough() -> None:
     assert chosen(vote, schedule_ns=300_000, worth=0.001)[0][0] == "find_unused_parameters=False"
     assert chosen(("single hardware queue", None), schedule_ns=0)[0] == ["CUDA_DEVICE_MAX_CONNECTIONS=8"]
     assert chosen(("straggler", 9_000_000), schedule_ns=0)[0] == [], "no setting answers it"
+
+
+def test_what_cannot_be_set_between_two_steps_is_left_out() -> None:
+    found = Candidates(parse_tries(["CUDA_DEVICE_MAX_CONNECTIONS=8", "static_graph", "comm_hook=powerSGD"]), ("why",))
+    fitting = found.that_fit_in_process()
+    assert [tried.label for tried in fitting.tries] == ["static_graph=True"]
+    assert fitting.reasons == (
+        "why",
+        "left out, for --in-process: CUDA_DEVICE_MAX_CONNECTIONS=8, comm_hook=powerSGD",
+    )
 
 
 def test_what_is_not_known_is_tried() -> None:
