@@ -36,10 +36,11 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -47,7 +48,10 @@ from torch.profiler import profile
 
 from ddp_prof import range_names
 from ddp_prof.annotate import ranges
-from ddp_prof.annotate.log_targets import MlflowTarget, Target, as_target, print_text
+from ddp_prof.annotate.kept_traces import Keep, KeptTraces, name_of_trace
+from ddp_prof.annotate.log_file import LogFile
+from ddp_prof.annotate.log_targets import MlflowTarget, as_target, print_text
+from ddp_prof.annotate.messenger import Messenger
 from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
 from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, ProfilersOfProgram, call_at_exit, make_profile
 
@@ -58,19 +62,20 @@ FIRST = 10
 ANALYSIS_S, GATHER_S, PATIENCE_S = 600.0, 120.0, 60.0
 """How long an analysis may take, how long rank 0 waits for those of other ranks, and how long a program that ends waits
 for what is not logged yet."""
+AFTER_SILENCE_S = 5.0
+"""How long rank 0 waits for ranks from which nothing arrived the last time."""
 _POLL_S = 0.2
 _MOST_WAITING = 2
 """Measurements that wait for their analysis; if there are more, as analyses take too long, they are left out."""
 _MOST_SENT = 4
 """Results of a rank in the store, and traces of it, that rank 0 has not dealt with."""
 _ABSENT = "absent"
+_OWN_PROFILER = "the program records by torch.profiler itself"
 _QUIET_KINETO = "6"
 """Log level without the two lines that torch 2.13 prints for each recording; a level that is set stays."""
 _KEPT = "kept"
 _LOG = logging.getLogger("ddp_prof.monitor")
 _numbers = iter(range(sys.maxsize))
-
-Keep = Literal["all", "worst and last", "none"]
 
 
 @dataclass(frozen=True)
@@ -86,6 +91,14 @@ class _Recorded:
     overhead_ns: int
     usual_ns: int | None
     recorded_ns: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A measurement that this rank does not have, and why; that was said in a warning."""
+
+    step: int
+    why: str
 
 
 class _Group(NamedTuple):
@@ -105,9 +118,10 @@ class Monitor:
         folder: For the log, ``monitor.jsonl``, which is appended to, and for traces; if a disk is not shared by all
             nodes, each has its own folder.
         log: Where records go besides: a callable that takes a record, a ``logging.Logger``, a TensorBoard
-            ``SummaryWriter``, a W&B run, MLflow, a logger of Lightning, or a list of these. Default: a line on stderr.
-            They are called on rank 0, in a thread of the monitor.
-        keep: Traces that stay: that with the highest cost and the last one, all, or none.
+            ``SummaryWriter``, a W&B run, MLflow, a logger of Lightning, or a list of these, in which ``None`` is left
+            out. Default: a line on stderr. Each is called on rank 0, in a thread of its own.
+        keep: Traces that stay: that with the highest cost and the last one, all, or none; over all starts of a job
+            that append to one log.
         limits: As of ``ddp-prof check``: ``min_overlap`` (0 to 1), ``max_exposed_ms``, ``max_tail_ms``,
             ``max_blocking_ms``, ``max_cost_ms``.
         alert: Is called with the record if a limit is not met; default: a warning in Python's logging.
@@ -139,6 +153,7 @@ class Monitor:
         self._begun_ns: int | None = None
         self._profile: profile | None = None
         self._end = 0
+        self._measured = start
         self._starts = False
         self._recording_thread = 0
         self._is_stuck = False
@@ -161,9 +176,11 @@ class Monitor:
         try:
             self._at_step(step)
         except Exception as error:  # training goes on
-            warn_once("step", f"step {step} is not measured: {type(error).__name__}: {error}")
+            why = f"{type(error).__name__}: {error}"
+            warn_once("step", f"step {step} is not measured: {why}")
             with suppress(Exception):
-                self._drop("")
+                self._drop()
+                self._reader.fail(self._measured, why)
 
     def _at_step(self, step: int) -> None:
         now_ns = time.perf_counter_ns()
@@ -182,7 +199,9 @@ class Monitor:
 
     def close(self) -> None:
         """End: a measurement that is not complete is dropped, what is recorded is logged before this returns."""
-        self._drop("")
+        if self._profile is not None:
+            self._drop()
+            self._reader.fail(self._measured, "the job ended", tells_rank_0=False)
         self._reader.close()
 
     def _is_due(self, step: int) -> bool:
@@ -191,15 +210,19 @@ class Monitor:
 
     def _begin(self) -> None:
         if _watch_profilers().record:
-            warn_once("profiler", f"step {self._step} is not measured: the program records by torch.profiler itself")
+            warn_once("profiler", f"step {self._step} is not measured: {_OWN_PROFILER}")
+            self._reader.fail(self._step, _OWN_PROFILER)
             return
         before_ns = time.perf_counter_ns()
+        self._measured = self._step
         self._starts = True
         try:
             started = make_profile(on_gpu=torch.cuda.is_available())
             started.start()
         except Exception as error:
-            warn_once("start", f"torch.profiler did not start: {type(error).__name__}: {error}")
+            why = f"torch.profiler did not start: {type(error).__name__}: {error}"
+            warn_once("start", why)
+            self._reader.fail(self._step, why)
             return
         finally:
             self._starts = False
@@ -217,15 +240,13 @@ class Monitor:
             self._range.end()
             self._range = None
 
-    def _drop(self, why: str) -> None:
+    def _drop(self) -> None:
         """Stop without a result."""
         self._end_range()
         stopped, self._profile = self._profile, None
         if stopped is not None:
             with suppress(Exception):
                 self._stop(stopped)
-            if why:
-                warn_once("dropped", f"step {self._step} is not measured: {why}")
 
     def _stop(self, recording: profile) -> None:
         """Stop a profiler, unless this would end the process: see :data:`RECORDS_ALL_THREADS`."""
@@ -238,20 +259,25 @@ class Monitor:
 
     def give_way(self) -> None:
         """Stop because the program starts its own torch.profiler: there can be only one."""
-        if not self._starts:
-            self._drop("the program records by torch.profiler itself")
+        if not self._starts and self._profile is not None:
+            self._drop()
+            warn_once("dropped", f"step {self._step} is not measured: {_OWN_PROFILER}")
+            self._reader.fail(self._measured, _OWN_PROFILER)
 
     def _finish(self) -> None:
         before_ns = time.perf_counter_ns()
         stopped, self._profile = self._profile, None
         assert stopped is not None
         self._stop(stopped)
-        measured = self._end - self._steps - 1
-        trace = export(stopped, self._folder, measured)
+        try:
+            trace = export(stopped, self._folder, self._measured)
+        except Exception as error:  # training goes on
+            self._reader.fail(self._measured, warn_of_export(error, self._folder, self._measured))
+            return
         self._overhead_ns += time.perf_counter_ns() - before_ns
-        if trace is not None:
-            usual_ns = round(median(self._lengths_ns)) if self._lengths_ns else None
-            self._reader.read(_Recorded(measured, trace, self._overhead_ns, usual_ns, tuple(self._recorded_ns[1:])))
+        usual_ns = round(median(self._lengths_ns)) if self._lengths_ns else None
+        recorded_ns = tuple(self._recorded_ns[1:])
+        self._reader.read(_Recorded(self._measured, trace, self._overhead_ns, usual_ns, recorded_ns))
 
 
 def log_overlap(
@@ -280,9 +306,12 @@ class OnTraceReady:
         before_ns = time.perf_counter_ns()
         step = recorded.step_num
         try:
-            trace = export(recorded, self._folder, step)
-            if trace is not None:
-                self._reader.read(_Recorded(step, trace, time.perf_counter_ns() - before_ns, None, ()))
+            try:
+                trace = export(recorded, self._folder, step)
+            except Exception as error:
+                self._reader.fail(step, warn_of_export(error, self._folder, step))
+                return
+            self._reader.read(_Recorded(step, trace, time.perf_counter_ns() - before_ns, None, ()))
         except Exception as error:  # training goes on
             warn_once("step", f"step {step} is not logged: {type(error).__name__}: {error}")
 
@@ -291,20 +320,25 @@ class OnTraceReady:
         self._reader.close()
 
 
-def export(recorded: Any, folder: Path, step: int) -> Path | None:
-    """Write what a torch.profiler recorded; return the file, ``None`` if that failed, which is a warning."""
-    target = folder / f"step{step:08d}.rank{_find_group().rank}.json"
+def export(recorded: Any, folder: Path, step: int) -> Path:
+    """Write what a torch.profiler recorded; return the file. An exception leaves no part of it."""
+    target = folder / name_of_trace(step, _find_group().rank)
     unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial.json")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         recorded.export_chrome_trace(str(unfinished))
         unfinished.replace(target)
-    except Exception as error:  # training goes on
+    finally:
         with suppress(OSError):
             unfinished.unlink(missing_ok=True)
-        warn_once("write", f"{target} was not written: {error}")
-        return None
     return target
+
+
+def warn_of_export(error: Exception, folder: Path, step: int) -> str:
+    """Warn that a trace was not written; return the reason."""
+    why = f"{folder / name_of_trace(step, _find_group().rank)} was not written: {error}"
+    warn_once("write", why)
+    return why
 
 
 class Reader:
@@ -322,70 +356,115 @@ class Reader:
             raise ValueError(f"keep={keep!r}: it is 'all', 'worst and last' or 'none'")
         if unknown := {*(limits or {})} - {*LIMITS}:
             raise ValueError(f"limits: there is no {', '.join(sorted(unknown))}, only {', '.join(LIMITS)}")
-        logs = log if isinstance(log, list) else [print_text if log is None else log]
-        self._targets: list[Target] = [as_target(one) for one in logs]
-        self._folder, self._keep, self._limits, self._alert = folder, keep, dict(limits or {}), alert
-        self._tasks: queue.SimpleQueue[tuple[_Recorded, _Group] | None] = queue.SimpleQueue()
+        logs = log if isinstance(log, (list, tuple)) else [print_text if log is None else log]
+        targets = [as_target(one) for one in logs if one is not None]
+        self._mlflow = [target for target in targets if isinstance(target, MlflowTarget)]
+        self._messengers = [Messenger(target, _not_passed_on(f"target {at}")) for at, target in enumerate(targets)]
+        self._alerts = Messenger(alert or _warn_of_limits, _not_passed_on("alert"))
+        self._folder, self._keep, self._limits = folder, keep, dict(limits or {})
+        self._traces, self._log_file = KeptTraces(folder, keep), LogFile(folder / LOG_NAME)
+        self._started = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        self._tasks: queue.SimpleQueue[tuple[_Recorded | _Failed, _Group] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._name = f"ddp_prof/monitor/{next(_numbers)}"
-        self._worst: tuple[int, int] | None = None
-        self._own, self._kept = set[int](), set[int]()
         self._sent = deque[str]()
+        self._silent = set[int]()
+        self._analysis = Analysis()
 
     def read(self, recorded: _Recorded) -> None:
         """Have a measurement analysed and logged; what the program may end meanwhile is looked up here."""
         if self._tasks.qsize() >= _MOST_WAITING:
             recorded.trace.unlink(missing_ok=True)
-            warn_once("late", f"step {recorded.step} is not logged: analyses take longer than the steps between them")
+            why = "analyses take longer than the steps between them"
+            warn_once("late", f"step {recorded.step} is not logged: {why}")
+            self.fail(recorded.step, why)
             return
-        for target in self._targets:
-            if isinstance(target, MlflowTarget):
-                target.find_run()
+        for target in self._mlflow:
+            target.find_run()
+        self._add(recorded)
+
+    def fail(self, step: int, why: str, *, tells_rank_0: bool = True) -> None:
+        """Let rank 0 know that this rank does not have a measurement, so that it does not wait for it.
+
+        On rank 0 itself, that of the others is logged, unless not ``tells_rank_0``.
+        """
+        if tells_rank_0 or _find_group().rank:
+            self._add(_Failed(step, why))
+
+    def _add(self, task: _Recorded | _Failed) -> None:
+        group = _find_group()
+        if isinstance(task, _Failed) and (group.world == 1 or group.store is None):
+            return
         if self._thread is None:
+            self._analysis = Analysis()
             self._thread = threading.Thread(target=self._run, name="ddp_prof.monitor", daemon=True)
             self._thread.start()
-        self._tasks.put((recorded, _find_group()))
+            for messenger in [*self._messengers, self._alerts] if group.rank == 0 else ():
+                messenger.start()
+        self._tasks.put((task, group))
 
     def close(self) -> None:
+        """Wait until all is logged, but not for ever; an analysis that is not done by then is ended."""
+        until = time.monotonic() + PATIENCE_S
         if self._thread is not None:
             self._tasks.put(None)
             self._thread.join(PATIENCE_S)
+            if self._thread.is_alive():
+                self._analysis.kill()
             self._thread = None
+        group = _find_group()
+        if group.rank and group.store is not None:
+            with suppress(Exception):  # rank 0, whose store it may be, has ended
+                group.store.set(self._key_of_end(group.rank), "")
+        for messenger in (*self._messengers, self._alerts):
+            messenger.close(max(0.0, until - time.monotonic()))
 
     def _run(self) -> None:
         while (task := self._tasks.get()) is not None:
             self._read_or_warn(*task)
             del task  # a store that is held here would outlive its process group
+        self._log_file.close()
 
-    def _read_or_warn(self, recorded: _Recorded, group: _Group) -> None:
+    def _read_or_warn(self, task: _Recorded | _Failed, group: _Group) -> None:
         try:
-            self._read(recorded, group)
+            self._read(task, group)
         except Exception as error:  # training goes on
-            warn_once("read", f"step {recorded.step} is not logged: {type(error).__name__}: {error}")
+            if isinstance(task, _Recorded):
+                warn_once("read", f"step {task.step} is not logged: {type(error).__name__}: {error}")
 
-    def _read(self, recorded: _Recorded, group: _Group) -> None:
-        if not self._own:
-            _delete_partial(self._folder, group.rank)
-        self._own.add(recorded.step)
+    def _read(self, task: _Recorded | _Failed, group: _Group) -> None:
+        _delete_partial(self._folder, group.rank)
         with tempfile.TemporaryDirectory(prefix="ddp_prof.") as scratch:
-            out = Path(scratch) / "measured"
-            error = _analyse(Path(scratch), "measure", str(recorded.trace), str(out))[1]
-            head = {
-                "rank": group.rank,
-                "host": socket.gethostname(),
-                "overhead_ns": recorded.overhead_ns,
-                "usual_ns": recorded.usual_ns,
-                "recorded_ns": recorded.recorded_ns,
-                "error": error,
-            }
-            part = json.dumps(head).encode() + b"\n" + (out.read_bytes() if error is None else b"")
+            part = self._measure(task, group, Path(scratch))
             if group.rank:
                 try:
-                    self._send(group, self._key(recorded.step, group.rank), part)
+                    self._send(group, self._key(task.step, group.rank), part)
                 finally:
                     self._delete_unkept(group)
             else:
-                self._log(recorded, group, self._gather(group, recorded.step, part), Path(scratch))
+                self._log(task, group, self._gather(group, task.step, part), Path(scratch))
+
+    def _measure(self, task: _Recorded | _Failed, group: _Group, scratch: Path) -> bytes:
+        """Analyse the trace of this rank; return what rank 0 gathers."""
+        head: dict[str, Any] = {
+            "rank": group.rank, "host": socket.gethostname(), "overhead_ns": 0, "usual_ns": None, "recorded_ns": (),
+        }  # fmt: skip
+        out = scratch / "measured"
+        if isinstance(task, _Failed):
+            error: str | None = task.why
+        else:
+            self._traces.add(task.step, group.rank, task.trace, self._find_log(group))
+            error = self._analysis.run(scratch, "measure", str(task.trace), str(out))[1]
+            head |= {"overhead_ns": task.overhead_ns, "usual_ns": task.usual_ns, "recorded_ns": task.recorded_ns}
+        packed = out.read_bytes() if error is None else b""
+        return json.dumps({**head, "error": error}).encode() + b"\n" + packed
+
+    def _find_log(self, group: _Group) -> Path | None:
+        """The log of earlier starts; ``None`` if it is another job's, whose traces stay."""
+        if group.rank == 0 and self._log_file.is_another_job_s():
+            warn_once("shared", f"another job writes to {self._folder}, too: give each job a folder of its own")
+            return None
+        return self._log_file.file
 
     def _key(self, step: int, rank: int) -> str:
         return f"{self._name}/{step}/{rank}"
@@ -399,120 +478,126 @@ class Reader:
             group.store.delete_key(self._sent.popleft())
 
     def _gather(self, group: _Group, step: int, own: bytes) -> list[bytes]:
-        """Wait for what the other ranks found; those that do not come in time are left out."""
+        """Wait for what the other ranks found; late ones are left out, and awaited shorter next."""
         parts, missing = [own], set(range(1, group.world) if group.store is not None else ())
-        until = time.monotonic() + GATHER_S
-        while missing and time.monotonic() < until:
+        begun = time.monotonic()
+        while missing:
             for rank in sorted(missing):
                 key = self._key(step, rank)
                 try:
-                    if (part := _peek(group.store, key)) is None:
-                        continue
-                    parts.append(part)
-                    group.store.delete_key(key)
+                    has_ended = _peek(group.store, self._key_of_end(rank)) is not None
+                    if (part := _peek(group.store, key)) is not None:
+                        parts.append(part)
+                        group.store.delete_key(key)
                 except RuntimeError:
                     return parts  # the store's rank has ended
-                missing.discard(rank)
+                if part is not None or has_ended:
+                    missing.discard(rank)
+                    self._silent.discard(rank)
+            patience_s = GATHER_S if missing - self._silent else AFTER_SILENCE_S
+            if time.monotonic() > begun + patience_s:
+                break
             if missing:
                 time.sleep(_POLL_S)
+        self._silent |= missing
         return parts
 
-    def _log(self, recorded: _Recorded, group: _Group, parts: Sequence[bytes], scratch: Path) -> None:
+    def _key_of_end(self, rank: int) -> str:
+        return f"{self._name}/end/{rank}"
+
+    def _log(self, task: _Recorded | _Failed, group: _Group, parts: Sequence[bytes], scratch: Path) -> None:
+        if isinstance(task, _Failed) and not any(part.partition(b"\n")[2] for part in parts):
+            return  # no rank has it; why was said
         files = []
         for number, part in enumerate(parts):
             (file := scratch / f"part{number}").write_bytes(part)
             files.append(str(file))
-        asked = {"step": recorded.step, "world": group.world, "limits": self._limits}
-        text, error = _analyse(scratch, "merge", json.dumps(asked), *files)
+        asked = {"step": task.step, "started": self._started, "world": group.world, "limits": self._limits}
+        text, error = self._analysis.run(scratch, "merge", json.dumps(asked), *files)
         if error is not None:
-            warn_once("merge", f"step {recorded.step} is not logged: {error}")
-            self._keep_only(self._choose(recorded.step, None), recorded.step, group)
+            warn_once("merge", f"step {task.step} is not logged: {error}")
+            self._keep_only(self._traces.choose(task.step, None), task.step, group)
             return
         record = json.loads(text)
-        kept = self._choose(recorded.step, record["worst_ns"] or 0)
-        record["traces"] = [name for name in record["traces"] if recorded.step in kept]
+        kept = self._traces.choose(task.step, record["worst_ns"] or 0)
+        record["traces"] = [name for name in record["traces"] if task.step in kept]
         try:
-            with (self._folder / LOG_NAME).open("a", encoding="utf-8") as log:
-                log.write(json.dumps(record) + "\n")
+            self._log_file.append(record)
         except OSError as failed:
-            warn_once("log", f"{self._folder / LOG_NAME} was not written: {failed}")
-        self._keep_only(kept, recorded.step, group)
-        for number, target in enumerate(self._targets):
-            self._call(f"target {number}", target, record)
+            warn_once("log", f"{self._log_file.file} was not written: {failed}")
+        self._keep_only(kept, task.step, group)
+        for messenger in self._messengers:
+            messenger.pass_on(record)
         if record["failed"]:
-            self._call("alert", self._alert or _warn_of_limits, record)
-
-    @staticmethod
-    def _call(which: str, function: Callable[[dict[str, Any]], object], record: dict[str, Any]) -> None:
-        try:
-            function(record)
-        except Exception as error:
-            warn_once(which, f"step {record['step']} was not passed on: {type(error).__name__}: {error}")
-
-    def _choose(self, step: int, cost_ns: int | None) -> set[int]:
-        """Return the measurements whose traces stay; ``cost_ns`` is of ``step``, ``None`` if that was not analysed."""
-        if cost_ns is not None and (self._worst is None or cost_ns > self._worst[1]):
-            self._worst = step, cost_ns
-        if self._keep == "all":
-            return {*self._own}
-        worst = {self._worst[0]} if self._worst else set()
-        return {step, *worst} if self._keep == "worst and last" else set()
+            self._alerts.pass_on(record)
 
     def _keep_only(self, kept: set[int], step: int, group: _Group) -> None:
         """Delete what does not stay, of all ranks whose disk this is, and tell the others."""
         if group.store is not None:
             with suppress(RuntimeError):
                 group.store.set(f"{self._name}/{_KEPT}", json.dumps([step, sorted(kept)]))
-        self._delete(step, kept, "*")
+        self._traces.delete(step, kept, group.rank)
 
     def _delete_unkept(self, group: _Group) -> None:
         """Delete traces of this rank as rank 0 decided, which may not see this rank's disk, or may decide no more."""
         with suppress(RuntimeError):
             if group.store is not None and (said := _peek(group.store, f"{self._name}/{_KEPT}")):
                 last, kept = json.loads(said)
-                self._kept = set(kept)
-                self._delete(last, self._kept, str(group.rank))
-        undecided = sorted(self._own - self._kept)
-        if self._keep != "all" and len(undecided) > _MOST_SENT:
-            self._delete(undecided[-_MOST_SENT - 1], self._kept, str(group.rank))
-
-    def _delete(self, last: int, kept: set[int], rank: str) -> None:
-        """Delete traces of measurements up to ``last`` that are not kept."""
-        for step in [own for own in self._own if own <= last and own not in kept]:
-            for trace in self._folder.glob(f"step{step:08d}.rank{rank}.json*"):
-                with suppress(OSError):
-                    trace.unlink()
-            self._own.discard(step)
+                self._traces.delete(last, {*kept}, group.rank)
+        self._traces.delete_undecided(_MOST_SENT, group.rank)
 
 
-def _analyse(scratch: Path, *arguments: str) -> tuple[str, str | None]:
-    """Run the analysis as a process of its own; return what it prints, and why it failed.
+class Analysis:
+    """Runs the analysis as a process of its own."""
 
-    It runs in an empty folder and without the job's PYTHONPATH: there modules of the job cannot hide Python's own.
-    """
-    environ = {name: value for name, value in os.environ.items() if not name.startswith("DDP_PROF_")}
-    environ["PYTHONPATH"] = str(Path(__file__).parents[2])
-    python = os.environ.get(PYTHON_VARIABLE) or sys.executable
-    try:
-        done = subprocess.run(  # noqa: S603
-            [python, "-m", "ddp_prof.monitor", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            env=environ,
-            cwd=scratch,
-            timeout=ANALYSIS_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return "", f"its analysis took longer than {ANALYSIS_S:.0f} s"
-    except OSError as error:
-        return "", f"its analysis did not start: {error}"
-    if done.returncode < 0:
-        return "", f"its analysis was ended by signal {-done.returncode}"
-    if done.returncode:
-        return "", (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-    return done.stdout, None
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[str] | None = None
+        self._is_ended = False
+
+    def kill(self) -> None:
+        """End the one that runs; none follows."""
+        self._is_ended = True
+        if (running := self._process) is not None:
+            with suppress(OSError):
+                running.kill()
+
+    def run(self, scratch: Path, *arguments: str) -> tuple[str, str | None]:
+        """Return what it prints, and why it failed.
+
+        It runs in an empty folder and without the job's PYTHONPATH: there modules of the job cannot hide Python's own.
+        """
+        if self._is_ended:
+            return "", "the job ended before its analysis did"
+        environ = {name: value for name, value in os.environ.items() if not name.startswith("DDP_PROF_")}
+        environ["PYTHONPATH"] = str(Path(__file__).parents[2])
+        python = os.environ.get(PYTHON_VARIABLE) or sys.executable
+        try:
+            with subprocess.Popen(  # noqa: S603
+                [python, "-m", "ddp_prof.monitor", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                encoding="utf-8",
+                errors="replace",
+                env=environ,
+                cwd=scratch,
+            ) as self._process:
+                try:
+                    said, reason = self._process.communicate(timeout=ANALYSIS_S)
+                except subprocess.TimeoutExpired:
+                    self._process.kill()
+                    return "", f"its analysis took longer than {ANALYSIS_S:.0f} s"
+                code = self._process.returncode
+        except OSError as error:
+            return "", f"its analysis did not start: {error}"
+        finally:
+            self._process = None
+        if code < 0:
+            return "", f"its analysis was ended by signal {-code}"
+        if code:
+            return "", (reason.strip().splitlines() or [f"exit code {code}"])[-1]
+        return said, None
 
 
 _warned = set[str]()
@@ -523,6 +608,10 @@ def warn_once(kind: str, text: str) -> None:
     if kind not in _warned:
         _warned.add(kind)
         _LOG.warning("ddp-prof monitor: %s", text)
+
+
+def _not_passed_on(which: str) -> Callable[[int, str], None]:
+    return lambda step, why: warn_once(which, f"step {step} was not passed on: {why}")
 
 
 def _warn_of_limits(record: Mapping[str, Any]) -> None:

@@ -47,7 +47,8 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
     """Return the record of one measurement.
 
     Args:
-        asked: ``step``, ``world``, and ``limits`` by the names in :data:`.LIMITS`.
+        asked: ``step``, ``started`` (when the process began to measure), ``world``, and ``limits`` by the names in
+            :data:`.LIMITS`.
         parts: Of the ranks whose results arrived.
 
     Raises:
@@ -68,6 +69,7 @@ def make_record(asked: Mapping[str, Any], parts: Sequence[Part]) -> dict[str, An
     record = {
         "schema": SCHEMA,
         "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "started": asked.get("started"),
         "step": asked["step"],
         "steps": summary.steps,
         "world_size": asked["world"],
@@ -240,4 +242,5 @@ def _text(record: Mapping[str, Any]) -> str:
         said.append(f"doctor: {finding['rule']}")
     if record["missing_ranks"]:
         said.append(f"without rank {', '.join(map(str, record['missing_ranks']))}")
+        said += record["not_known"][:1]  # why one of them is missing
     return printable("; ".join(said))

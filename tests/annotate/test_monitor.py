@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
+import subprocess
 import sys
 import threading
 from datetime import timedelta
@@ -24,6 +26,7 @@ from torch.profiler import ProfilerActivity, profile, schedule
 from ddp_prof import annotate
 from ddp_prof.annotate import log_targets, monitor
 from ddp_prof.annotate.monitor import PYTHON_VARIABLE, Monitor, log_overlap
+from ddp_prof.monitor.log import load_log
 from tests.command_line import run
 from tests.ddp.gloo_ranks import run_ranks
 
@@ -486,6 +489,189 @@ def test_what_rank_0_does_not_fetch_does_not_fill_the_store() -> None:
     for key in keys:
         reader._send(monitor._Group(1, 2, store), key, b"part")
     assert [key for key in keys if store.check([key])] == keys[-4:]
+
+
+# A rank that has no result.
+
+
+def with_a_rank_that_fails(folder: Path, what: str, rank: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """Train without collectives; rank 1 does not have its first measurement, for the reason ``what``."""
+    monitor.GATHER_S = monitor.PATIENCE_S = 1e6  # who waits for rank 1 does not end
+    warnings, records = list[str](), list[dict[str, Any]]()
+    monitor._LOG.addHandler(handler := logging.Handler())
+    handler.emit = lambda entry: warnings.append(entry.getMessage())  # type: ignore[method-assign, assignment]
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watched = Monitor(EVERY, STEPS, folder=folder, log=[None, records.append])
+    if rank and what == "export":
+        original, calls = profile.export_chrome_trace, list[str]()
+
+        def export_once(recorded: Any, path: str) -> Any:
+            calls.append(path)
+            if len(calls) == 1:
+                raise OSError("no space left on device")
+            return original(recorded, path)
+
+        profile.export_chrome_trace = export_once  # type: ignore[method-assign, assignment]
+    steps = 2 * EVERY + STEPS + 1
+    for step in range(1, steps + 1):
+        own = profile(activities=[ProfilerActivity.CPU]) if what == "own profiler" and rank and step == EVERY else None
+        if own:
+            own.start()
+        train_step(model, optimizer)
+        watched.step()
+        if own:
+            own.stop()
+        if rank and what == "end" and step == EVERY + 1:
+            break
+    watched.close()
+    return records, warnings
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("export", "no space left on device"),
+        ("own profiler", "the program records by torch.profiler itself"),
+        ("end", "the job ended"),
+    ],
+)
+def test_rank_0_knows_at_once_that_a_rank_has_no_result(what: str, said: str, tmp_path: Path) -> None:
+    (records, _), (_, warnings) = run_ranks(partial(with_a_rank_that_fails, tmp_path, what))
+    first, second = records
+    assert (first["step"], first["missing_ranks"], first["ranks"]) == (EVERY, [1], 1)
+    assert "without rank 1" in first["text"]
+    assert said in first["text"]
+    assert second["missing_ranks"] == ([1] if what == "end" else [])
+    assert len(warnings) == (what != "end")
+
+
+def without_rank_1(folder: Path, rank: int) -> list[dict[str, Any]]:
+    """Rank 1 dies while it is measured; rank 0 goes on."""
+    monitor.GATHER_S, monitor.AFTER_SILENCE_S, monitor._MOST_WAITING = 0.5, 0.0, 100
+    records = list[dict[str, Any]]()
+    model = nn.Linear(64, 64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    watched = Monitor(EVERY, STEPS, folder=folder, log=records.append)
+    for step in range(2 * EVERY + STEPS + 1):
+        train_step(model, optimizer)
+        watched.step()
+        if rank and step == EVERY:
+            os._exit(0)
+    watched.close()
+    return records
+
+
+def test_a_dead_rank_is_named_and_is_awaited_once(tmp_path: Path) -> None:
+    records, _ = run_ranks(partial(without_rank_1, tmp_path))
+    assert [record["missing_ranks"] for record in records] == [[1], [1]]
+    assert "without rank 1; nothing arrived from rank 1" in records[0]["text"]
+
+
+# Restarts.
+
+
+def test_keep_holds_over_restarts_and_deletes_only_what_is_a_monitor_s(tmp_path: Path) -> None:
+    others = ["step00000099.rank0.json.gz", "step00000098.rank0.json", "step00000006.rank0.json.gz.mine", "notes.txt"]
+    for name in others:
+        (tmp_path / name).write_text("mine")
+    for start in (0, 100, 200):
+        train_alone(Monitor(EVERY, STEPS, folder=tmp_path, start=start, log=[]))
+    records = [json.loads(line) for line in (tmp_path / "monitor.jsonl").read_text().splitlines()]
+    assert len({record["started"] for record in records}) == 3
+    worst = max(records, key=lambda record: record["worst_ns"] or 0)
+    kept = {f"step{step:08d}.rank0.json.gz" for step in {worst["step"], records[-1]["step"]}}
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, *others, "monitor.jsonl"}
+
+
+def test_traces_of_failed_analyses_do_not_pile_up_over_restarts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, "exit 3"))
+    for start in (0, 100):
+        train_alone(Monitor(EVERY, STEPS, folder=tmp_path / "monitor", start=start))
+    assert [path.name for path in (tmp_path / "monitor").iterdir()] == ["step00000106.rank0.json"]
+    assert len(warned.messages) == 1
+
+
+def test_a_line_that_was_cut_does_not_take_the_next_one_with_it(tmp_path: Path) -> None:
+    (log := tmp_path / "monitor.jsonl").write_text('{"schema": 1, "st')
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path, log=[]), EVERY + STEPS + 1)
+    assert [record["step"] for record in load_log(log).records] == [EVERY]
+
+
+def test_a_folder_that_is_removed_is_made_again(tmp_path: Path, warned: pytest.LogCaptureFixture) -> None:
+    folder, seen = tmp_path / "monitor", threading.Event()
+
+    def remove(_record: dict[str, Any]) -> None:
+        if not seen.is_set():
+            shutil.rmtree(folder)
+            seen.set()
+
+    watched = Monitor(EVERY, STEPS, folder=folder, log=remove)
+    model, optimizer = make_job()
+    for step in range(2 * EVERY + STEPS + 1):
+        train_step(model, optimizer)
+        watched.step()
+        if step == EVERY + STEPS:
+            seen.wait()
+    watched.close()
+    assert [record["step"] for record in load_log(folder / "monitor.jsonl").records] == [2 * EVERY]
+    assert warned.messages == []
+
+
+def test_two_jobs_in_one_folder_are_told_and_leave_each_other_s_traces(
+    tmp_path: Path, warned: pytest.LogCaptureFixture
+) -> None:
+    train_alone(Monitor(EVERY, STEPS, folder=tmp_path, log=[]), EVERY + STEPS + 1)
+    code = "import fcntl, sys; file = open(sys.argv[1], 'a'); fcntl.lockf(file, fcntl.LOCK_EX); print(); input()"
+    command = [sys.executable, "-c", code, str(tmp_path / "monitor.jsonl")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout
+        other.stdout.readline()
+        for start in (100, 200):
+            train_alone(Monitor(EVERY, STEPS, folder=tmp_path, start=start, log=[]), 13)
+        other.communicate(b"\n")
+    assert (tmp_path / "step00000006.rank0.json.gz").exists()
+    (warning,) = warned.messages
+    assert "another job writes to" in warning
+
+
+def test_a_log_that_hangs_holds_up_neither_the_other_logs_nor_the_measurements(tmp_path: Path) -> None:
+    hangs, got = threading.Event(), threading.Event()
+    steps = list[int]()
+
+    def count(record: dict[str, Any]) -> None:
+        steps.append(record["step"])
+        if len(steps) == 2:
+            got.set()
+
+    watched = Monitor(EVERY, STEPS, folder=tmp_path, log=(lambda _record: hangs.wait(), count))
+    model, optimizer = make_job()
+    for _ in range(2 * EVERY + STEPS + 1):
+        train_step(model, optimizer)
+        watched.step()
+    got.wait()
+    hangs.set()
+    watched.close()
+    assert [record["step"] for record in load_log(tmp_path / "monitor.jsonl").records] == [EVERY, 2 * EVERY] == steps
+
+
+def test_an_analysis_that_is_stopped_is_ended_with_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warned: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(monitor, "PATIENCE_S", 0.5)
+    monkeypatch.setenv(PYTHON_VARIABLE, stand_in(tmp_path, f"echo $$ > {tmp_path}/pid; kill -STOP $$"))
+    watched = Monitor(EVERY, STEPS, folder=tmp_path / "monitor")
+    model, optimizer = make_job()
+    for _ in range(EVERY + STEPS + 1):
+        train_step(model, optimizer)
+        watched.step()
+    thread = watched._reader._thread
+    assert thread
+    watched.close()
+    thread.join()
+    assert warned.messages == ["ddp-prof monitor: step 6 is not logged: the job ended before its analysis did"]
 
 
 # A program's own profiler, and callbacks of trainers.
