@@ -31,7 +31,12 @@ from ddp_prof.analyze.what_if.questions import BUCKET_SIZE, Question
 from ddp_prof.analyze.what_if.rules import fill_until_reached
 from ddp_prof.analyze.what_if.structure import Copied, RankStructure
 from ddp_prof.table import UNKNOWN
+from ddp_prof.train import MODEL_SIZES
 from ddp_prof.variants import BYTES_PER_MB
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from scripts.whatif_table import table_lines
 
 SETTINGS_MB = (1, 4, 8, 16, 24, 32, 48)
 SIZES = np.array([2, 1, 1, 4, 1, 8, 1, 2, 4, 1, 16, 1, 2, 1, 4, 1, 8, 1, 2, 1, 4, 1, 2, 4]) * BYTES_PER_MB
@@ -42,6 +47,12 @@ SLEEPING = Slowed(0.0, 0.0, 0.0, None)
 """Compute that sleeps is not slowed."""
 OVERHEAD_S, PER_BYTE_S = 0.004, 1.2e-9
 """Of a collective that sleeps."""
+
+LINKS = {
+    "gloo": ("two ranks of gloo, whose compute sleeps", 5, 12),
+    "sleep": ("one rank, whose compute and transfers sleep", 3, 8),
+}
+"""What reduces: its words, and how many rounds and steps are measured by default."""
 
 Times = dict[str, list[list[float]]]
 Reduce = Callable[[int, int], None]
@@ -288,28 +299,40 @@ def validate(link: str, rounds: int, steps: int) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure how far predicted changes of a step are off.")
-    parser.add_argument("--link", choices=("gloo", "sleep"), default="gloo", help="what reduces (default: %(default)s)")
-    parser.add_argument("--rounds", type=int, default=5, help="rounds, each with new ranks (default: %(default)s)")
-    parser.add_argument(
-        "--steps", type=int, default=12, help="measured steps of each setting in a round (default: %(default)s)"
-    )
+    parser.add_argument("--link", choices=LINKS, help="what reduces (default: each, as in docs/what_if.md)")
+    parser.add_argument("--rounds", type=int, help="rounds, each with new ranks (default: 5, of --link sleep 3)")
+    parser.add_argument("--steps", type=int, help="measured steps of each setting in a round (default: 12 and 8)")
     parser.add_argument("-o", "--output", type=Path, help="also write this file")
+    parser.add_argument("--table", type=Path, help="instead: predict the bucket sizes of a table of step times")
+    parser.add_argument("--model", choices=MODEL_SIZES, default="xl", help="the table's model (default: %(default)s)")
     asked = parser.parse_args()
-    if asked.rounds < 1 or asked.steps < 3:
+    if asked.table:
+        counts = MODEL_SIZES[asked.model].parameter_counts
+        write("".join(f"{line}\n" for line in table_lines(asked.table, 4 * np.array(counts[::-1]))), asked.output)
+        return
+    if (asked.rounds or 1) < 1 or (asked.steps or 3) < 3:
         parser.error("at least 1 round of 3 steps")
-    words = {"gloo": "two ranks of gloo, whose compute sleeps", "sleep": "one rank, whose compute and transfers sleep"}
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     where = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
-    head = [
-        f"{words[asked.link]}; {asked.rounds} rounds of {asked.steps} steps",
-        f"{when}, {where}, commit {commit.stdout.strip() or 'unknown'}",
-        "",
-    ]
-    text = "".join(f"{line}\n" for line in [*head, *validate(asked.link, asked.rounds, asked.steps)])
+    parts = []
+    for link in [asked.link] if asked.link else LINKS:
+        words, rounds, steps = LINKS[link]
+        rounds, steps = asked.rounds or rounds, asked.steps or steps
+        when = datetime.now(timezone.utc).strftime("%Y-%m-%d")
+        head = [
+            f"{words}; {rounds} rounds of {steps} steps",
+            f"{when}, {where}, commit {commit.stdout.strip() or 'unknown'}",
+            "",
+        ]
+        parts.append("".join(f"{line}\n" for line in [*head, *validate(link, rounds, steps)]))
+    text = "\n".join(parts)
+    write(text, asked.output)
+
+
+def write(text: str, file: Path | None) -> None:
     sys.stdout.write(text)
-    if asked.output:
-        asked.output.write_text(text, encoding="utf-8")
+    if file:
+        file.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -125,7 +125,7 @@ def test_of_a_hundred_equal_settings_hardly_any_seems_to_differ() -> None:
     """Backward is so long, and the last bucket so small, that no cap up to 20 MB makes a difference."""
     verdicts, slow = [], Slowed(0.0, 0.0, 0.02, None)
     for seed in range(10):
-        job = replace(JOB, works=tuple(6 * work for work in JOB.works), slowed=0.0, overhead=5, per_mb=2, noise=0.02)
+        job = replace(JOB, works=tuple(2 * work for work in JOB.works), slowed=0.0, overhead=2, per_mb=0.6, noise=0.02)
         structure = job.capture(buckets_of(10), steps=12, seed=seed)
         sizes = np.linspace(3, 20, 10).tolist()
         found = ask_of(structure, asked=[Question(ask.BUCKET_SIZE, mb) for mb in sizes], slowed=slow)
