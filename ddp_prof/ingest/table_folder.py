@@ -18,8 +18,8 @@ import numpy as np
 
 from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, constant_column, integer_array
-from ddp_prof.table import UNKNOWN, Mask
+from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, integer_array
+from ddp_prof.table import UNKNOWN, Ints, Mask
 
 _READ = re.compile(
     r"(CUPTI_ACTIVITY_|NVTX_|TARGET_INFO_|(EXPORT_)?META_DATA|MPI_RANKS|StringIds|ThreadNames|DIAGNOSTIC_EVENT|PRO\w+)"
@@ -76,8 +76,6 @@ class TableFolder(ExportTables):
     def record_batches(
         self, table: str, columns: Sequence[str], *, holds: Sequence[str] = (), text: str | None = None
     ) -> Iterator[Mapping[str, Any]]:
-        import pyarrow
-
         present = [(bit, name) for bit, name in enumerate(holds) if self.has_columns(table, name)]
         wanted = (*columns, *(name for _, name in present), *([text] if text else []))
         for batch in self._batches(table, tuple(dict.fromkeys(wanted))):
@@ -86,7 +84,7 @@ class TableFolder(ExportTables):
                 bits = np.zeros(len(batch[wanted[0]]), np.int64)
                 for bit, name in present:
                     bits |= _is_valid(batch[name]).astype(np.int64) << bit
-                found[HOLDS] = pyarrow.array(bits)
+                found[HOLDS] = _array_of(bits)
             yield found | ({text: batch[text]} if text else {})
 
     def _batches(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -255,18 +253,13 @@ def _is_supported(kind: Any) -> bool:
 
 
 def _plain(column: Any) -> Any:
-    """Return a column as SQLite would hold it: of integers of 64 bits, with the same bits, or else of text or floats.
-
-    Text may be held once and referred to.
-    """
-    from pyarrow import int64, string, types
+    """Return a column of integers, floats or text; text may be held once and referred to."""
+    from pyarrow import string, types
 
     if types.is_dictionary(column.type):
         if types.is_string(column.type.value_type) and not column.dictionary.null_count:
             return column
         column = column.dictionary_decode()
-    if types.is_integer(column.type):
-        return column.cast(int64(), safe=False)
     return column.cast(string()) if types.is_large_string(column.type) else column
 
 
@@ -276,7 +269,14 @@ def _integers(column: Any) -> Any:
 
     if pyarrow.types.is_integer(column.type) or _is_valid(column).any():
         return column
-    return pyarrow.array(constant_column(UNKNOWN, len(column)))
+    return _array_of(np.full(len(column), UNKNOWN))
+
+
+def _array_of(values: Ints) -> Any:
+    """Return integers as an array; ``pyarrow``'s own conversion imports pandas, which takes longer than reading."""
+    import pyarrow
+
+    return pyarrow.Array.from_buffers(pyarrow.int64(), len(values), [None, pyarrow.py_buffer(values)])
 
 
 def _is_valid(column: Any) -> Mask:
@@ -301,5 +301,10 @@ def _values(column: Any, rows: Mask) -> list[Any]:
     if pyarrow.types.is_string(column.type):
         texts = column.view(pyarrow.binary()).to_pylist()
         return [None if texts[row] is None else texts[row].decode(errors="replace") for row in np.flatnonzero(rows)]
+    chosen = np.flatnonzero(rows)
+    if pyarrow.types.is_integer(column.type):  # SQLite has signed integers: of unsigned ones the same bits
+        is_valid = _is_valid(column)[chosen].tolist()
+        values = integer_array(column)[chosen].tolist()
+        return [value if known else None for value, known in zip(values, is_valid, strict=True)]
     values = column.to_pylist()
-    return [values[row] for row in np.flatnonzero(rows)]
+    return [values[row] for row in chosen]

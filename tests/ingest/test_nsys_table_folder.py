@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sqlite3
+import subprocess
+import sys
 import tempfile
 from contextlib import closing
 from dataclasses import fields, replace
@@ -179,3 +182,18 @@ def test_no_folder_for_temporary_files_is_needed(tmp_path: Path, monkeypatch: py
     folder = write_tables(write_capture(tmp_path / "x.sqlite", known_truth()), tmp_path / "x_pqtdir", "parquet")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     assert len(load_trace(folder).activities)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_pandas_is_not_imported(kind: str, tmp_path: Path) -> None:
+    """It took as long as reading 800,000 rows: pyarrow's conversions from and to NumPy import it."""
+    folder = write_tables(write_capture(tmp_path / "x.sqlite", known_truth()), tmp_path / "x_pqtdir", kind)
+    program = (
+        "import pathlib, sys\n"
+        "from ddp_prof.ingest.load import load_trace\n"
+        f"load_trace(pathlib.Path({str(folder)!r}))\n"
+        "print('pandas' in sys.modules)\n"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
