@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -124,6 +126,7 @@ class Loader:
         from ddp_prof.runs import find_files, load_runs
         from ddp_prof.runs.workers import Workers
 
+        share_one_heap()
         files = find_files(traces)
         protect_inputs(file for trace in files for file in files_of(trace))
         with progress() as show:
@@ -131,6 +134,24 @@ class Loader:
                 self.jobs, self.scheduler, partial(show, "reading"), None if self.strict else _warn_left_out
             )
             return load_runs(files, replace(self.options, **reading), workers=workers, measures=measures)
+
+
+_M_ARENA_MAX = -8
+"""Parameter of glibc's ``mallopt``."""
+
+
+def share_one_heap() -> None:
+    """Let all threads of this program, and Arrow, take memory from one heap.
+
+    By default glibc has a heap per thread, and Arrow one of its own. None of them uses what another has freed: reading
+    an export by several threads took a fifth more memory, and no less time. Other C libraries are left as they are.
+    """
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    if sys.platform == "linux":
+        import ctypes
+
+        with suppress(AttributeError, OSError):
+            ctypes.CDLL(None).mallopt(_M_ARENA_MAX, 1)
 
 
 def _warn_left_out(error: TraceError) -> None:

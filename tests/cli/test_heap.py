@@ -1,0 +1,65 @@
+"""The command line lets all threads take memory from one heap."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_prof.cli.options import share_one_heap
+from tests.command_line import run
+from tests.conftest import ROOT
+from tests.ingest.test_nsys_export import known_truth
+from tests.nsys_factory import write_capture
+
+
+def test_a_c_library_without_the_setting_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Musl has no ``mallopt``."""
+    path = write_capture(tmp_path / "x.sqlite", known_truth())
+    right = run("overlap", path, "--format", "json").stdout
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: object())
+    assert run("overlap", path, "--format", "json").stdout == right
+
+
+@pytest.mark.parametrize(("given", "used"), [(None, "system"), ("jemalloc", "jemalloc")])
+def test_what_the_user_chose_for_arrow_stays(given: str | None, used: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ARROW_DEFAULT_MEMORY_POOL", raising=False)
+    if given:
+        monkeypatch.setenv("ARROW_DEFAULT_MEMORY_POOL", given)
+    share_one_heap()
+    assert os.environ["ARROW_DEFAULT_MEMORY_POOL"] == used
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc")
+def test_threads_get_no_heaps_of_their_own() -> None:
+    """glibc maps 64 MB of addresses for the heap of a thread."""
+    program = (
+        "import threading\n"
+        "from ddp_prof.cli.options import share_one_heap\n"
+        "{first}\n"
+        "def held(): return sum(int(line.split()[1]) for line in open('/proc/self/smaps') if line.startswith('Size'))\n"
+        "blocks, told = [], threading.Barrier(9)\n"
+        "def work(): blocks.append([bytearray(900) for _ in range(99)]); told.wait(); told.wait()\n"
+        "before = held()\n"
+        "threads = [threading.Thread(target=work, daemon=True) for _ in range(8)]\n"
+        "[thread.start() for thread in threads]\n"
+        "told.wait(); print((held() - before) >> 10); told.wait()\n"
+    )
+    one, several = (
+        int(
+            subprocess.run(
+                [sys.executable, "-c", program.replace("{first}", first)],
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout
+        )
+        for first in ("share_one_heap()", "")
+    )
+    assert one <= several
+    assert one < 8 * 8 + 64  # the stacks of eight threads
