@@ -2,8 +2,8 @@
 
     python scripts/dev/repeat_capture.py SMALL.sqlite BIG.sqlite --copies 50
 
-In each copy, times are shifted by the capture's length and correlation ids by a constant, so that every copy has the
-same measures as the original.
+In each copy, times are shifted by the capture's length, and numbers of calls by their largest one, so that every copy
+has the same measures as the original. Handles of events stay, since real captures use them again, too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 
 EVENTS = ("CUPTI_ACTIVITY_KIND_KERNEL", "CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET")
 EVENTS += ("CUPTI_ACTIVITY_KIND_RUNTIME", "NVTX_EVENTS")
+EVENTS += ("CUPTI_ACTIVITY_KIND_SYNCHRONIZATION", "CUPTI_ACTIVITY_KIND_CUDA_EVENT")
 _PAUSE_NS = 1_000_000
-_CORRELATIONS = 1 << 32  # more than a capture has
 _MARKS = 70  # NVTX event types from here on name domains, once
 
 
@@ -30,18 +30,21 @@ def repeat_capture(small: Path, big: Path, copies: int) -> Path:
     with closing(sqlite3.connect(big)) as database:
         tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         found = [table for table in EVENTS if table in tables]
-        period = _PAUSE_NS + max(_last_ns(database, table) for table in found)
+        period = _PAUSE_NS + max(_largest(database, table, "start", "end") for table in found)
+        calls = 1 + max(_largest(database, table, "correlationId") for table in found)
         for table in found:
             statement = _copy_statement(database, table)
             for copy in range(1, copies):
-                database.execute(statement, {"time": copy * period, "id": copy * _CORRELATIONS})
+                database.execute(statement, {"time": copy * period, "id": copy * calls})
         database.commit()
     return big
 
 
-def _last_ns(database: sqlite3.Connection, table: str) -> int:
-    (last,) = database.execute(f"SELECT max(max(start), max(end)) FROM {table}").fetchone()
-    return int(last or 0)
+def _largest(database: sqlite3.Connection, table: str, *columns: str) -> int:
+    """Return the largest value in columns of a table; 0 if it has none of them."""
+    held = {row[1] for row in database.execute(f"PRAGMA table_info({table})")}
+    largest = [database.execute(f'SELECT max("{name}") FROM {table}').fetchone()[0] for name in columns if name in held]
+    return max((int(value) for value in largest if value is not None), default=0)
 
 
 def _copy_statement(database: sqlite3.Connection, table: str) -> str:
