@@ -5,8 +5,9 @@
 
 The capture is repeated end to end until it is large.
 
-*ingest.* The floor is the time in which SQLite sums ``end - start`` over the same three tables. All programs run in
-turns, without the cache but for one row; the best time of each counts, because noise only adds time.
+*ingest.* The floor is the time in which SQLite sums ``end - start`` over the same three tables. Beside it stands the
+time of reading columns of these tables by ddp-prof's own driver, and nothing else. All programs run in turns, without
+the cache but for one row; the best time of each counts, because noise only adds time.
 
 *ranks.* The file is linked once per rank. So all ranks have the same events, which does not change the time to read
 them; their names tell the ranks apart. One worker on one core, one on two cores, and two on two cores take turns. A
@@ -56,6 +57,23 @@ for table in sys.argv[2:]:
     columns = "start, end, textId, text, globalTid" if table == "NVTX_EVENTS" else "start, end, correlationId"
     pd.read_sql(f"SELECT {columns} FROM {table}", database)
 """
+DRIVER = """
+import sys
+import adbc_driver_sqlite
+import pyarrow
+from adbc_driver_manager import AdbcConnection, AdbcDatabase, AdbcStatement
+connection = AdbcConnection(AdbcDatabase(driver=adbc_driver_sqlite._driver_path(), uri=f"file:{sys.argv[1]}?mode=ro"))
+for table in sys.argv[2:]:
+    columns = "eventType, globalTid, textId" if table == "NVTX_EVENTS" else "correlationId"
+    columns += ", globalTid, nameId" if table.endswith("RUNTIME") else ""
+    columns += ", deviceId, streamId, globalPid, demangledName" if table.endswith("KERNEL") else ""
+    statement = AdbcStatement(connection)
+    statement.set_options(**{"adbc.sqlite.query.batch_rows": "16384"})
+    statement.set_sql_query(f"SELECT start, end, {columns} FROM {table}")
+    with pyarrow.RecordBatchReader.from_stream(statement.execute_query()[0]) as reader:
+        assert sum(batch.num_rows for batch in reader)
+    statement.close()
+"""
 OTHER_CHECKOUT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
@@ -81,11 +99,12 @@ main()
 
 
 class Cost(NamedTuple):
-    """Seconds of a command, the peak of its largest process (0: not measured), and a digest of its output."""
+    """What a command took: seconds, the peak of its largest process (0: not measured), processor time; its digest."""
 
     seconds: float
     megabytes: float = 0.0
     digest: str = ""
+    processor_s: float = 0.0
 
 
 class FailedProcess(SystemExit):
@@ -110,7 +129,8 @@ def measure(command: Sequence[str | Path], cores: int | None = None, **environme
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
         raise FailedProcess(f"benchmark: {' '.join(map(str, command))} ended with {process.returncode}")
-    return Cost(time.perf_counter() - began, usage.ru_maxrss / 1024, digest.hexdigest())
+    seconds, processor_s = time.perf_counter() - began, usage.ru_utime + usage.ru_stime
+    return Cost(seconds, usage.ru_maxrss / 1024, digest.hexdigest(), processor_s)
 
 
 def measure_floor(capture: Path) -> Cost:
@@ -125,6 +145,7 @@ def list_readers(capture: Path, before: Path | None) -> dict[str, Callable[[], C
     """Return the readers to measure, by name; those of other projects only if they are installed."""
     commands: dict[str, list[str | Path]] = {
         "ddp-prof overlap": [*OVERLAP, capture],
+        "the columns alone, by ddp-prof's driver": [sys.executable, "-c", DRIVER, capture, *TABLES],
         "pandas.read_sql, a few columns": [sys.executable, "-c", PANDAS, capture, *TABLES],
     }
     if before:
@@ -185,7 +206,7 @@ def compare_readers(arguments: argparse.Namespace, big: Path) -> bool:
     costs = best_of(arguments.rounds, list_readers(big, arguments.before))
     floor = costs["floor: sum(end - start)"].seconds
     for name, cost in costs.items():
-        memory = f", {cost.megabytes:.0f} MB" if cost.megabytes else ""
+        memory = f", {cost.processor_s:.2f} s of processors, {cost.megabytes:.0f} MB" if cost.megabytes else ""
         print(f"{name}: {cost.seconds:.2f} s, {cost.seconds / floor:.1f} floors{memory}")
     ours = costs["ddp-prof overlap"]
     is_met = ours.seconds <= MOST_FLOORS * floor and ours.megabytes <= MOST_MEGABYTES
