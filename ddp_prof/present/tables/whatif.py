@@ -15,6 +15,7 @@ from ddp_prof.analyze.what_if.prediction import (
     Prediction,
     RunPrediction,
 )
+from ddp_prof.analyze.what_if.questions import WAITS
 from ddp_prof.columns import Row
 from ddp_prof.present.columns import ms, times_of
 from ddp_prof.present.headlines import cost_text
@@ -70,7 +71,7 @@ def _how_to_read(found: RunPrediction, of_kernels: float | None) -> Iterator[str
             f"beside a collective the simulated compute takes {found.kappa:.2f} times as long, which is kappa of the "
             f"step, over all time beside communication; {of_kernels:.2f} is that of the kernels that could be compared"
         )
-    if found.shared_steps is not None:
+    if found.shared_steps is not None and any(one.change == WAITS for one in found.predictions):
         yield f"what collectives take without waits is known from {count_noun(found.shared_steps, 'step')} of all ranks"
 
 
