@@ -45,7 +45,7 @@ SPREADS = (0.003, 0.01, 0.03)
 LOSSES = {
     SAME: "same losses",
     VARY: "its losses vary from run to run, so they tell nothing: seed the program",
-    UNSEEN: "its losses were not seen",
+    UNSEEN: "its losses were not compared",
 }
 CHANGES_NUMERICS = "but it changes the gradients: so few steps do not show what it does to a training"
 
