@@ -5,19 +5,24 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
+from collections.abc import Sequence
 from contextlib import suppress
 from decimal import Decimal
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NoReturn
 
 import msgspec
+import numpy as np
 
 from ddp_prof.bounded_file import free_memory, held_bytes
 from ddp_prof.errors import TraceError
 
 _UNZIPPED_BYTES, _UNZIPPED_RATIO = 1 << 28, 100  # gzip makes traces 10 to 25 times smaller
-_FEW_BYTES, _BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a hundred bytes, at least 40
+FEW_BYTES, BYTES_PER_OBJECT = 1 << 24, 24  # an object of a trace has about a hundred bytes, at least 40
 _LEAST_BYTES_TO_DOUBT, _LEAST_MEMORY_PER_BYTE = 1 << 28, 2  # measured: 3.6 bytes of memory per byte of JSON
+CUT_OFF = "truncated"
+"""How the decoder calls text that ends too early."""
 _SAFE_US = 2.0**43  # below, a float64 of microseconds still distinguishes nanoseconds
 _NO_CONTROLS = bytes.maketrans(bytes(range(32)), b" " * 32)
 _BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
@@ -26,7 +31,7 @@ _SURROGATES = re.compile(rb"(\\\\)|(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\u[dD][
 _NO_NUMBER = re.compile(rb":\s*(?:-?(?:inf|nan)(?:inity)?|n/a)(?=\s*[,}\]])", re.IGNORECASE)
 _NAME = re.compile(rb'("ph": "X", "cat": "\w+",\s*"name": ")((?:[^"]|"(?!ph": "))*?)(?=", "pid": )')
 _QUOTE = re.compile(rb'(?<!\\)"')
-_ONCE = (b"traceEvents", b"distributedInfo")
+ONCE = (b"traceEvents", b"distributedInfo")
 """Keys that a document holds once. Of two values of a key, a JSON decoder silently takes the last."""
 
 
@@ -72,30 +77,33 @@ class Event(msgspec.Struct, gc=False):
     ts: int | float = 0
     dur: int | float = -1  # if the event has none
     args: EventArguments | None = None
-    process: int = msgspec.field(default=0, name="number of the process")
-    """The reader's number of the process, if the file holds several; it is not in the file."""
 
 
-class _ExactEvent(Event, gc=False):
+class ExactEvent(Event, gc=False):
     """An event whose times are exact; it is slower to decode."""
 
     ts: Decimal = Decimal(0)  # type: ignore[assignment]
     dur: Decimal = Decimal(-1)  # type: ignore[assignment]
 
 
-class Document(msgspec.Struct):
+class Header(msgspec.Struct):
+    """What is read besides the events; what a document does not have is ``UNSET``."""
+
+    baseTimeNanoseconds: int | float | msgspec.UnsetType | None = msgspec.UNSET  # noqa: N815
+    distributedInfo: Any = msgspec.UNSET  # noqa: N815
+    deviceProperties: Any = msgspec.UNSET  # noqa: N815
+    WARNING: Any = msgspec.UNSET  # what torch.profiler logged while it recorded
+    ERROR: Any = msgspec.UNSET
+
+
+class Document(Header, kw_only=True):
     """The parts of the file that are read."""
 
     traceEvents: list[Event]  # noqa: N815
-    baseTimeNanoseconds: int | float | None = 0  # noqa: N815
-    distributedInfo: Any = None  # noqa: N815
-    deviceProperties: Any = None  # noqa: N815
-    WARNING: Any = None  # what torch.profiler logged while it recorded
-    ERROR: Any = None
 
 
-class _ExactDocument(Document):
-    traceEvents: list[_ExactEvent]  # type: ignore[assignment]  # noqa: N815
+class ExactDocument(Document, kw_only=True):
+    traceEvents: list[ExactEvent]  # type: ignore[assignment]  # noqa: N815
 
 
 def read_document(path: Path) -> Document:
@@ -104,28 +112,34 @@ def read_document(path: Path) -> Document:
     Raises TraceError for a file that is cut off, no JSON or no trace.
     """
     data = _read_bytes(path)
-    if len(data) > _FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // _BYTES_PER_OBJECT:
-        reason = f"it holds more objects than one in {_BYTES_PER_OBJECT} bytes, which no trace does"
+    if len(data) > FEW_BYTES and data.count(b"{") + data.count(b"[") > len(data) // BYTES_PER_OBJECT:
+        reason = f"it holds more objects than one in {BYTES_PER_OBJECT} bytes, which no trace does"
         raise TraceError(path, reason, "record it again with torch.profiler")
     try:
         document = _decode_events(path, data)
     except TraceError as error:
         with suppress(TraceError):
-            return _decode_events(path, _escape_invalid_json(data))
+            return _decode_events(path, escape_invalid_json(data))
         raise error
     _refuse_repeated_keys(path, data)
     return document
 
 
 def _refuse_repeated_keys(path: Path, data: bytes) -> None:
-    for key in _ONCE:
-        # Counting is much faster than the expression, which leaves out the key within text.
-        if data.count(b'"' + key + b'"') > 1 and len(re.findall(rb'(?<!\\)"' + key + rb'"\s*:\s*[\[{]', data)) > 1:
+    for key in ONCE:
+        if count_key(key, data) > 1:
             reason = f"it holds '{key.decode()}' more than once: it is put together from several traces"
             raise TraceError(path, reason, "give each of them as a file of its own")
 
 
-def _escape_invalid_json(data: bytes) -> bytes:
+def count_key(key: bytes, data: bytes | bytearray) -> int:
+    """Return how often a key has a list or an object as its value; of the only one, its value is not looked at."""
+    quoted = b'"' + key + b'"'
+    count = data.count(quoted)  # much faster than the expression
+    return count if count < 2 else len(re.findall(rb"(?<!\\)" + quoted + rb"\s*:\s*[\[{]", data))
+
+
+def escape_invalid_json(data: bytes) -> bytes:
     """Replace text that some releases of torch write although JSON does not allow it.
 
     This is ``inf``, ``nan`` and ``N/A``, and names with control characters, single backslashes, quotes or bytes that
@@ -140,9 +154,18 @@ def _escape_invalid_json(data: bytes) -> bytes:
 
 def _decode_events(path: Path, data: bytes) -> Document:
     document = _decode(path, data, exact=False)
-    if any(event.ts >= _SAFE_US and isinstance(event.ts, float) for event in document.traceEvents):
-        return _decode(path, data, exact=True)
-    return document
+    return _decode(path, data, exact=True) if are_inexact(document.traceEvents) else document
+
+
+def are_inexact(events: Sequence[Event]) -> bool:
+    """Whether a time is so large that a float64 of microseconds does not distinguish nanoseconds."""
+    try:
+        largest = np.fromiter(map(attrgetter("ts"), events), np.float64, len(events))
+    except OverflowError:  # integers of hundreds of digits
+        rows = range(len(events))
+    else:
+        rows = np.flatnonzero(largest >= _SAFE_US).tolist()
+    return any(isinstance(events[row].ts, float) and events[row].ts >= _SAFE_US for row in rows)
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -155,11 +178,9 @@ def _read_bytes(path: Path) -> bytes:
         reason = f"it holds {held:,} bytes, and {size - held:,} zeros that were never written"
         raise TraceError(path, f"damaged or cut off ({reason})", "copy or record it again")
     most_in_memory = size + 1 if free is None else max(free // _LEAST_MEMORY_PER_BYTE, _LEAST_BYTES_TO_DOUBT)
-    with path.open("rb") as file:
-        is_packed = file.read(2) == b"\x1f\x8b"
-    if not is_packed:
+    if not is_packed(path):
         return path.read_bytes() if size <= most_in_memory else _refuse_large(path, f"its {size / 1e9:,.1f} GB")
-    most = max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * held)
+    most = most_unpacked(held)
     if free is not None:
         most = min(most, most_in_memory)
     try:
@@ -175,6 +196,16 @@ def _read_bytes(path: Path) -> bytes:
     return data
 
 
+def is_packed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(2) == b"\x1f\x8b"
+
+
+def most_unpacked(held: int) -> int:
+    """Return how many bytes a packed file of so many bytes may hold."""
+    return max(_UNZIPPED_BYTES, _UNZIPPED_RATIO * held)
+
+
 def _refuse_large(path: Path, what: str) -> NoReturn:
     free = (free_memory() or 0) / 1e9
     reason = f"there is not enough memory: {what} take several times as much, and {free:,.1f} GB are free"
@@ -182,14 +213,19 @@ def _refuse_large(path: Path, what: str) -> NoReturn:
 
 
 def _decode(path: Path, data: bytes, *, exact: bool) -> Document:
-    document, events = (_ExactDocument, list[_ExactEvent]) if exact else (Document, list[Event])
+    document, events = (ExactDocument, list[ExactEvent]) if exact else (Document, list[Event])
     wanted: Any = document if data.lstrip()[:1] == b"{" else events  # Chrome's format allows the bare list, too
     try:
         found = msgspec.json.decode(data, type=wanted, strict=False)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
-        is_json = "truncated" not in reason and "malformed" not in reason
-        what = "not a PyTorch profiler trace" if is_json else "damaged or cut off"
-        hint = "record it again with torch.profiler, each process to a file of its own"
-        raise TraceError(path, f"{what} ({reason})", hint) from error
+        raise no_trace(path, error) from error
     return found if isinstance(found, Document) else document(traceEvents=found)
+
+
+def no_trace(path: Path, error: Exception) -> TraceError:
+    """Return what a decoder's error means."""
+    reason = "nested too deep" if isinstance(error, RecursionError) else str(error)
+    is_json = CUT_OFF not in reason and "malformed" not in reason
+    what = "not a PyTorch profiler trace" if is_json else "damaged or cut off"
+    hint = "record it again with torch.profiler, each process to a file of its own"
+    return TraceError(path, f"{what} ({reason})", hint)

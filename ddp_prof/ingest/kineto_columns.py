@@ -1,0 +1,547 @@
+"""Gathers the events of a ``torch.profiler`` trace in columns, part by part, so that no event need stay an object.
+
+What is not read, such as the calls of Python functions, leaves nothing but its category. Names and the numbers of
+processes, which may be text, become codes: the places of :class:`Codes`.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from decimal import Decimal
+from functools import cache
+from math import prod
+from operator import attrgetter
+from typing import Any, Generic, TypeGuard
+
+import msgspec
+import numpy as np
+
+from ddp_prof.ingest import collectives
+from ddp_prof.ingest.export_tables import GatheredColumns
+from ddp_prof.ingest.kineto_document import NO_ARGUMENTS, Event, EventArguments
+from ddp_prof.ingest.names import ORDERING_CALLS
+from ddp_prof.range_names import OPERATOR_PREFIX
+from ddp_prof.table import UNKNOWN, AnyTable, Ints, Mask, Table, concatenate, empty
+
+KERNEL = "kernel"
+COPY, MEMORY_SET = (
+    tuple(f"{vendor}{what}" for vendor in ("", "gpu_", "mlu_", "gcu_")) for what in ("memcpy", "memset")
+)
+OF_DEVICE = (KERNEL, *COPY, *MEMORY_SET)
+SYNCHRONIZATION, RANGE, OVERHEAD = "cuda_sync", "user_annotation", "overhead"
+OPERATIONS = ("cpu_op", "operator")
+"""Categories of operators: the second one is that of old releases of torch."""
+IS_CALL = re.compile(r"(?:.*_)?(?:runtime|driver)$")  # cuda_runtime, xpu_runtime, privateuse1_driver
+OF_HOST = re.compile(rf"cpu_op|operator|(?:gpu_)?user_annotation|python_function|overhead|trace|{IS_CALL.pattern}")
+"""Categories by which a trace without kernels and copies is known to be of ``torch.profiler``."""
+ENGINE = "autograd::engine::evaluate_function"
+COLLECTIVE_CALL = "c10d::"
+ORDERING_CALL = re.compile(f"(?:cu(?:da)?|hip|musa)({'|'.join(ORDERING_CALLS)})")
+_MEMORY_OF_ROCM = re.compile(
+    r"MEMORY_COPY_|__amd_rocclr_copyBuffer|Copy(?:Host|Device)To(?:Host|Device)(?:2D)?$"
+    r"|(?P<fill>__amd_rocclr_fillBuffer|FillBuffer$)"
+)
+"""Names of the copies and memory sets that ROCm records as kernels."""
+_FLOWS = frozenset("stf")
+"""Phases of arrows between events, of which a trace has as many as of calls."""
+_NUMBER = re.compile(r"\d{1,18}")
+_MOST_US = 2.0**52
+MOST = 2**62
+SIZES = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
+
+OTHER_COPY, BETWEEN_DEVICES, WITHIN_DEVICE = range(3)
+"""Where a copy goes; ``WITHIN_DEVICE`` is also one for which it is not known."""
+
+
+class Codes(dict[Any, int]):
+    """Numbers values in the order in which they arrive; ``texts`` holds each as text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.is_text: list[bool] = []
+        self._known: dict[Callable[[str], object], Mask] = {}
+
+    def __missing__(self, value: Any) -> int:
+        number = self[value] = len(self)
+        self.texts.append(str(value[0]) if isinstance(value, tuple) else str(value))
+        self.is_text.append(isinstance(value, str) and value != "")
+        return number
+
+    def of(self, values: Sequence[Any]) -> Ints:
+        """Return the number of each value, of any type that JSON has."""
+        try:
+            return np.fromiter(map(self.__getitem__, values), np.int64, len(values))
+        except TypeError:  # a list or an object, which has no hash
+            hashable = [(str(value),) if isinstance(value, (list, dict)) else value for value in values]
+            return np.fromiter(map(self.__getitem__, hashable), np.int64, len(values))
+
+    def which(self, codes: Ints, is_wanted: Callable[[str], object]) -> Mask:
+        """Return which rows have a text for which ``is_wanted``, which is asked once for each text."""
+        known = self._known.get(is_wanted, np.zeros(0, np.bool_))
+        if len(known) < len(self.texts):
+            new = (bool(is_wanted(text)) for text in self.texts[len(known) :])
+            known = self._known[is_wanted] = np.concatenate([known, np.fromiter(new, np.bool_)])
+        return known[codes]
+
+
+@dataclass(frozen=True)
+class Events(Table):
+    """Events with a duration; ``name`` and ``pid`` are codes, ``tid`` is a number.
+
+    An end is not before its start, even if the file says so.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+    name: Ints
+    pid: Ints
+    tid: Ints
+
+
+@dataclass(frozen=True)
+class HostEvents(Events):
+    """Operators and ranges.
+
+    Attributes:
+        size: Bytes of the inputs of torch's range of a collective, or of the largest argument of a ``c10d::`` call;
+            ``UNKNOWN`` for all else.
+        is_of_one_rank: 1 for torch's record of a collective in a group of one rank.
+    """
+
+    size: Ints
+    is_of_one_rank: Ints
+
+
+@dataclass(frozen=True)
+class CallEvents(Events):
+    """Calls, and waits of streams and of the host. Of calls that order no work, only the correlation is read."""
+
+    correlation: Ints
+    device: Ints
+    stream: Ints
+    awaited_record: Ints
+    awaited_stream: Ints
+    awaited_event: Ints
+
+
+_OF_WAITS = ("device", "stream", "awaited_record", "awaited_stream", "awaited_event")
+
+
+@dataclass(frozen=True)
+class DeviceEvents(Events):
+    """What a device did.
+
+    Attributes:
+        named_by: Code of the process by which the device is known, ``UNKNOWN`` if it has a number of its own.
+        copy: Where a copy goes, see :data:`WITHIN_DEVICE`; ``UNKNOWN`` if it is none.
+        shape: Code of the launch shape, ``UNKNOWN`` unless launches are read, as the ``registers`` per thread.
+    """
+
+    device: Ints
+    named_by: Ints
+    lane: Ints
+    correlation: Ints
+    bytes: Ints
+    copy: Ints
+    shape: Ints
+    registers: Ints
+
+
+@dataclass(frozen=True)
+class KernelCollectives(Table):
+    """The collectives that the profiler recorded with kernels; ``operation`` and ``group`` are codes of names."""
+
+    kernel: Ints
+    operation: Ints
+    bytes: Ints
+    group: Ints
+    group_size: Ints
+    sequence: Ints
+
+
+class _Rows(Generic[AnyTable]):
+    """A table that grows."""
+
+    def __init__(self, kind: type[AnyTable]) -> None:
+        self.kind, self.rows = kind, 0
+        self._columns = GatheredColumns([item.name for item in fields(kind)])
+
+    def add(self, **columns: Ints) -> None:
+        self._columns.add(columns)
+        self.rows += len(next(iter(columns.values())))
+
+    def table(self) -> AnyTable:
+        return self.kind(**self._columns.columns())
+
+
+class KinetoColumns:
+    """What is read from the events of a trace.
+
+    Attributes:
+        categories: Categories of the events with a duration, in lower case.
+        pairs: Categories of the events that have a row for the beginning and one for the end.
+        has_pairs: Whether there are such events, also without a category.
+        with_times, without_times: Number of events by category.
+        without_end: Number of a device's events that have no end, or one before they start.
+        window_ends_ns: When the recording ended, as Kineto writes it.
+        thread_names: Code of the process, thread, and name of each event that names a thread.
+        engine_threads: Code of the process, and thread, where autograd's engine ran beside the main thread.
+    """
+
+    def __init__(self, *, with_launches: bool = False) -> None:
+        self.names, self.pids = Codes(), Codes()
+        self.categories: set[str] = set()
+        self.pairs: set[str] = set()
+        self.has_pairs = False
+        self.with_times: dict[str, int] = defaultdict(int)
+        self.without_times: dict[str, int] = defaultdict(int)
+        self.without_end = 0
+        self.window_ends_ns: list[int] = []
+        self.thread_names: list[tuple[int, int, str]] = []
+        self.engine_threads: dict[tuple[int, int], None] = {}
+        self._with_launches = with_launches
+        self._shapes = Codes()
+        self._rows: dict[str, _Rows[Any]] = {}
+        self._collectives = _Rows(KernelCollectives)
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Add the next events of the document."""
+        found: dict[str | None, list[Event]] = defaultdict(list)
+        others = []
+        for event in events:
+            if event.ph == "X":
+                found[event.cat].append(event)
+            elif event.ph not in _FLOWS:
+                others.append(event)
+        by_category = {(category or "").lower(): of_category for category, of_category in found.items()}
+        if len(by_category) < len(found) or self._has_memory_of_rocm(by_category.get(KERNEL, ())):
+            by_category = _in_order(events)
+        self.categories |= by_category.keys()
+        for category, of_category in by_category.items():
+            add = self._reader_of(category)
+            if add and (timed := self._with_times(category, of_category)):
+                add(category, *timed)
+        self._add_others(others)
+
+    def table(self, kind: type[AnyTable], *categories: str) -> AnyTable:
+        """Return the rows of these categories, those of the first one first; to be asked once."""
+        found = [self._rows[category].table() for category in categories if category in self._rows]
+        return concatenate(*found) if len(found) > 1 else found[0] if found else empty(kind)
+
+    def calls(self) -> tuple[str, ...]:
+        """Return the categories of calls."""
+        return tuple(sorted(filter(IS_CALL.match, self.categories)))
+
+    def collectives(self) -> KernelCollectives:
+        return self._collectives.table()
+
+    def launch_sizes(self, shape: Ints) -> list[Ints]:
+        """Return a column for each of :data:`SIZES`; ``UNKNOWN`` where no shape was recorded."""
+        sizes = [_decode_shape(grid) + _decode_shape(block) for grid, block in self._shapes]
+        return list(np.array(sizes, np.int64).reshape(len(sizes), len(SIZES))[shape].T)
+
+    def _reader_of(self, category: str) -> Callable[..., None] | None:
+        if category in OF_DEVICE:
+            return self._add_of_device
+        if category == SYNCHRONIZATION or IS_CALL.match(category):
+            return self._add_calls
+        if category == RANGE or category in OPERATIONS:
+            return self._add_of_host
+        return self._add_plain if category == OVERHEAD else None
+
+    def _has_memory_of_rocm(self, kernels: Sequence[Event]) -> bool:
+        codes = self.names.of([event.name for event in kernels])
+        return bool(self.names.which(codes, _MEMORY_OF_ROCM.match).any())
+
+    def _with_times(self, category: str, events: list[Event]) -> tuple[list[Event], Ints, Ints] | None:
+        """Return the events that have times, with their starts and ends; ``None`` if none has.
+
+        CUPTI gives 0 as start and end of an activity whose times it could not collect, and some releases of torch write
+        0 for all kinds of events.
+        """
+        start_ns = nanoseconds([event.ts for event in events])
+        duration_ns = nanoseconds([event.dur for event in events])
+        timeless = np.flatnonzero((start_ns == 0) & (duration_ns == 0)).tolist()
+        if timeless := [row for row in timeless if not events[row].ts and not events[row].dur]:
+            self.without_times[category] += len(timeless)
+            start_ns, duration_ns = np.delete(start_ns, timeless), np.delete(duration_ns, timeless)
+            left_out = set(timeless)
+            events = [event for row, event in enumerate(events) if row not in left_out]
+        if not events:
+            return None
+        self.with_times[category] += len(events)
+        if category in OF_DEVICE or category == SYNCHRONIZATION:
+            self.without_end += int(np.count_nonzero(duration_ns < 0))
+        return events, start_ns, start_ns + np.maximum(0, duration_ns)
+
+    def _columns(self, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> dict[str, Ints]:
+        """Return the columns of :class:`Events`."""
+        return {
+            "start_ns": start_ns,
+            "end_ns": end_ns,
+            "name": self.names.of([event.name for event in events]),
+            "pid": self.pids.of([event.pid for event in events]),
+            "tid": parse_integers([event.tid for event in events]),
+        }
+
+    def _put(self, category: str, kind: type[Table], **columns: Ints) -> None:
+        if category not in self._rows:
+            self._rows[category] = _Rows(kind)
+        self._rows[category].add(**columns)
+
+    def _add_plain(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        self._put(category, Events, **self._columns(events, start_ns, end_ns))
+
+    def _add_of_host(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        columns = self._columns(events, start_ns, end_ns)
+        names, size = columns["name"], np.full(len(events), UNKNOWN, np.int64)
+        for row in np.flatnonzero(self.names.which(names, _is_collective_range)).tolist():
+            size[row] = _input_size(events[row])
+        is_of_one_rank = np.zeros(len(events), np.int64)
+        if category != RANGE:
+            for row in np.flatnonzero(self.names.which(names, is_collective_call)).tolist():
+                size[row] = max(_argument_sizes(events[row]), default=UNKNOWN)
+            for row in np.flatnonzero(self.names.which(names, _records_collective)).tolist():
+                is_of_one_rank[row] = (events[row].args or NO_ARGUMENTS).group_size in (1, "1")
+            of_engine = np.flatnonzero(self.names.which(names, is_of_engine)).tolist()
+            pids, tids = columns["pid"], columns["tid"]
+            beside = (row for row in of_engine if events[row].tid != events[row].pid)
+            self.engine_threads |= dict.fromkeys((int(pids[row]), int(tids[row])) for row in beside)
+        self._put(category, HostEvents, **columns, size=size, is_of_one_rank=is_of_one_rank)
+
+    def _add_calls(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        columns = self._columns(events, start_ns, end_ns)
+        found = [event.args or NO_ARGUMENTS for event in events]
+        columns["correlation"] = argument(found, "correlation")
+        if category == SYNCHRONIZATION:
+            columns |= {name: argument(found, name) for name in _OF_WAITS}
+        else:
+            rows = np.flatnonzero(self.names.which(columns["name"], ORDERING_CALL.match))
+            ordering = [found[row] for row in rows.tolist()]
+            for name in _OF_WAITS:
+                columns[name] = np.full(len(events), UNKNOWN, np.int64)
+                columns[name][rows] = argument(ordering, name)
+        self._put(category, CallEvents, **columns)
+
+    def _add_of_device(self, category: str, events: Sequence[Event], start_ns: Ints, end_ns: Ints) -> None:
+        columns = self._columns(events, start_ns, end_ns)
+        found = [event.args or NO_ARGUMENTS for event in events]
+        devices = [arguments.device for arguments in found]
+        has_device = np.array([device is not None for device in devices], np.bool_)
+        lane = argument(found, "stream", [event.tid for event in events])
+        original_lane = argument(found, "original_stream")
+        copy = shape = registers = np.full(len(events), UNKNOWN, np.int64)
+        if category in COPY:
+            copy = np.array([*map(_way_of_copy, events)], np.int64)
+        if category == KERNEL:
+            self._add_collectives(category, events)
+            if self._with_launches:
+                shape = self._shapes.of([(bytes(arguments.grid), bytes(arguments.block)) for arguments in found])
+                registers = argument(found, "registers")
+        self._put(
+            category,
+            DeviceEvents,
+            **columns,
+            device=argument(found, "device", [event.pid for event in events]),
+            named_by=np.where(has_device, UNKNOWN, columns["pid"]),
+            lane=np.where(original_lane == UNKNOWN, lane, original_lane),
+            correlation=argument(found, "correlation"),
+            bytes=argument(found, "bytes"),
+            copy=copy,
+            shape=shape,
+            registers=registers,
+        )
+
+    def _add_collectives(self, category: str, kernels: Sequence[Event]) -> None:
+        """Add the collectives among the next kernels."""
+        first = self._rows[category].rows if category in self._rows else 0
+        found = [(row, event.args) for row, event in enumerate(kernels, first) if event.args]
+        found = [(row, arguments) for row, arguments in found if arguments.collective is not None]
+        rows = [arguments for _, arguments in found]
+        elements = zip(argument(rows, "elements_in").tolist(), argument(rows, "elements_out").tolist(), strict=True)
+        sizes = [collectives.message_bytes(both, one.element_type) for both, one in zip(elements, rows, strict=True)]
+        groups = [one.group is not None for one in rows]
+        # Some releases give all subgroups of a split group the same name.
+        texts = self.names.of([f"{one.group} {one.group_ranks}".strip() for one in rows])
+        self._collectives.add(
+            kernel=np.array([row for row, _ in found], np.int64),
+            operation=self.names.of([str(one.collective) for one in rows]),
+            bytes=np.array([size if is_count(size, MOST) else UNKNOWN for size in sizes], np.int64),
+            group=np.where(np.array(groups, np.bool_), texts, UNKNOWN),
+            group_size=np.maximum(argument(rows, "group_size"), UNKNOWN),
+            sequence=np.maximum(argument(rows, "sequence"), UNKNOWN),
+        )
+
+    def _add_others(self, events: Sequence[Event]) -> None:
+        """Add events without a duration."""
+        for event in events:
+            if event.ph == "M" and event.name == "thread_name" and event.args:
+                (pid,), (tid,) = self.pids.of([event.pid]).tolist(), parse_integers([event.tid]).tolist()
+                self.thread_names.append((pid, tid, str(event.args.name)))
+            elif event.ph == "i" and event.name == "Record Window End":
+                self.window_ends_ns += nanoseconds([event.ts]).tolist()
+            elif event.ph in ("B", "b"):
+                self.has_pairs = True
+                if event.ph == "B" and event.cat:
+                    self.pairs.add(event.cat)
+
+
+def _in_order(events: Sequence[Event]) -> dict[str, list[Event]]:
+    """Return the complete events by category, those of a category in the order of the file.
+
+    Copies and memory sets that were recorded as kernels come to their own categories; some old releases of torch write
+    categories in capital letters.
+    """
+    found: dict[str, list[Event]] = defaultdict(list)
+    for event in events:
+        if event.ph == "X":
+            category = (event.cat or "").lower()
+            if category == KERNEL and (memory := _MEMORY_OF_ROCM.match(str(event.name))):
+                category = "gpu_memset" if memory["fill"] else "gpu_memcpy"
+            found[category].append(event)
+    return found
+
+
+def is_collective_call(name: str) -> bool:
+    return name.startswith(COLLECTIVE_CALL)
+
+
+def is_of_engine(name: str) -> bool:
+    return name.startswith(ENGINE)
+
+
+def _is_collective_range(name: str) -> bool:
+    return name.removeprefix(OPERATOR_PREFIX).startswith(("gloo:", *collectives.TORCH_RANGES))
+
+
+def _records_collective(name: str) -> bool:
+    return name == "record_param_comms"
+
+
+def nanoseconds(microseconds: Sequence[float | Decimal]) -> Ints:
+    """Convert microseconds with three decimals exactly: their fraction is rounded on its own.
+
+    A value that is no number or too large becomes the largest time, which is refused later.
+    """
+    if microseconds and isinstance(microseconds[0], Decimal):
+        return np.array([round(_clamp_time(microsecond) * 1000) for microsecond in microseconds], np.int64)
+    try:
+        values = np.array(microseconds, np.float64)
+    except OverflowError:  # integers of hundreds of digits
+        values = np.array([*map(_clamp_time, microseconds)], np.float64)
+    values = np.clip(np.nan_to_num(values, nan=_MOST_US), -_MOST_US, _MOST_US)
+    whole = np.floor(values)
+    found: Ints = whole.astype(np.int64) * 1000 + np.rint((values - whole) * 1000).astype(np.int64)
+    return found
+
+
+def _clamp_time(microseconds: Decimal | float) -> Decimal | float:
+    is_number = not isinstance(microseconds, Decimal) or microseconds.is_finite()
+    return microseconds if is_number and -_MOST_US <= microseconds <= _MOST_US else _MOST_US
+
+
+_COPY_KIND = re.compile(r"([HDAP]to[HDAP])\b")
+_COPY_KINDS = {"8": "DtoD", "10": "PtoP"}
+"""Kinds of copies by CUPTI's numbers."""
+_WAYS = {"PtoP": BETWEEN_DEVICES, "DtoD": WITHIN_DEVICE, "": WITHIN_DEVICE}
+
+
+def _way_of_copy(copy: Event) -> int:
+    return _WAYS.get(_copy_kind(copy), OTHER_COPY)
+
+
+def _copy_kind(copy: Event) -> str:
+    """The kind of a copy, such as ``DtoD``: an argument since torch 2.13, before that a part of its name."""
+    kind = (copy.args or NO_ARGUMENTS).copy_kind
+    if kind is not None:
+        return _COPY_KINDS.get(str(kind), str(kind))
+    found = _COPY_KIND.search(str(copy.name))
+    return found[1] if found else ""
+
+
+@cache
+def _decode_shape(text: bytes) -> tuple[int, ...]:
+    try:
+        found: Any = msgspec.json.decode(text)
+    except msgspec.DecodeError:  # no shape was recorded, or it holds a number that is too large
+        found = None
+    sizes = [size for size in _counts(found) if is_count(size)]
+    is_shape = isinstance(found, list) and len(found) == len(sizes) == 3
+    return tuple(sizes) if is_shape else (UNKNOWN,) * 3
+
+
+def _input_size(range_: Event) -> int:
+    """Return the bytes of all inputs of a collective, which torch records with ``record_shapes``."""
+    sizes = _argument_sizes(range_)
+    total = sum(sizes)
+    return total if sizes and UNKNOWN not in sizes and is_count(total, MOST) else UNKNOWN
+
+
+def _argument_sizes(event: Event) -> list[int]:
+    """Return the bytes of each tensor among an event's arguments, ``UNKNOWN`` if its type or shape is not known.
+
+    A ``c10d::`` call has its output among its arguments; it does not tell the types of tensors in a list.
+    """
+    arguments = event.args or NO_ARGUMENTS
+    try:
+        shapes, types = (msgspec.json.decode(bytes(text)) for text in (arguments.shapes, arguments.element_types))
+    except msgspec.DecodeError:  # not recorded, or numbers too large
+        return []
+    if not (isinstance(shapes, list) and isinstance(types, list)):
+        return []
+    sizes = []
+    for shape, element_type in zip(shapes, types, strict=False):
+        if isinstance(shape, list) and isinstance(element_type, str) and element_type not in _NO_TENSOR:
+            counts = [count for count in _counts(shape) if is_count(count)]
+            elements = prod(counts) if shape and len(counts) == len(shape) else UNKNOWN
+            size = collectives.message_bytes([elements], element_type)
+            sizes.append(size if elements >= 0 and is_count(size, MOST) else UNKNOWN)
+    return sizes
+
+
+_NO_TENSOR = ("", "Scalar", "ScalarList", "TensorList", "GenericList")
+"""Types of arguments that are no tensors, or several of unknown types."""
+
+
+def _counts(values: object) -> list[object]:
+    """Return the items of a list of counts, those written as ``7.0`` as whole numbers; empty if it is no list."""
+    items = values if isinstance(values, list) else []
+    return [int(item) if isinstance(item, float) and item.is_integer() else item for item in items]
+
+
+def is_count(value: object, bound: int = 1 << 31) -> TypeGuard[int]:
+    return isinstance(value, int) and 0 <= value < bound
+
+
+def parse_integers(values: Sequence[Any]) -> Ints:
+    """Return the whole numbers, also ``7.0`` and those within text (torch 1.8: ``"stream 7"``); else ``UNKNOWN``."""
+    try:
+        found = np.array(array("q", values), np.int64)
+    except (TypeError, OverflowError):
+        return np.array([_parse_integer(value) for value in values], np.int64)
+    return np.where((found < -MOST) | (found >= MOST), UNKNOWN, found)
+
+
+def _parse_integer(value: object) -> int:
+    if isinstance(value, int):
+        return value if -MOST <= value < MOST else UNKNOWN
+    if isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < MOST else UNKNOWN
+    found = _NUMBER.search(value) if isinstance(value, str) else None
+    return int(found.group()) if found else UNKNOWN
+
+
+def argument(arguments: Sequence[EventArguments], name: str, otherwise: Sequence[Any] | None = None) -> Ints:
+    """Return an argument of each event as whole numbers; of an event without it, the number in ``otherwise``."""
+    values = [*map(attrgetter(name), arguments)]
+    missing = values.count(None)
+    if missing == len(values) and otherwise is None:
+        return np.full(len(values), UNKNOWN, np.int64)
+    if missing and otherwise is not None:
+        values = [other if value is None else value for value, other in zip(values, otherwise, strict=True)]
+    return parse_integers(values)
