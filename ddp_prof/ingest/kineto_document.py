@@ -173,10 +173,7 @@ def _read_bytes(path: Path) -> bytes:
 
     Reading would not end with an error: the system kills a program that takes too much memory.
     """
-    size, held, free = path.stat().st_size, held_bytes(path), free_memory()
-    if size > _LEAST_BYTES_TO_DOUBT and 2 * held < size:
-        reason = f"it holds {held:,} bytes, and {size - held:,} zeros that were never written"
-        raise TraceError(path, f"damaged or cut off ({reason})", "copy or record it again")
+    held, size, free = refuse_unwritten(path), path.stat().st_size, free_memory()
     most_in_memory = size + 1 if free is None else max(free // _LEAST_MEMORY_PER_BYTE, _LEAST_BYTES_TO_DOUBT)
     if not is_packed(path):
         return path.read_bytes() if size <= most_in_memory else _refuse_large(path, f"its {size / 1e9:,.1f} GB")
@@ -194,6 +191,15 @@ def _read_bytes(path: Path) -> bytes:
         reason = f"it unpacks to more than {most >> 20:,} MiB, which no trace of its size does"
         raise TraceError(path, reason, "unpack it with gunzip, if you trust it, and give the .json")
     return data
+
+
+def refuse_unwritten(path: Path) -> int:
+    """Return how many bytes a file holds; raise TraceError if it lies about its size."""
+    size, held = path.stat().st_size, held_bytes(path)
+    if size > _LEAST_BYTES_TO_DOUBT and 2 * held < size:
+        reason = f"it holds {held:,} bytes, and {size - held:,} zeros that were never written"
+        raise TraceError(path, f"damaged or cut off ({reason})", "copy or record it again")
+    return held
 
 
 def is_packed(path: Path) -> bool:

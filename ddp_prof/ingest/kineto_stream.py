@@ -24,7 +24,6 @@ from typing import Any, BinaryIO, Protocol, TypeVar, cast
 import msgspec
 import numpy as np
 
-from ddp_prof.bounded_file import held_bytes
 from ddp_prof.ingest.kineto_document import (
     BYTES_PER_OBJECT,
     CUT_OFF,
@@ -42,6 +41,7 @@ from ddp_prof.ingest.kineto_document import (
     most_unpacked,
     no_trace,
     read_document,
+    refuse_unwritten,
 )
 
 PART_BYTES = 1 << 21
@@ -110,12 +110,13 @@ class _Stream:
     def read(self) -> Header:
         """Hand over all events, and return the rest.
 
-        Raises TraceError for a document that is cut off, and _NotInPartsError for any other error.
+        Raises TraceError for a document that is cut off or a size that lies, and _NotInPartsError for any other error.
         """
         packed = is_packed(self._path)
         if not packed and self._path.stat().st_size <= PART_BYTES:
             raise _NotInPartsError
-        most = most_unpacked(held_bytes(self._path)) if packed else None
+        held = refuse_unwritten(self._path)
+        most = most_unpacked(held) if packed else None
         try:
             with cast("BinaryIO", gzip.open(self._path)) if packed else self._path.open("rb", buffering=0) as file:
                 return self._read(file, most)

@@ -24,6 +24,8 @@ _LOG = logging.getLogger("ddp_prof")
 
 BYTES_PER_WORKER = 64 * 2**20
 """Default number of bytes per worker: starting one takes half a second."""
+LEAST_BYTES_PER_FILE = 2**20
+"""A small file takes as long as one of this size, about 25 ms: what is done once for each file takes most of it."""
 UNPACKED_TO_PACKED = 10
 """Assumed ratio of the sizes of a trace and its packed file; measured: 10 to 25."""
 PACKED_SUFFIXES = (".gz", *REPORT_SUFFIXES)
@@ -84,7 +86,8 @@ def measure_files(
 def _bytes_to_read(file: Path) -> int:
     if not file.is_file():
         return 0
-    return file.stat().st_size * (UNPACKED_TO_PACKED if file.suffix in PACKED_SUFFIXES else 1)
+    size = file.stat().st_size * (UNPACKED_TO_PACKED if file.suffix in PACKED_SUFFIXES else 1)
+    return max(size, LEAST_BYTES_PER_FILE)
 
 
 def _measure_here(

@@ -243,3 +243,20 @@ def test_packed_files_count_by_what_they_unpack_to(
     monkeypatch.setattr(workers_module, "_measure_elsewhere", measure)
     assert list(workers_module.measure_files(files, LoadOptions(), Workers(None))) == []
     assert asked == [processes]
+
+
+def test_many_small_files_are_read_by_several_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """64 ranks of a few kilobytes took as long as one large file, on one core."""
+    files = [(tmp_path / f"{rank}.json", ("overlap",)) for rank in range(64)]
+    for file, _ in files:
+        file.write_bytes(b"{}")
+    asked = []
+
+    def elsewhere(*given: Any) -> Iterator[Any]:
+        asked.append(given[3])
+        yield from ()
+
+    monkeypatch.setattr(workers_module, "count_cores", lambda: 8)
+    monkeypatch.setattr(workers_module, "_measure_elsewhere", elsewhere)
+    assert list(workers_module.measure_files(files, LoadOptions(), Workers(None))) == []
+    assert asked == [2]
