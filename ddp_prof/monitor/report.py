@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from itertools import pairwise
 from typing import Any
 
 from ddp_prof.columns import Row
@@ -20,6 +21,8 @@ HOW_TO_READ = (
     f"a change: the mean of a stretch of at least {LEAST} measurements differs from the others' so much, and by 2 % of "
     "the step or more, that a job in which nothing changes shows one in any figure in at most 1 of 100 courses"
 )
+_MOST_SHOWN = 5
+"""Restarts that are told each."""
 _DRAWN = {
     "step_ns": ("step", theme.LIGHT.text),
     "exposed_ns": ("exposed communication", theme.LIGHT.colors[theme.EXPOSED]),
@@ -48,7 +51,7 @@ def monitor_view(log: MonitorLog) -> TableView:
         ],
         "warnings": list(log.notes),
     }
-    notes = [*log.notes, *_costs(log.records), HOW_TO_READ]
+    notes = [*log.notes, *_starts(log.records), *_costs(log.records), HOW_TO_READ]
     return TableView("\n".join(map(printable, said)), list(map(_row, log.records)), notes, document)
 
 
@@ -76,6 +79,32 @@ def sentences(
 
 def _place(records: Sequence[Mapping[str, Any]], position: int) -> dict[str, Any]:
     return {"step": records[position]["step"], "time": records[position]["time"]}
+
+
+def find_restarts(records: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the positions of the first measurements after the job was started again.
+
+    Another process measured, or, in a log that does not say which did, steps do not increase.
+    """
+    return [
+        at
+        for at, (before, after) in enumerate(pairwise(records), 1)
+        if after.get("started") != before.get("started") or after["step"] <= before["step"]
+    ]
+
+
+def _starts(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    restarts = find_restarts(records)
+    if restarts:
+        shown = ", ".join(f"at step {records[at]['step']} ({records[at]['time']})" for at in restarts[:_MOST_SHOWN])
+        more = f", and {len(restarts) - _MOST_SHOWN} more" if len(restarts) > _MOST_SHOWN else ""
+        yield printable(f"started again {count_noun(len(restarts), 'time')}, measured from there on: {shown}{more}")
+
+
+def _with_gaps(values: Sequence[Any], restarts: Sequence[int]) -> list[Any]:
+    """A line that ends at each restart, after which steps may have lower numbers."""
+    bounds = [0, *restarts, len(values)]
+    return [value for start, end in pairwise(bounds) for value in (*([None] if start else []), *values[start:end])]
 
 
 def _costs(records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -120,11 +149,11 @@ def draw_course(log: MonitorLog) -> Chart:
     records, changes = log.records, find_changes(log.records)
     late = find_late_ranks(records, changes)
     said = next(iter(sentences(records, changes, late)))
-    steps = [record["step"] for record in records]
+    steps, restarts = [record["step"] for record in records], find_restarts(records)
     traces = [
         {
-            "type": "scatter", "mode": "lines+markers", "name": name, "x": steps,
-            "y": [ms(record.get(figure)) for record in records],
+            "type": "scatter", "mode": "lines+markers", "name": name, "x": _with_gaps(steps, restarts),
+            "y": _with_gaps([ms(record.get(figure)) for record in records], restarts),
             "hovertemplate": f"step %{{x}}: {name} %{{y:.2f}} ms<extra></extra>",
             "line": {"color": color, "width": 2}, "marker": {"size": 6},
         }

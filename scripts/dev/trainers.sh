@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests callbacks and tune against Lightning and Hugging Face's Trainer themselves, in an environment of its own
-# (.trainers) on top of .venv, which has torch. Takes some minutes.
+# Tests callbacks, tune and the monitor against Lightning, Hugging Face's Trainer, W&B, MLflow and TensorBoard themselves,
+# in an environment of its own (.trainers) on top of .venv, which has torch. Takes some minutes.
 #
 #   scripts/dev/trainers.sh [arguments of pytest]
 set -euo pipefail
@@ -9,8 +9,9 @@ if [[ ! -e .trainers/ready ]]; then
   .venv/bin/python -m venv --clear .trainers
   site() { "$1" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'; }
   echo "import site; site.addsitedir('$(site .venv/bin/python)')" > "$(site .trainers/bin/python)/with_torch.pth"
-  .trainers/bin/python -m pip install --quiet lightning transformers accelerate
+  .trainers/bin/python -m pip install --quiet lightning transformers accelerate wandb mlflow tensorboard
   touch .trainers/ready
 fi
 exec .trainers/bin/python -m pytest -q tests/annotate/test_callbacks.py tests/annotate/test_real_trainers.py \
+  tests/annotate/test_real_trackers.py \
   tests/tune/test_programs.py::test_trainers_are_ended_in_order "$@"

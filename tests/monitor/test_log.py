@@ -9,6 +9,7 @@ import pytest
 
 from ddp_prof.errors import TraceError
 from ddp_prof.monitor.log import load_log
+from ddp_prof.monitor.report import draw_course, find_restarts, monitor_view
 from tests.command_line import csv_rows, run
 from tests.monitor.records import MS, courses, record, write_log
 
@@ -111,3 +112,17 @@ def test_the_page_is_written_and_the_log_is_safe(tmp_path: Path) -> None:
     assert (tmp_path / "course.html").stat().st_size > 10_000
     assert run("monitor", log, "--html", log).exit_code == 1
     assert log.read_bytes() == before
+
+
+def test_a_restart_is_told_and_ends_the_line_that_is_drawn(tmp_path: Path) -> None:
+    """The job is started again from step 2000; the second restart goes on, and only the process tells it."""
+    steps = [(1, "a"), (2, "a"), (3, "a"), (2, "b"), (3, "b"), (4, "c")]
+    log = load_log(write_log(tmp_path, [{**record(number), "started": job} for number, job in steps]))
+    assert find_restarts(log.records) == [3, 5]
+    assert find_restarts([record(number) for number in (1, 2, 2, 1, 5)]) == [2, 3]
+    step = draw_course(log)["data"][0]
+    assert step["x"] == [1000, 2000, 3000, None, 2000, 3000, None, 4000]
+    assert [at for at, value in enumerate(step["y"]) if value is None] == [3, 6]
+    (told,) = [note for note in monitor_view(log).notes if note.startswith("started again")]
+    place = "at step 2000 (2026-11-26T10:02:00+00:00), at step 4000 (2026-11-26T10:04:00+00:00)"
+    assert told == f"started again 2 times, measured from there on: {place}"
