@@ -19,7 +19,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import MISSING as NO_DEFAULT
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from enum import Flag, auto
-from functools import cached_property
+from functools import cache, cached_property
+from operator import attrgetter
 from typing import Any, Literal, TypeVar
 
 Value = str | int | float | None
@@ -201,17 +202,9 @@ def derived(meaning: str, **rules: Any) -> Callable[[Getter], Getter]:
     return declare
 
 
+@cache
 def result_columns(kind: type) -> tuple[ResultColumn, ...]:
     """The columns that a result declares, in the order in which everything shows them."""
-    if kind not in _DECLARED:
-        _DECLARED[kind] = _find_columns(kind)
-    return _DECLARED[kind]
-
-
-_DECLARED: dict[type, tuple[ResultColumn, ...]] = {}
-
-
-def _find_columns(kind: type) -> tuple[ResultColumn, ...]:
     found = [replace(item.metadata["column"], name=item.name) for item in fields(kind) if "column" in item.metadata]
     for value in vars(kind).values():
         declared = getattr(value.fget, "column", None) if isinstance(value, property) else None
@@ -258,9 +251,23 @@ def _number(value: Value) -> float:
     return value if isinstance(value, (int, float)) else 0
 
 
-def document_of(result: Any) -> dict[str, Any]:
-    """The columns of a result that JSON has, by name."""
-    return {one.name: _plain(one.of(result)) for one in result_columns(type(result)) if one.in_document}
+def document_of(result: Any, **instead: Any) -> dict[str, Any]:
+    """The columns of a result that JSON has, by name; ``instead`` are values in place of the result's own."""
+    # Captures have thousands of steps: what is a number or text already is not looked at twice.
+    return {
+        name: instead[name]
+        if name in instead
+        else (value if (value := get(result)).__class__ in _PLAIN else _plain(value))
+        for name, get in _document_getters(type(result))
+    }
+
+
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
+
+@cache
+def _document_getters(kind: type) -> tuple[tuple[str, Callable[[Any], Any]], ...]:
+    return tuple((one.name, one.get or attrgetter(one.name)) for one in result_columns(kind) if one.in_document)
 
 
 def _plain(value: Any) -> Any:

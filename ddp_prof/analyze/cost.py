@@ -127,7 +127,7 @@ def measure_run_cost(result: TraceOverlap, measure_contention: Callable[[], Cont
 
     costs = []
     for at, rank in enumerate(result.ranks):
-        (own,) = compare_variants([replace(result, ranks=(rank,))])
+        (own,) = compare_variants([replace(result, ranks=(rank,))]) if len(result.ranks) > 1 else (summary,)
         cost = add_medians(_with_blocking_reason(measure_cost(own, contention), [rank]), [at])
         costs.append(RankCost(rank.name, cost, find_bounds(own, cost), tuple(of_ranks[at])))
     cost = _with_blocking_reason(measure_cost(summary, contention), result.ranks)

@@ -95,15 +95,14 @@ def _window_notes(result: TraceOverlap) -> list[str]:
 
 def _rank_document(rank: RankOverlap, cost: RankCost | None) -> Document:
     of_steps = cost.steps if cost else (None,) * len(rank.steps)
+    steps = [
+        {**document_of(step), "cost": of_step and _step_cost_document(of_step)}
+        for step, of_step in zip(rank.steps, of_steps, strict=True)
+    ]
     return {
-        **document_of(rank),
-        "dependencies": asdict(rank.dependencies) if rank.dependencies else None,
+        **document_of(rank, steps=steps),
         "cost": asdict(cost.cost) if cost else None,
         "bounds": asdict(cost.bounds) if cost else None,
-        "steps": [
-            {**document_of(step), "cost": of_step and _step_cost_document(of_step)}
-            for step, of_step in zip(rank.steps, of_steps, strict=True)
-        ],
     }
 
 
