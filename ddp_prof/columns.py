@@ -119,6 +119,8 @@ class ResultColumn:
         get: Returns the value for a result, if it is no attribute of it.
         describes: Whether it says what a row is about.
         called: Heading for people, if it is not made from the key.
+        decimals: Decimals in tables, if they are not those of the unit.
+        on_page: Whether the page about a step of a run, which lists its collectives, has the column.
         after: Name of the column before it, of a property; the last one if empty.
     """
 
@@ -140,6 +142,8 @@ class ResultColumn:
     get: Callable[[Any], Any] | None = None
     describes: bool = False
     called: str = ""
+    decimals: int | None = None
+    on_page: bool = False
     after: str = ""
 
     @cached_property
@@ -163,7 +167,8 @@ class ResultColumn:
 
     @property
     def table_column(self) -> Column:
-        decimals = {"ns": 2, "bytes/s": 2, "0 to 1": 1}.get(self.unit, 0)
+        of_unit = {"ns": 2, "bytes/s": 2, "0 to 1": 1}.get(self.unit, 0)
+        decimals = of_unit if self.decimals is None else self.decimals
         assert self.stays is not None
         align: Literal["left", "right"] = "right" if self.unit else "left"
         return Column(self.table_key, self.meaning, self.stays, decimals, align, self.called)
@@ -178,18 +183,20 @@ class ResultColumn:
         return sum(known) if is_known else None
 
     def table_value(self, value: Any, origin_ns: int = 0) -> Value:
-        """The value in the unit of tables; a time is that since ``origin_ns``."""
+        """The value in the unit of tables; a time is that since ``origin_ns``, and empty text is no value."""
         if value is None or isinstance(value, str):
-            return value
+            return value or None
         if self.unit == "ns":
-            return float((value - origin_ns if self.is_instant else value) / 1e6)
+            of_table = 1e3 if self.table_key.endswith("_us") else 1e6
+            return float((value - origin_ns if self.is_instant else value) / of_table)
         shown: Value = {"0 to 1": lambda: value * 100, "bytes/s": lambda: value / 1e9}.get(self.unit, lambda: value)()
         return shown
 
 
-def column(meaning: str, *, default: Any = NO_DEFAULT, **rules: Any) -> Any:
+def column(meaning: str, *, default: Any = NO_DEFAULT, default_factory: Any = NO_DEFAULT, **rules: Any) -> Any:
     """Declare a field of a result; ``rules`` are attributes of :class:`ResultColumn`."""
-    return field(default=default, metadata={"column": ResultColumn("", meaning, **rules)})
+    declared = {"column": ResultColumn("", meaning, **rules)}
+    return field(default=default, default_factory=default_factory, metadata=declared)
 
 
 def derived(meaning: str, **rules: Any) -> Callable[[Getter], Getter]:
@@ -276,7 +283,8 @@ def _plain(value: Any) -> Any:
         return [_plain(one) for one in value]
     if not is_dataclass(value) or isinstance(value, type):
         return value
-    return document_of(value) if result_columns(type(value)) else asdict(value)
+    kind: type = type(value)
+    return document_of(value) if result_columns(kind) else asdict(value)
 
 
 def frame_row(result: Any, kind: type | None = None) -> dict[str, Any]:

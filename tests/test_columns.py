@@ -15,15 +15,18 @@ from pathlib import Path
 import pytest
 
 from ddp_prof.analyze.collectives.collective import Collective, Consumer
+from ddp_prof.analyze.collectives.straggler import RankSkew, StepSkew
+from ddp_prof.analyze.kernels.kernel_times import KernelTime
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap
+from ddp_prof.analyze.variants.comparison import VariantSummary
 from ddp_prof.columns import Hidden, hidden_fields, result_columns
 from tests.golden import ROOT
 
 
 @dataclass(frozen=True)
 class Addition:
-    """A column that a test adds, and the commands that show it."""
+    """A column that a test adds, half of the column ``whole``, and the commands that show it."""
 
     place: str
     before: str
@@ -31,7 +34,9 @@ class Addition:
     command: str
     frame: str
     docs: str
-    has_page: bool
+    whole: str
+    page: str = ""
+    trace: str = "traces/overlap.sqlite"
 
 
 OF_STEP = Addition(
@@ -48,7 +53,8 @@ OF_STEP = Addition(
     command="overlap --steps",
     frame="overlap().to_frame(by_step=True)",
     docs="step",
-    has_page=True,
+    whole="window_ns",
+    page="kernels",
 )
 OF_COLLECTIVE = Addition(
     place="ddp_prof/analyze/collectives/collective.py",
@@ -59,17 +65,70 @@ OF_COLLECTIVE = Addition(
         measure=lambda of: (of.timings.end_ns - of.timings.start_ns) // 2,
         null="nobody knows",
         stays=ALWAYS,
+        on_page=True,
     )
 """,
     command="collectives --by collective --wide",
     frame="collectives().to_frame()",
     docs="collective",
-    has_page=False,
+    whole="duration_ns",
+    page="why",
 )
+OF_RANK = Addition(
+    place="ddp_prof/analyze/overlap.py",
+    before="    overlapped_ns: int | None = column(",
+    lines="""\
+    half_ns: int | None = column(
+        "half of its communication",
+        measure=lambda of: of.communication.length_ns // 2,
+        null="nobody knows",
+        stays=ALWAYS,
+    )
+""",
+    command="overlap",
+    frame="overlap().to_frame()",
+    docs="rank",
+    whole="comm_ns",
+)
+OF_KERNEL = Addition(
+    place="ddp_prof/analyze/kernels/kernel_times.py",
+    before="    median_ns: float = column(",
+    lines="""\
+    half_ns: int | None = column(
+        "half of its time",
+        measure=lambda of: int(of.duration_ns.sum()) // 2,
+        null="nobody knows",
+        stays=ALWAYS,
+    )
+""",
+    command="kernels --top 0",
+    frame="device_use().to_frame()",
+    docs="kernel",
+    whole="total_ns",
+    page="kernels",
+    trace="traces/h200/nccl/flat.sqlite",
+)
+OF_SKEW = Addition(
+    place="ddp_prof/analyze/collectives/straggler.py",
+    before="    worst_lag_ns: int | None = column(",
+    lines="""\
+    half_ns: int | None = column(
+        "half of its exposed wait",
+        measure=lambda of: of.exposed_wait_ns // 2,
+        null="nobody knows",
+        stays=ALWAYS,
+    )
+""",
+    command="skew --wide",
+    frame="skew().to_frame()",
+    docs="skew",
+    whole="exposed_wait_ns",
+)
+ADDITIONS = {"step": OF_STEP, "collective": OF_COLLECTIVE, "rank": OF_RANK, "kernel": OF_KERNEL, "skew": OF_SKEW}
 
 SHOW_ALL = """
 import json, sys
-package, folder, command, frame, docs = sys.argv[1:]
+package, folder, command, frame, docs, trace = sys.argv[1:]
 sys.path.insert(0, package)
 from pathlib import Path
 from click.testing import CliRunner
@@ -79,24 +138,24 @@ sys.path.insert(0, "scripts/dev")
 from readme import figures_of
 
 def run(*arguments):
-    result = CliRunner().invoke(main, [*arguments, "traces/overlap.sqlite"], catch_exceptions=False)
+    result = CliRunner().invoke(main, [*arguments, trace], catch_exceptions=False)
     assert not result.exit_code, result.output
     return result.stdout
 
 run("report", "-o", folder)
-(loaded,) = load_runs(["traces/overlap.sqlite"])
+(loaded,) = load_runs([trace])
 print(json.dumps({
     "table": run(*command.split()),
     "csv": run(*command.split(), "--format", "csv"),
     "json": run(*command.split(), "--format", "json"),
     "frame": eval("loaded." + frame).to_csv(),
     "docs": figures_of(docs),
-    "page": next(Path(folder).glob("*-kernels.html")).read_text(),
+    "pages": {page.stem.rpartition("-")[2]: page.read_text() for page in Path(folder).glob("*.html")},
 }))
 """
 
 
-@pytest.mark.parametrize("added", [OF_STEP, OF_COLLECTIVE], ids=["step", "collective"])
+@pytest.mark.parametrize("added", ADDITIONS.values(), ids=ADDITIONS)
 def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added: Addition) -> None:
     shutil.copytree(ROOT / "ddp_prof", tmp_path / "ddp_prof", ignore=shutil.ignore_patterns("__pycache__"))
     place = tmp_path / added.place
@@ -104,30 +163,38 @@ def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added
     place.write_text(before + added.lines + added.before + after, encoding="utf-8")
 
     places = [str(tmp_path), str(tmp_path / "report")]
-    command = [sys.executable, "-c", SHOW_ALL, *places, added.command, added.frame, added.docs]
+    command = [sys.executable, "-c", SHOW_ALL, *places, added.command, added.frame, added.docs, added.trace]
     variables = {"DDP_PROF_CACHE": "off", "COLUMNS": "400", "PATH": ""}
     ran = subprocess.run(command, cwd=ROOT, env=variables, capture_output=True, text=True, check=False)
     assert not ran.returncode, ran.stderr
     shown = json.loads(ran.stdout)
 
     document = json.loads(shown["json"])
-    rows = document.get("collectives") or [step for rank in document["ranks"] for step in rank["steps"]]
-    wholes_ns = [row["duration_ns"] if "duration_ns" in row else row["window_ns"] for row in rows]
+    kinds = {"collective": "collectives", "kernel": "kernels"}
+    rows = document[kinds.get(added.docs, "ranks")]
+    rows = [step for rank in rows for step in rank["steps"]] if added.docs == "step" else rows
     halves_ns = [row["half_ns"] for row in rows]
     halves_ms = [f"{ns / 1e6:.2f}" for ns in halves_ns]
     assert any(halves_ns)
-    assert halves_ns == [ns // 2 for ns in wholes_ns]
+    assert halves_ns == [row[added.whole] // 2 for row in rows]
     assert [row["half_ms"] for row in csv.DictReader(io.StringIO(shown["csv"]))] == [str(ns / 1e6) for ns in halves_ns]
     assert [row["half_ns"] for row in csv.DictReader(io.StringIO(shown["frame"]))] == list(map(str, halves_ns))
     assert "half" in shown["table"]
     assert "| `half_ns` | ns | half of " in shown["docs"]
     assert "nobody knows |" in shown["docs"]
-    if added.has_page:
+    if added.docs != "collective":  # a collective's table is long: it is shortened
         assert all(text in shown["table"] for text in halves_ms)
-        assert {"half", *halves_ms} <= set(re.sub("<[^>]*>", " ", shown["page"]).split())
+    if added.page:
+        words = set(re.sub("<[^>]*>", " ", shown["pages"][added.page]).split())
+        is_on_page = [text in words for text in halves_ms]
+        assert "half" in words
+        assert any(is_on_page) if added.docs == "collective" else all(is_on_page)  # it shows the collectives of a step
 
 
-@pytest.mark.parametrize("kind", [RankOverlap, StepOverlap, StepLength, Collective, Consumer])
+RESULTS = [RankOverlap, StepOverlap, StepLength, Collective, Consumer, KernelTime, RankSkew, StepSkew, VariantSummary]
+
+
+@pytest.mark.parametrize("kind", RESULTS)
 def test_each_figure_has_a_unit_and_a_meaning(kind: type) -> None:
     for one in result_columns(kind):
         assert one.meaning.rstrip(".") == one.meaning != "", one.name

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,9 +22,9 @@ import numpy as np
 
 from ddp_prof.analyze.core.blocking import DependencyCoverage
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
-from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, lacks_work
+from ddp_prof.analyze.core.step_breakdown import DEVICE, HOST, NO_LEAD, Lead, lacks_work
 from ddp_prof.analyze.core.steps import RankSteps, Steps, align_unnumbered_steps
-from ddp_prof.analyze.intervals import union
+from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.missing import find_missing
 from ddp_prof.analyze.quality import (
     NOT_TIMED,
@@ -46,6 +47,7 @@ from ddp_prof.analyze.result_bases import (
     RankResult,
     disambiguate,
     make_frame_from_rows,
+    measure_fields,
 )
 from ddp_prof.analyze.statistics import Outliers, find_outliers
 from ddp_prof.analyze.step_columns import StepOverlap, hide, measure_steps
@@ -71,6 +73,68 @@ MOST_LOST = 0.2
 """Largest share of a rank's communication without a recorded launch; if it is larger, steps get no figures."""
 
 
+@dataclass(frozen=True)
+class RankSource:
+    """A rank, and what several of its figures are measured from."""
+
+    rank: RankEvents
+
+    @cached_property
+    def compute(self) -> Intervals:
+        return self.rank.union_of(Category.COMPUTE)
+
+    @cached_property
+    def communication(self) -> Intervals:
+        return self.rank.union_of(Category.COMMUNICATION)
+
+    @cached_property
+    def backward(self) -> Intervals:
+        """When compute of backward runs."""
+        events, rows = self.rank.events, self.rank.is_backward
+        return union(events.start_ns[rows], events.end_ns[rows])
+
+    @cached_property
+    def overlapped_ns(self) -> int:
+        return (self.communication & self.compute).length_ns
+
+    @cached_property
+    def reason(self) -> str | None:
+        return why_unknown(self.rank)
+
+    @property
+    def lead(self) -> Lead:
+        return self.rank.lead if self.rank.has_steps else NO_LEAD
+
+    @cached_property
+    def hidden(self) -> tuple[Hidden, Hidden]:
+        return _find_hidden(self.rank, self.reason, self.communication.length_ns)
+
+
+def _steps(of: RankSource) -> tuple[StepOverlap, ...]:
+    steps = measure_steps(of.rank, of.backward)
+    if has_no_usable_events(of.rank):
+        steps = tuple(step for step in steps if step.host_ns is not None)
+    _, hidden = of.hidden
+    return tuple(hide(step, hidden) for step in steps) if hidden else steps
+
+
+def _compute_ns(of: RankSource) -> int:
+    if of.rank.beside is None:
+        return of.compute.length_ns
+    own = of.rank.select_category(Category.COMPUTE)
+    return union(own.start_ns, own.end_ns).length_ns
+
+
+def _dependencies(of: RankSource) -> DependencyCoverage:
+    coverage = of.rank.blocking.coverage
+    return replace(coverage, reason=coverage.reason or of.reason)
+
+
+def _gpu(of: RankSource) -> str | None:
+    rank = of.rank
+    return None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankOverlap(RankResult):
     """One rank over the whole capture, without warm-up. Times are ``None`` if the trace does not contain them.
@@ -78,62 +142,94 @@ class RankOverlap(RankResult):
     Its figures, and those of a step, are in the tables of docs/formats.md, which are made from these declarations.
     """
 
-    process: int = column("number of the operating system's process; 0 in a Kineto file, which has only one")
-    device: int | None = column("number of the GPU", null="the host computes")
-    rank: int | None = column("number of the rank", null="it is not known")
-    kernels: int = column("kernels that ran on the device", stays=WITH_ROOM, adds_up=True)
-    collectives: int = column("collectives", stays=WITH_ROOM, adds_up=True)
+    process: int = column(
+        "number of the operating system's process; 0 in a Kineto file, which has only one",
+        measure=lambda of: of.rank.process,
+    )
+    device: int | None = column("number of the GPU", measure=lambda of: of.rank.device, null="the host computes")
+    rank: int | None = column("number of the rank", measure=lambda of: of.rank.rank, null="it is not known")
+    kernels: int = column(
+        "kernels that ran on the device",
+        measure=lambda of: int(of.rank.is_kernel.sum()),
+        stays=WITH_ROOM,
+        adds_up=True,
+    )
+    collectives: int = column(
+        "collectives", measure=lambda of: int(of.rank.is_collective.sum()), stays=WITH_ROOM, adds_up=True
+    )
     compute_ns: int | None = column(
-        "union of all compute", needs=Hidden.WORK | Hidden.WAITS, stays=USUALLY, adds_up=True
+        "union of all compute",
+        measure=_compute_ns,
+        needs=Hidden.WORK | Hidden.WAITS,
+        stays=USUALLY,
+        adds_up=True,
     )
     comm_ns: int | None = column(
-        "union of all communication", needs=Hidden.WORK | Hidden.DURATIONS, stays=USUALLY, adds_up=True
+        "union of all communication",
+        measure=lambda of: of.communication.length_ns,
+        needs=Hidden.WORK | Hidden.DURATIONS,
+        stays=USUALLY,
+        adds_up=True,
     )
     overlapped_ns: int | None = column(
         "communication with compute at the same time",
+        measure=lambda of: of.overlapped_ns,
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         stays=WITH_ROOM,
         adds_up=True,
     )
     exposed_ns: int | None = column(
         "communication without compute at the same time",
+        measure=lambda of: of.communication.length_ns - of.overlapped_ns,
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         stays=ALWAYS,
         adds_up=True,
     )
     backward_overlapped_ns: int | None = column(
         "communication with compute of backward at the same time",
+        measure=lambda of: (of.communication & of.backward).length_ns if len(of.backward) else None,
         needs=Hidden.WORK | Hidden.DURATIONS | Hidden.GRAPHS | Hidden.WAITS,
         null="no compute of backward is known",
     )
-    reason: str | None = column("why the overlap is not known", null="it is")
-    steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one")
-    file: str = column("name of its file", default="")
+    reason: str | None = column("why the overlap is not known", measure=lambda of: of.reason, null="it is")
+    steps: tuple[StepOverlap, ...] = column("its steps; a capture that marks none counts as one", measure=_steps)
+    file: str = column("name of its file", default="", measure=lambda of: of.rank.trace.path.name)
     qualifier: str = column("name of its file, if ranks of several files are called alike; else empty", default="")
     of_several: bool = column("whether its process uses several devices", default=False)
-    node: str | None = column("name of the machine", default=None, null="it is not known")
-    gpu: str | None = column("name of the GPU", default=None, null="it is not known")
+    node: str | None = column(
+        "name of the machine", default=None, measure=lambda of: of.rank.trace.node, null="it is not known"
+    )
+    gpu: str | None = column("name of the GPU", default=None, measure=_gpu, null="it is not known")
     blocking_ns: int | None = column(
         "time in which a stream (on a CPU: the host) stood still for communication",
         default=None,
+        measure=lambda of: None if of.reason else of.rank.blocking.total_ns,
         null="what work waits for is not known",
         stays=USUALLY,
         adds_up=True,
     )
     dependencies: DependencyCoverage | None = column(
-        "how completely it is known what work waits for", default=None, null="nothing waits"
+        "how completely it is known what work waits for", default=None, measure=_dependencies, null="nothing waits"
     )
     clock: str | None = column(
-        "the clock that measures the length of steps: ``host`` or ``device``", default=None, null="no steps are marked"
+        "the clock that measures the length of steps: ``host`` or ``device``",
+        default=None,
+        measure=lambda of: (DEVICE if of.rank.runs_ahead else HOST) if of.rank.has_steps else None,
+        null="no steps are marked",
     )
-    step_work_ns: int = column("summed durations of the steps' work on the device", default=0)
+    step_work_ns: int = column(
+        "summed durations of the steps' work on the device", default=0, measure=lambda of: of.lead.work_ns
+    )
     held_work_ns: int | None = column(
         "summed durations of the device work in the steps' ranges on the host, whichever step launched it",
         default=0,
+        measure=lambda of: None if of.rank.clocks_disagree else of.lead.held_ns,
         null="the clocks of host and device disagree",
     )
     clocks_disagree: bool = column(
-        "whether times between launches and their work mean nothing, see ``analyze/core/recording.py``", default=False
+        "whether times between launches and their work mean nothing, see ``analyze/core/recording.py``",
+        default=False,
+        measure=lambda of: of.rank.clocks_disagree,
     )
 
     @property
@@ -354,42 +450,10 @@ def measure_overlap(
 
 
 def measure_rank(rank: RankEvents) -> RankOverlap:
-    events = rank.events
-    compute, communication = rank.union_of(Category.COMPUTE), rank.union_of(Category.COMMUNICATION)
-    own = rank.select_category(Category.COMPUTE) if rank.beside is not None else None
-    own_compute = compute if own is None else union(own.start_ns, own.end_ns)
-    comm_ns, overlapped_ns = communication.length_ns, (communication & compute).length_ns
-    backward = union(events.start_ns[rank.is_backward], events.end_ns[rank.is_backward])
-    reason, coverage = why_unknown(rank), rank.blocking.coverage
-    lead = rank.lead if rank.has_steps else NO_LEAD
-    of_rank, of_steps = _find_hidden(rank, reason, comm_ns)
-    steps = measure_steps(rank, backward)
-    if has_no_usable_events(rank):
-        steps = tuple(step for step in steps if step.host_ns is not None)
-    overlap = RankOverlap(
-        process=rank.process,
-        device=rank.device,
-        rank=rank.rank,
-        kernels=int(rank.is_kernel.sum()),
-        collectives=int(rank.is_collective.sum()),
-        compute_ns=own_compute.length_ns,
-        comm_ns=comm_ns,
-        overlapped_ns=overlapped_ns,
-        exposed_ns=comm_ns - overlapped_ns,
-        backward_overlapped_ns=(communication & backward).length_ns if len(backward) else None,
-        reason=reason,
-        steps=tuple(hide(step, of_steps) for step in steps) if of_steps else steps,
-        file=rank.trace.path.name,
-        node=rank.trace.node,
-        blocking_ns=None if reason else rank.blocking.total_ns,
-        dependencies=replace(coverage, reason=coverage.reason or reason),
-        gpu=None if rank.device is None else rank.trace.gpus.get((rank.process, rank.device)),
-        clock=(DEVICE if rank.runs_ahead else HOST) if rank.has_steps else None,
-        step_work_ns=lead.work_ns,
-        held_work_ns=None if rank.clocks_disagree else lead.held_ns,
-        clocks_disagree=rank.clocks_disagree,
-    )
-    return replace(overlap, **hidden_fields(RankOverlap, of_rank))
+    source = RankSource(rank)
+    of_rank, _ = source.hidden
+    figures = measure_fields(RankOverlap, source) | hidden_fields(RankOverlap, of_rank)
+    return RankOverlap(**figures)
 
 
 def _find_hidden(rank: RankEvents, reason: str | None, comm_ns: int) -> tuple[Hidden, Hidden]:

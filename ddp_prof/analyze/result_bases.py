@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from ddp_prof.columns import result_columns
+from ddp_prof.columns import frame_names, frame_row, result_columns
 from ddp_prof.manifest import distinct_names
 from ddp_prof.table import NO_TIME, UNKNOWN, Brief
 from ddp_prof.trace import Ints
@@ -49,6 +49,11 @@ def measure_columns(kind: type, source: Any) -> dict[str, Iterable[Any]]:
     return measured
 
 
+def measure_fields(kind: type, source: Any) -> dict[str, Any]:
+    """Return the figures of a result that say how they are measured; ``source`` is what they are measured from."""
+    return {one.name: one.measure(source) for one in result_columns(kind) if one.measure is not None}
+
+
 class FrameResult(Brief):
     """A result that notebooks show as a table: its main columns, times in ms; ``to_frame`` has all, in ns."""
 
@@ -69,7 +74,12 @@ class FrameResult(Brief):
 
 
 def make_frame(kind: type, results: Iterable[Any]) -> DataFrame:
-    """One row per result, one column per field; a nested field becomes ``outer_inner``, ``None`` becomes ``NA``."""
+    """One row per result and one column per field, or per declared column if the kind declares some.
+
+    A nested field becomes ``outer_inner``, ``None`` becomes ``NA``.
+    """
+    if result_columns(kind):
+        return make_frame_from_rows(frame_names(kind), [frame_row(result) for result in results])
     return make_frame_from_rows([field.name for field in fields(kind)], [asdict(result) for result in results])
 
 

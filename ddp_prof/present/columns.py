@@ -1,7 +1,7 @@
 """The columns of all tables: key, meaning, format and importance of each.
 
-A row is a dictionary with the columns' keys, which are also the headings of a CSV file. Figures of ranks and steps are
-declared where they are measured; here are the columns of everything else.
+A row is a dictionary with the columns' keys, which are also the headings of a CSV file. Figures of steps, ranks,
+collectives, kernels, skew and runs are declared where they are measured; here are the columns of everything else.
 """
 
 from __future__ import annotations
@@ -75,11 +75,7 @@ _COLUMNS = (
     _count("warm-up_steps", "steps of warm-up, which are left out"),
     _count("backward_ranges", "ranges that name the backward pass"),
     # Times of a step.
-    Column("spread_ms", "interquartile range of the lengths of steps", WITH_ROOM),
-    Column("slowed_ms", "contention: what communication slows the compute beside it by", WITH_MUCH_ROOM),
-    _share("comm_of_step_%", "communication, hidden or not, in per cent of the step"),
     _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
-    Column("speedup", "step time of the baseline over that of this run"),
     # The critical path.
     _name("ends_on", "the rank on which the step ended last", WITH_ROOM),
     Column("path_ms", "length of the critical path", ALWAYS),
@@ -99,14 +95,6 @@ _COLUMNS = (
     _name("of_ranks", "the ranks that show it", WITH_ROOM),
     _name("evidence", "what the traces show", ALWAYS),
     _name("advice", "what to change", ALWAYS),
-    # Skew.
-    _count("matched", "collectives that are found on another rank", WITH_ROOM),
-    _count("last_collectives", "collectives at which the rank arrived last", WITH_ROOM),
-    _count("last_steps", "steps in which the rank arrived last", ALWAYS),
-    _share("last_%", "share of the steps in which the rank arrived last", WITH_ROOM),
-    Column("lag_ms", "per step, the rank's largest delay behind the others' median: median over steps", ALWAYS),
-    Column("worst_lag_ms", "the largest lag of any step"),
-    Column("costs_others_ms", "what another rank would gain at most without the lag of this one, mean per step"),
     # The waterfall.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
     Column("contention_ms", "what simultaneous communication adds to compute"),
@@ -137,18 +125,7 @@ _COLUMNS = (
     _name("verdict", "passed, failed or not known; of a prediction gain, loss, no change or cannot be told", ALWAYS),
     _name("decided_by", "the rank that decided", WITH_ROOM),
     _name("why", "why nothing is known", USUALLY),
-    # Kernels, what they hide, idle time.
-    _name("kernel", "name of the kernel", ALWAYS),
-    _name("shape", "grid and block of its launch", WITH_MUCH_ROOM),
-    _name("phase", "phase of the step that launched it", ALWAYS),
-    _name("kind", "kind of work, by the kernel's name"),
-    _count("count", "executions, over all ranks and steps"),
-    Column("total_ms", "sum of their durations", ALWAYS),
-    _share("of_kernel_time_%", "share of the summed durations of all kernels", WITH_ROOM),
-    Column("median_us", "median duration", ALWAYS, called="median µs"),
-    _count("beside", "executions that communication covers for more than half of their time", WITH_MUCH_ROOM),
-    _count("alone", "executions without any communication beside them", WITH_MUCH_ROOM),
-    Column("slowdown", "median duration beside communication over that alone", ALWAYS),
+    # What hid communication, idle time.
     _share("of_overlapped_%", "share of all overlapped communication", ALWAYS),
     _name("cause", "what did it", ALWAYS),
     _share("of_idle_%", "share of all idle time", ALWAYS),
@@ -163,7 +140,6 @@ _COLUMNS = (
     Column("synchronized_comm_ms", "communication after a synchronization of the device", WITH_MUCH_ROOM),
     Column("trace_exposed_ms", "exposed communication, from the trace", WITH_ROOM),
     Column("trace_tail_ms", "tail, from the trace", WITH_ROOM),
-    Column("speedup_±", "half of the 95 % interval of the speed-up"),
     _name("observation", "a statistically supported sentence", ALWAYS),
     Column("predicted_ms", "communication left after backward, by the model of bucketing", WITH_MUCH_ROOM),
     # Tuning.
@@ -208,13 +184,14 @@ def describing() -> frozenset[str]:
 
 def _declared() -> list[ResultColumn]:
     from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
+    from ddp_prof.analyze.collectives.straggler import RankSkew
+    from ddp_prof.analyze.kernels.kernel_times import KernelTime
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepOverlap
+    from ddp_prof.analyze.variants.comparison import VariantSummary
 
-    return [one for kind in (StepOverlap, RankOverlap, Collective) for one in table_columns(kind)]
+    kinds = (StepOverlap, RankOverlap, Collective, KernelTime, RankSkew, VariantSummary)
+    return [one for kind in kinds for one in table_columns(kind)]
 
 
-_DESCRIBING = (
-    *[column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]],
-    *("kernel", "shape", "phase", "kind"),
-)
+_DESCRIBING = [column.key for column in _COLUMNS[: [column.key for column in _COLUMNS].index("ranks")]]

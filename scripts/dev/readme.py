@@ -125,14 +125,22 @@ def json_keys_of(*path: str, command: str = "overlap") -> str:
 
 
 def figures_of(kind: str) -> str:
-    """Return a Markdown table of the declared figures of a ``rank``, ``step``, step's ``length`` or ``collective``."""
+    """Return a Markdown table of declared figures.
+
+    Args:
+        kind: ``rank``, ``step``, ``length`` of a step, ``collective``, ``kernel``, ``skew`` of a rank, or ``run``.
+    """
     from ddp_prof.analyze.collectives.collective import Collective
+    from ddp_prof.analyze.collectives.straggler import RankSkew
+    from ddp_prof.analyze.kernels.kernel_times import KernelTime
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepLength, StepOverlap
+    from ddp_prof.analyze.variants.comparison import VariantSummary
     from ddp_prof.columns import result_columns
 
     lines = ["| key | unit | meaning | null if |", "|---|---|---|---|"]
     kinds = {"rank": RankOverlap, "step": StepOverlap, "length": StepLength, "collective": Collective}
+    kinds |= {"kernel": KernelTime, "skew": RankSkew, "run": VariantSummary}
     for one in result_columns(kinds[kind]):
         if one.in_document:
             cells = [f"`{one.name}`", one.unit, *(text.replace("``", "`") for text in (one.meaning, one.why_null))]

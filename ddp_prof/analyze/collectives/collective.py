@@ -199,6 +199,7 @@ class Collective(RankResult):
         null="its name does not tell",
         stays=WITH_MUCH_ROOM,
         describes=True,
+        on_page=True,
     )
     bytes: int | None = column(
         "bytes of the message",
@@ -206,6 +207,7 @@ class Collective(RankResult):
         null="they were not recorded",
         stays=WITH_ROOM,
         describes=True,
+        on_page=True,
     )
     group: str | None = column(
         "communicator, by the name that the profiler noted",
@@ -260,6 +262,7 @@ class Collective(RankResult):
         measure=lambda of: of.exposure.exposed_ns[of.rows],
         stays=ALWAYS,
         adds_up=True,
+        on_page=True,
     )
     blocking_ns: int | None = column(
         "time in which a stream (on a CPU: the host) stood still for communication",
@@ -268,6 +271,7 @@ class Collective(RankResult):
         null="not known",
         stays=USUALLY,
         adds_up=True,
+        on_page=True,
     )
     slack_ns: int | None = column(
         "how much later it could have ended without delaying what needs it",
@@ -335,7 +339,7 @@ class Collective(RankResult):
         return None if self.before_backward_end_ns is None else self.start_ns + self.before_backward_end_ns
 
     @property
-    @derived("from start to end", stays=USUALLY, adds_up=True, after="end_ns")
+    @derived("from start to end", stays=USUALLY, adds_up=True, on_page=True, after="end_ns")
     def duration_ns(self) -> int:
         """From the device's start to its end."""
         return self.end_ns - self.start_ns

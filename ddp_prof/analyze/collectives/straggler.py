@@ -32,7 +32,15 @@ from ddp_prof.analyze.collectives.run_analysis import LEAST_PAIRS, Alignment, Cl
 from ddp_prof.analyze.collectives.timing import RankCollectives
 from ddp_prof.analyze.intervals import Intervals, union
 from ddp_prof.analyze.quality import why_no_steps
-from ddp_prof.analyze.result_bases import DataFrame, FrameResult, RankResult, make_frame, none_for_unknown
+from ddp_prof.analyze.result_bases import (
+    DataFrame,
+    FrameResult,
+    RankResult,
+    make_frame,
+    measure_fields,
+    none_for_unknown,
+)
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column, derived
 from ddp_prof.table import begins_run, select
 from ddp_prof.trace import NO_TIME, UNKNOWN, Ints, Mask, take_or_unknown
 
@@ -43,38 +51,156 @@ CHANCE = 0.05
 """Largest accepted probability that equal ranks give a straggler by chance."""
 
 
-@dataclass(frozen=True, slots=True)
-class RankSkew(RankResult):
-    """The skew of one rank; ``None`` if nothing was matched.
+@dataclass(frozen=True)
+class RankArrivals:
+    """How one rank arrives: what its skew is measured from.
 
     Attributes:
-        collectives: Number of its collectives, ``matched`` of which are found on another rank.
-        last_collectives: Number of collectives at which it arrived last, with a lag above the residual.
-        last_steps: Number of steps in which it had the largest lag, above the residual; 0 without steps.
-        lag_ns: Median over steps, or over collectives if there are no steps; negative if the rank is early.
-        lag_when_last_ns: Median over those in which it had the largest lag; ``None`` if there are none.
-        exposed_wait_ns: Sum of its own exposed waits for other ranks.
-        cost_ns: Sum of the costs of the steps in which it had the largest lag; without steps, its cost in the capture.
-            This and ``exposed_wait_ns`` are ``None`` if the exposed time of some rank is not known.
-        lag_before_ns: How late it was already when the steps began in which it had the largest lag: the median; its
-            own step, as the host marks it, is compared with the median of the others. ``None`` without such steps.
+        takes_part: Whether it takes part in each matched collective.
+        is_last: Whether it arrives last at each of them, with a lag above the residual.
+        lags_ns: Its lag in each step or, without steps, at each matched collective; NaN where it has none.
+        has_largest_lag: For each of these, whether its lag is the largest, and above the residual.
+        lags_before_ns: How late it was when each step began; ``None`` without steps.
+        exposed_wait_ns, cost_ns: ``None`` if the exposed time of some rank is not known.
+        steps: Number of steps with matched collectives.
     """
 
-    rank: int | None
-    process: int
-    device: int | None
-    collectives: int
-    last_collectives: int
-    last_steps: int
-    lag_ns: int | None
-    worst_lag_ns: int | None
+    rank: RankCollectives
+    takes_part: Mask
+    is_last: Mask
+    lags_ns: Floats
+    has_largest_lag: Mask
+    lags_before_ns: Floats | None
     exposed_wait_ns: int | None
     cost_ns: int | None
-    qualifier: str = ""
-    of_several: bool = False
-    lag_when_last_ns: int | None = None
-    lag_before_ns: int | None = None
-    matched: int = 0
+    steps: int
+
+
+def _lag_before_ns(of: RankArrivals) -> int | None:
+    return None if of.lags_before_ns is None else _median_lag(of.lags_before_ns[of.has_largest_lag])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankSkew(RankResult):
+    """The skew of one rank; ``None`` if nothing was matched."""
+
+    rank: int | None = column("number of the rank", measure=lambda of: of.rank.rank, null="it is not known")
+    process: int = column("number of the operating system's process", measure=lambda of: of.rank.process)
+    device: int | None = column("number of the GPU", measure=lambda of: of.rank.device, null="the host computes")
+    collectives: int = column("its collectives", measure=lambda of: len(of.rank.timings), stays=WITH_ROOM)
+    matched: int = column(
+        "collectives that are found on another rank",
+        default=0,
+        measure=lambda of: int(of.takes_part.sum()),
+        stays=WITH_ROOM,
+    )
+    last_collectives: int = column(
+        "collectives at which the rank arrived last, with a lag above the residual of the clocks",
+        measure=lambda of: int(of.is_last.sum()),
+        stays=WITH_ROOM,
+    )
+    last_steps: int = column(
+        "steps in which it had the largest lag, above the residual; 0 without steps",
+        measure=lambda of: int(of.has_largest_lag.sum()) if of.steps else 0,
+    )
+    lag_ns: int | None = column(
+        "per step, its largest delay behind the others' median: median over steps, or over collectives without steps",
+        measure=lambda of: _median_lag(of.lags_ns),
+        null="no clocks can be compared",
+        is_signed=True,
+        stays=ALWAYS,
+    )
+    worst_lag_ns: int | None = column(
+        "the largest lag of any step",
+        measure=lambda of: _int_or_none(_largest_lags(of.lags_ns[:, None])[0]),
+        null="no clocks can be compared",
+        is_signed=True,
+        stays=USUALLY,
+    )
+    exposed_wait_ns: int | None = column(
+        "sum of its own exposed waits for other ranks",
+        measure=lambda of: of.exposed_wait_ns,
+        null="the exposed time of some rank is not known",
+    )
+    cost_ns: int | None = column(
+        "sum of the costs of the steps in which it had the largest lag; without steps, its cost in the capture",
+        measure=lambda of: of.cost_ns,
+        null="the exposed time of some rank is not known",
+    )
+    qualifier: str = column(
+        "name of its file, if ranks of several files are called alike; else empty",
+        default="",
+        measure=lambda of: of.rank.qualifier,
+    )
+    of_several: bool = column(
+        "whether its process uses several devices", default=False, measure=lambda of: of.rank.of_several
+    )
+    lag_when_last_ns: int | None = column(
+        "median lag over the steps, or collectives, in which it had the largest one",
+        default=None,
+        measure=lambda of: _median_lag(of.lags_ns[of.has_largest_lag]),
+        null="there are none",
+    )
+    lag_before_ns: int | None = column(
+        "how late it was already when these steps began, by their ranges on the host: the median",
+        default=None,
+        measure=_lag_before_ns,
+        null="there are no such steps",
+        is_signed=True,
+    )
+    all_steps: int = column("steps with matched collectives", default=0, measure=lambda of: of.steps, in_document=False)
+
+    @property
+    @derived(
+        "steps in which the rank arrived last",
+        key="last_steps",
+        null="no steps are marked",
+        stays=ALWAYS,
+        in_document=False,
+        after="last_collectives",
+    )
+    def last_of_steps(self) -> int | None:
+        """As ``last_steps``; ``None`` without steps."""
+        return self.last_steps if self.all_steps else None
+
+    @property
+    @derived(
+        "share of the steps in which the rank arrived last",
+        key="last_%",
+        null="no steps are marked",
+        stays=WITH_ROOM,
+        in_document=False,
+        after="last_of_steps",
+    )
+    def last_ratio(self) -> float | None:
+        """``last_steps`` over all steps with matched collectives, 0 to 1."""
+        return self.last_steps / self.all_steps if self.all_steps else None
+
+    @property
+    @derived(
+        "exposed time in which a peer had not arrived, mean per step",
+        key="exposed_wait_ms",
+        null="the exposed time of some rank is not known",
+        stays=WITH_MUCH_ROOM,
+        in_document=False,
+        after="worst_lag_ns",
+    )
+    def mean_exposed_wait_ns(self) -> float | None:
+        """``exposed_wait_ns`` per step; without steps, of the capture."""
+        return None if self.exposed_wait_ns is None else self.exposed_wait_ns / max(1, self.all_steps)
+
+    @property
+    @derived(
+        "what another rank would gain at most without the lag of this one, mean per step",
+        key="costs_others_ms",
+        null="the exposed time of some rank is not known",
+        stays=USUALLY,
+        in_document=False,
+        after="mean_exposed_wait_ns",
+    )
+    def mean_cost_ns(self) -> float | None:
+        """``cost_ns`` per step; without steps, of the capture."""
+        return None if self.cost_ns is None else self.cost_ns / max(1, self.all_steps)
 
     @property
     def cost_when_last_ns(self) -> int | None:
@@ -84,21 +210,22 @@ class RankSkew(RankResult):
 
 @dataclass(frozen=True, slots=True)
 class StepSkew:
-    """The skew of one step; ``step`` is its key. Figures per rank are in the order of :attr:`RunSkew.ranks`.
+    """The skew of one step. Figures per rank are in the order of :attr:`RunSkew.ranks`."""
 
-    Attributes:
-        last: Index of the rank that arrived last; ``None`` if no lag is above the residual.
-        cost_ns: The step's cost, 0 if no rank was last; ``None`` if the exposed time of some rank is not known.
-        waits_ns: The exposed wait of each rank; ``None`` as ``cost_ns``, or without a matched collective in the step.
-        lag_before_ns: See :class:`RankSkew`, of ``last``.
-    """
-
-    step: int
-    lags_ns: tuple[int | None, ...]
-    last: int | None
-    cost_ns: int | None
-    waits_ns: tuple[int | None, ...] = ()
-    lag_before_ns: int | None = None
+    step: int = column("key of the step")
+    lags_ns: tuple[int | None, ...] = column("the largest lag of each rank", null="no clocks can be compared")
+    last: int | None = column("index of the rank that arrived last", null="no lag is above the residual")
+    cost_ns: int | None = column(
+        "the step's cost, 0 if no rank was last", null="the exposed time of some rank is not known"
+    )
+    waits_ns: tuple[int | None, ...] = column(
+        "the exposed wait of each rank",
+        default=(),
+        null="the exposed time of some rank is not known; the rank has no matched collective in the step",
+    )
+    lag_before_ns: int | None = column(
+        "how late the rank that arrived last was already when the step began", default=None, null="no rank was last"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,26 +308,21 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         return sum(of_rank) if steps else _step_cost(waits[last == rank], rank)
 
     exposed_wait = waits[by_step if of_steps else slice(None)].sum(axis=0)
-    of_ranks = tuple(
-        RankSkew(
-            rank=rank.rank,
-            process=rank.process,
-            device=rank.device,
-            collectives=len(rank.timings),
-            matched=int(takes_part[:, index].sum()),
-            last_collectives=int((last == index).sum()),
-            last_steps=sum(one.last == index for one in steps),
-            lag_ns=_median_lag(compared[:, index]),
-            worst_lag_ns=_int_or_none(_largest_lags(compared[:, [index]])[0]),
+    arrivals = [
+        RankArrivals(
+            rank=rank,
+            takes_part=takes_part[:, index],
+            is_last=last == index,
+            lags_ns=compared[:, index],
+            has_largest_lag=late == index,
+            lags_before_ns=before[:, index] if of_steps else None,
             exposed_wait_ns=int(exposed_wait[index]) if len(matches) and knows_exposed else None,
             cost_ns=cost_of(index),
-            qualifier=rank.qualifier,
-            of_several=rank.of_several,
-            lag_when_last_ns=_median_lag(compared[late == index, index]),
-            lag_before_ns=_median_lag(before[late == index, index]) if of_steps else None,
+            steps=len(of_steps),
         )
         for index, rank in enumerate(ranks)
-    )
+    ]
+    of_ranks = tuple(RankSkew(**measure_fields(RankSkew, of_rank)) for of_rank in arrivals)
     return RunSkew(
         ranks=of_ranks,
         steps=steps,

@@ -22,7 +22,7 @@ import math
 import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -30,7 +30,9 @@ from numpy.typing import NDArray
 
 from ddp_prof.analyze.core.rank_events import RankEvents
 from ddp_prof.analyze.core.step_breakdown import sum_by_group
+from ddp_prof.analyze.result_bases import measure_fields
 from ddp_prof.analyze.statistics import Numbers, bootstrap_interval
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.range_names import PHASES
 from ddp_prof.table import count_before
@@ -102,32 +104,139 @@ class KernelRuns:
     steps: int
 
 
-@dataclass(frozen=True, slots=True)
-class KernelTime:
-    """One kernel over all ranks and steps.
+@dataclass(frozen=True)
+class KernelExecutions:
+    """All executions of one kernel, what its figures are measured from. Columns have one element per execution.
 
     Attributes:
-        shape: Grid and block of its launch; empty if they are not in the trace.
-        phase: The phase that launched it; ``None`` if not known.
-        beside, alone: Number of executions beside communication, and alone; ``None`` for a kernel that communicates.
-        beside_ns, alone_ns: Median duration of these executions, ``None`` if there are none.
-        slowdown: The median beside communication divided by that alone, of the ranks that have both; ``None`` with a
-            reason.
+        rank: Index of the rank.
+        all_kernels_ns: Summed durations of all kernels of the run.
     """
 
-    name: str
-    shape: str
-    phase: str | None
-    kind: str
-    count: int
-    total_ns: int
-    median_ns: float
-    beside: int | None
-    alone: int | None
-    beside_ns: float | None
-    alone_ns: float | None
-    slowdown: float | None
-    reason: str | None
+    key: Key
+    duration_ns: Ints
+    beside_ns: Ints
+    rank: Ints
+    all_kernels_ns: int
+
+    @property
+    def communicates(self) -> bool:
+        return self.key[3] == COMMUNICATION
+
+    @cached_property
+    def is_beside(self) -> Mask:
+        return is_mostly_overlapped(self.duration_ns, self.beside_ns)
+
+    @cached_property
+    def is_alone(self) -> Mask:
+        is_alone: Mask = self.beside_ns == 0
+        return is_alone
+
+    @cached_property
+    def has_both(self) -> Mask:
+        """Whether the rank has executions of both kinds: ranks may hold other work, so only these are compared."""
+        ranks = np.intersect1d(self.rank[self.is_beside], self.rank[self.is_alone])
+        has_both: Mask = np.isin(self.rank, ranks)
+        return has_both
+
+    @cached_property
+    def compared_ns(self) -> tuple[Ints, Ints]:
+        """The durations beside communication, and alone, of the ranks that have both."""
+        return self.duration_ns[self.is_beside & self.has_both], self.duration_ns[self.is_alone & self.has_both]
+
+    @cached_property
+    def why_no_slowdown(self) -> str | None:
+        beside, alone = self.compared_ns
+        if self.communicates:
+            return "it communicates itself"
+        if min(len(beside), len(alone)) < LEAST_EXECUTIONS:
+            where = "" if self.has_both.all() else " of the ranks that have both"
+            counted = f"{len(beside)} executions beside communication, {len(alone)} alone{where}"
+            return f"{counted}; {LEAST_EXECUTIONS} of each are needed"
+        return None if np.median(alone) else "alone it takes no time"
+
+    def count(self, chosen: Mask) -> int | None:
+        return None if self.communicates else int(chosen.sum())
+
+    def median_of_ns(self, chosen: Mask) -> float | None:
+        return None if self.communicates or not chosen.any() else float(np.median(self.duration_ns[chosen]))
+
+
+def _slowdown_of_kernel(of: KernelExecutions) -> float | None:
+    beside, alone = of.compared_ns
+    return None if of.why_no_slowdown else float(np.median(beside) / np.median(alone))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KernelTime:
+    """One kernel over all ranks and steps."""
+
+    name: str = column("name of the kernel", measure=lambda of: of.key[0], key="kernel", stays=ALWAYS, describes=True)
+    shape: str = column(
+        "grid and block of its launch; empty if they are not in the trace",
+        measure=lambda of: of.key[1],
+        stays=WITH_MUCH_ROOM,
+        describes=True,
+    )
+    phase: str | None = column(
+        "phase of the step that launched it",
+        measure=lambda of: of.key[2],
+        null="not known",
+        stays=ALWAYS,
+        describes=True,
+    )
+    kind: str = column(
+        "kind of work, by the kernel's name", measure=lambda of: of.key[3], stays=USUALLY, describes=True
+    )
+    count: int = column("executions, over all ranks and steps", measure=lambda of: len(of.duration_ns), stays=WITH_ROOM)
+    total_ns: int = column("sum of their durations", measure=lambda of: int(of.duration_ns.sum()), stays=ALWAYS)
+    all_kernels_ratio: float | None = column(
+        "share of the summed durations of all kernels",
+        measure=lambda of: int(of.duration_ns.sum()) / of.all_kernels_ns if of.all_kernels_ns else None,
+        null="no kernel takes any time",
+        key="of_kernel_time_%",
+        stays=WITH_ROOM,
+        in_document=False,
+    )
+    median_ns: float = column(
+        "median duration",
+        measure=lambda of: float(np.median(of.duration_ns)),
+        key="median_us",
+        called="median µs",
+        stays=ALWAYS,
+    )
+    beside: int | None = column(
+        "executions that communication covers for more than half of their time",
+        measure=lambda of: of.count(of.is_beside),
+        null="it communicates itself",
+        stays=WITH_MUCH_ROOM,
+    )
+    alone: int | None = column(
+        "executions without any communication beside them",
+        measure=lambda of: of.count(of.is_alone),
+        null="it communicates itself",
+        stays=WITH_MUCH_ROOM,
+    )
+    beside_ns: float | None = column(
+        "median duration of those beside communication",
+        measure=lambda of: of.median_of_ns(of.is_beside),
+        null="there are none; it communicates itself",
+    )
+    alone_ns: float | None = column(
+        "median duration of those alone",
+        measure=lambda of: of.median_of_ns(of.is_alone),
+        null="there are none; it communicates itself",
+    )
+    slowdown: float | None = column(
+        "median duration beside communication over that alone, on the ranks that have both",
+        measure=_slowdown_of_kernel,
+        null="``reason`` says why",
+        stays=ALWAYS,
+        decimals=2,
+    )
+    reason: str | None = column(
+        "why the slowdown is not known", measure=lambda of: of.why_no_slowdown, null="it is known"
+    )
 
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
@@ -141,7 +250,7 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     first, kernel = distinct_rows(*columns)
     texts = (*trace.names, "")  # the additional last element is for UNKNOWN, which is -1
     kinds, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
-    for name_id, shape, phase, category in zip(*(column[first].tolist() for column in columns), strict=True):
+    for name_id, shape, phase, category in zip(*(values[first].tolist() for values in columns), strict=True):
         name = texts[name_id]
         kind = kinds[Category(category)] if category in kinds else kind_of_compute(name)
         keys.append((name, texts[shape], None if phase == UNKNOWN else PHASES[phase], kind))
@@ -166,36 +275,13 @@ def measure_kernels(ranks: Sequence[KernelRuns]) -> tuple[KernelTime, ...]:
     besides = np.split(np.concatenate([runs.beside_ns for runs in ranks])[order], borders)
     rank = np.repeat(np.arange(len(ranks)), [len(runs.kernel) for runs in ranks])
     of_ranks = np.split(rank[order], borders)
-    found = [_measure_kernel(*row) for row in zip(keys, durations, besides, of_ranks, strict=True) if len(row[1])]
-    return tuple(sorted(found, key=lambda time: (-time.total_ns, time.name, time.shape, time.phase or "")))
-
-
-def _measure_kernel(key: Key, duration_ns: Ints, beside_ns: Ints, rank: Ints) -> KernelTime:
-    communicates = key[3] == COMMUNICATION
-    is_beside, is_alone = is_mostly_overlapped(duration_ns, beside_ns), beside_ns == 0
-    medians = [float(np.median(duration_ns[part])) if part.any() else None for part in (is_beside, is_alone)]
-    # Ranks may hold other work, so those that show it in one way only are not compared with others.
-    has_both = np.isin(rank, np.intersect1d(rank[is_beside], rank[is_alone]))
-    beside, alone = duration_ns[is_beside & has_both], duration_ns[is_alone & has_both]
-    reason = None if len(alone) and np.median(alone) else "alone it takes no time"
-    if communicates:
-        reason = "it communicates itself"
-    elif min(len(beside), len(alone)) < LEAST_EXECUTIONS:
-        where = "" if has_both.all() else " of the ranks that have both"
-        counted = f"{len(beside)} executions beside communication, {len(alone)} alone{where}"
-        reason = f"{counted}; {LEAST_EXECUTIONS} of each are needed"
-    return KernelTime(
-        *key,
-        count=len(duration_ns),
-        total_ns=int(duration_ns.sum()),
-        median_ns=float(np.median(duration_ns)),
-        beside=None if communicates else int(is_beside.sum()),
-        alone=None if communicates else int(is_alone.sum()),
-        beside_ns=None if communicates else medians[0],
-        alone_ns=None if communicates else medians[1],
-        slowdown=None if reason else float(np.median(beside) / np.median(alone)),
-        reason=reason,
-    )
+    whole_ns = sum(int(runs.duration_ns.sum()) for runs in ranks)
+    kernels = [
+        KernelTime(**measure_fields(KernelTime, KernelExecutions(*of_kernel, all_kernels_ns=whole_ns)))
+        for of_kernel in zip(keys, durations, besides, of_ranks, strict=True)
+        if len(of_kernel[1])
+    ]
+    return tuple(sorted(kernels, key=lambda time: (-time.total_ns, time.name, time.shape, time.phase or "")))
 
 
 Floats = NDArray[np.float64]

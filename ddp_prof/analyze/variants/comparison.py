@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,86 +15,154 @@ from ddp_prof.analyze.quality import GRAPHS, NOT_TIMED, reason_of_run
 from ddp_prof.analyze.statistics import RatioOfRepeats, StepMedian, median_of_steps, ratio_of_repeats
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap, hide
 from ddp_prof.analyze.typical import PARTS, distances_from_medians, find_typical_step
-from ddp_prof.columns import Hidden
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, Hidden, column, derived
 from ddp_prof.variants import BASELINE, UNKNOWN_VARIANT, VARIANTS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VariantSummary:
     """One run. Each time is a median over the steps of all ranks, but what stands beside a whole sums to it.
 
     Only ``step_ns`` is of all steps. Other times are of steps that communicate, which steps that only accumulate
     gradients do not, or of all steps if none does. Times are ``None`` if not known, as in a capture without steps.
-
-    Attributes:
-        ranks: Number of the job's ranks that were measured.
-        steps, communicating_steps: Number of steps, and of steps that communicate, of the rank with most of these.
-        others_communicate: Whether other steps communicate, too, but not in backward.
-        step_spread_ns: Interquartile range of ``step_ns``; ``None`` of a single step.
-        step_half_width_ns, exposed_half_width_ns: Half of the interval of the median.
-        collectives: Number of collectives per step; ``None`` if none is known and their time is not known either.
-        overlap_ratio: Share of all communication of all ranks that compute hides, 0 to 1.
-        speedup: Step time of the ``naive`` run, if it ran on the same kind of device, divided by this run's; ``None``
-            if ``confounded_by`` says why it is not that of the variant.
-        speedup_low, speedup_high: Its 95 % interval: over the rounds of turns, else by the intervals of both medians,
-            for these two captures alone.
-        speedup_from: :data:`TURNS` or :data:`CAPTURES`; ``None`` without a speed-up.
-        turns_ns: Median step of each round of training in turns, unprofiled; empty if there are none.
-        supported: Whether that interval excludes 1; ``None`` if it is not known.
-        confounded_by: What no variant changes but explains most of the difference: ``compute``, as if the machine was
-            busier during one of the captures.
-        overlapped_ns: ``comm_ns`` without ``exposed_ns``, which are medians.
-        nearest_step_ns: Length of the step that is nearest to all medians, and its ``parts_ns``, by :data:`PARTS`,
-            which sum to it; all are ``None`` if they are not known.
-        compute_only_ns, exposed_memory_ns, idle_ns: The parts of these names.
-        blocked_steps: Number of steps of all ranks in which something stood still.
-        host_waits: See ``DependencyCoverage``, over all ranks.
-        reason: Why exposed time is not known; ``None`` if it is.
     """
 
-    label: str
-    device: str
-    ranks: int
-    steps: int
-    step_ns: int | None
-    step_spread_ns: int | None
-    collectives: float | None
-    comm_ns: int | None
-    overlapped_ns: int | None
-    exposed_ns: int | None
-    tail_ns: int | None
-    overlap_ratio: float | None
-    backward_overlap_ratio: float | None
-    speedup: float | None
-    step_half_width_ns: int | None = None
-    exposed_half_width_ns: int | None = None
-    overlap_ratio_without_outliers: float | None = None
-    window_ns: int | None = None
-    nearest_step_ns: int | None = None
-    compute_only_ns: int | None = None
-    exposed_memory_ns: int | None = None
-    idle_ns: int | None = None
-    parts_ns: Mapping[str, int | None] = field(default_factory=lambda: dict.fromkeys(PARTS))
-    blocking_ns: int | None = None
-    blocking_at_most_ns: int | None = None
-    blocked_steps: int | None = None
-    reason: str | None = None
-    host_waits: int = 0
-    communicating_steps: int = 0
-    others_communicate: bool = False
-    communicating_step_ns: int | None = None
-    world_size: int | None = None
-    speedup_low: float | None = None
-    speedup_high: float | None = None
-    supported: bool | None = None
-    confounded_by: str | None = None
-    speedup_from: str | None = None
-    turns_ns: Mapping[str, float] = field(default_factory=dict)
+    label: str = column("the variant of data parallelism", key="variant", stays=ALWAYS, describes=True)
+    device: str = column("kind of device", stays=WITH_ROOM, describes=True)
+    ranks: int = column("ranks of the job that were measured", stays=WITH_ROOM)
+    steps: int = column("steps of the rank with most of these", stays=USUALLY)
+    step_ns: int | None = column("median length of a step", null="no step has a known length", stays=ALWAYS)
+    step_spread_ns: int | None = column(
+        "interquartile range of the lengths of steps", null="of a single step", key="spread_ms", stays=WITH_ROOM
+    )
+    collectives: float | None = column(
+        "collectives per step", null="none is known, and their time is not known either", stays=WITH_ROOM
+    )
+    comm_ns: int | None = column("communication", null="not known", stays=USUALLY)
+    communicating_step_ns: int | None = column(
+        "median length of a step that communicates", default=None, null="no such step has a known length"
+    )
+    overlapped_ns: int | None = column(
+        "``comm_ns`` without ``exposed_ns``, which are medians", null="one of them is not known", stays=WITH_ROOM
+    )
+    exposed_ns: int | None = column(
+        "communication without compute at the same time", null="``reason`` says why", stays=ALWAYS
+    )
+    blocking_ns: int | None = column(
+        "time in which a stream (on a CPU: the host) stood still for communication",
+        default=None,
+        null="of some step it is not known",
+        stays=USUALLY,
+    )
+    slowed_ns: int | None = column(
+        "contention: what communication slows the compute beside it by",
+        default=None,
+        null="kernels were not compared, or too few of them",
+        stays=WITH_MUCH_ROOM,
+        in_document=False,  # the run's cost has it
+    )
+    tail_ns: int | None = column(
+        "exposed communication after the last compute of backward", null="of some step it is not known", stays=USUALLY
+    )
+    exposed_memory_ns: int | None = column(
+        "memory copies without compute or communication, in the step that is nearest to all medians",
+        default=None,
+        null="its parts are not known",
+        stays=WITH_MUCH_ROOM,
+    )
+    overlap_ratio: float | None = column(
+        "share of all communication of all ranks that compute hides", null="not known", key="overlap_%", stays=ALWAYS
+    )
+    backward_overlap_ratio: float | None = column(
+        "share of it that compute of backward hides", null="not known", key="in_backward_%", stays=WITH_ROOM
+    )
+    speedup: float | None = column(
+        "step time of the baseline over that of this run",
+        null="there is no baseline on this kind of device, or ``confounded_by`` says why it is not the variant's",
+        stays=USUALLY,
+        decimals=2,
+    )
+    step_half_width_ns: int | None = column(
+        "half of the interval of the median length of a step", default=None, null="too few steps"
+    )
+    exposed_half_width_ns: int | None = column(
+        "half of the interval of ``exposed_ns``", default=None, null="too few steps"
+    )
+    overlap_ratio_without_outliers: float | None = column(
+        "``overlap_ratio`` without the steps that stand out", default=None, null="no steps do"
+    )
+    window_ns: int | None = column("from the first to the last work of a step", default=None, null="not known")
+    nearest_step_ns: int | None = column(
+        "length of the step that is nearest to all medians", default=None, null="its parts are not known"
+    )
+    compute_only_ns: int | None = column(
+        "compute without communication in that step", default=None, null="its parts are not known"
+    )
+    idle_ns: int | None = column("idle time in that step", default=None, null="its parts are not known")
+    parts_ns: Mapping[str, int | None] = column(
+        "the parts of that step by name, which sum to its length",
+        default_factory=lambda: dict.fromkeys(PARTS),
+        null="each is null if they are not known",
+    )
+    blocking_at_most_ns: int | None = column(
+        "upper limit of ``blocking_ns``", default=None, null="of some step it is not known"
+    )
+    blocked_steps: int | None = column(
+        "steps of all ranks in which something stood still", default=None, null="of some step it is not known"
+    )
+    reason: str | None = column("why exposed time is not known", default=None, null="it is known")
+    host_waits: int = column("how often a host waited for a collective, over all ranks", default=0)
+    communicating_steps: int = column("steps that communicate, of the rank with most of these", default=0)
+    others_communicate: bool = column("whether other steps communicate, too, but not in backward", default=False)
+    world_size: int | None = column("ranks of the job", default=None, null="not known")
+    speedup_low: float | None = column(
+        "lower end of the 95 % interval of the speed-up: over the rounds of turns, else by the intervals of both "
+        "medians, for these two captures alone",
+        default=None,
+        null="not known",
+    )
+    speedup_high: float | None = column("upper end of it", default=None, null="not known")
+    supported: bool | None = column("whether that interval excludes 1", default=None, null="not known")
+    confounded_by: str | None = column(
+        "what no variant changes but explains most of the difference: ``compute``, as if the machine was busier during "
+        "one of the captures",
+        default=None,
+        null="nothing",
+    )
+    speedup_from: str | None = column(
+        "where the speed-up comes from: ``turns`` or ``captures``", default=None, null="there is none"
+    )
+    turns_ns: Mapping[str, float] = column(
+        "median step of each round of training in turns, unprofiled; empty without turns", default_factory=dict
+    )
 
     @property
-    def communication_share(self) -> float | None:
+    @derived(
+        "communication, hidden or not, as a share of the step",
+        key="comm_of_step_%",
+        null="not known",
+        stays=USUALLY,
+        in_document=False,
+        after="comm_ns",
+    )
+    def communication_ratio(self) -> float | None:
         """Communication in a step that communicates, hidden or not, over the length of such a step."""
         return self.comm_ns / self.communicating_step_ns if self.comm_ns and self.communicating_step_ns else None
+
+    @property
+    @derived(
+        "half of the 95 % interval of the speed-up",
+        key="speedup_±",
+        null="not known",
+        stays=USUALLY,
+        decimals=2,
+        in_document=False,
+        after="speedup",
+    )
+    def speedup_half_width(self) -> float | None:
+        """Half of the interval from ``speedup_low`` to ``speedup_high``."""
+        low, high = self.speedup_low, self.speedup_high
+        return None if low is None or high is None else (high - low) / 2
 
     def is_as_fast_as(self, other: VariantSummary) -> bool:
         """Whether the steps of two runs differ by no more than their intervals allow; ``False`` if not known."""

@@ -10,7 +10,7 @@ from ddp_prof.analyze.collectives.collective import Collective
 from ddp_prof.analyze.collectives.results import RunCollectives
 from ddp_prof.analyze.collectives.run_analysis import Alignment, RunAnalysis
 from ddp_prof.columns import Row, document_of, table_columns, table_row
-from ddp_prof.present.columns import times_of, values_of
+from ddp_prof.present.columns import values_of
 from ddp_prof.present.headlines import Headline, exposed_words, outliers_text
 from ddp_prof.present.table import MOST_ROWS, Digest, Document, RowsOnDemand, TableView, run_document
 from ddp_prof.present.text import collective_name, count_noun, join_lines, milliseconds, source_name
@@ -20,6 +20,7 @@ COLLECTIVES_SCHEMA = 2
 SUMMED = [one for one in table_columns(Collective) if one.adds_up]
 """Times that are summed if a row stands for several collectives. Only matched collectives have some of them: a warning
 says how many have no match."""
+ON_PAGE = [one for one in table_columns(Collective) if one.on_page]
 DIGEST = Digest("exposed_ms", ("collectives", *(one.table_key for one in SUMMED)))
 MOST_READ = 1000
 """A terminal shows at most so many rows of a few ranks; longer tables are shortened."""
@@ -140,8 +141,7 @@ def rows_of_step(result: RunCollectives, collectives: Sequence[Collective]) -> l
         {
             "collective": collective_name(collective.index, collective.bucket),
             "rank": _rank(collective),
-            **values_of(collective, "op", "bytes"),
-            **times_of(collective, "duration", "exposed", "blocking"),
+            **{one.table_key: one.table_value(one.of(collective)) for one in ON_PAGE},
             "cause": exposed_words(collective),
         }
         for collective in collectives

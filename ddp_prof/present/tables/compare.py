@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from ddp_prof.analyze.cost import RunCost
 from ddp_prof.analyze.kernels.kernel_times import Contention
@@ -23,8 +23,8 @@ from ddp_prof.analyze.variants.waterfall import (
     PartChange,
     Waterfall,
 )
-from ddp_prof.columns import Row
-from ddp_prof.present.columns import in_percent, ms, times_of, values_of
+from ddp_prof.columns import Row, document_of, table_row
+from ddp_prof.present.columns import ms, times_of, values_of
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
@@ -68,7 +68,7 @@ def compare_view(
     document = {
         "schema": SCHEMA,
         "variants": [
-            {**asdict(summary), "cost": asdict(cost.cost), "bounds": asdict(cost.bounds)}
+            {**document_of(summary), "cost": asdict(cost.cost), "bounds": asdict(cost.bounds)}
             for summary, cost in zip(summaries, costs, strict=True)
         ],
         "warnings": warnings,
@@ -101,31 +101,9 @@ def how_to_read(summaries: Iterable[VariantSummary]) -> str:
     )
 
 
-def _half_of_interval(summary: VariantSummary) -> float | None:
-    low, high = summary.speedup_low, summary.speedup_high
-    return None if low is None or high is None else (high - low) / 2
-
-
 def compare_rows(summaries: Sequence[VariantSummary], costs: Sequence[RunCost]) -> list[Row]:
-    return [
-        {
-            "variant": summary.label,
-            **values_of(summary, "device", "ranks", "steps"),
-            "step_ms": ms(summary.step_ns),
-            "spread_ms": ms(summary.step_spread_ns),
-            "collectives": summary.collectives,
-            "comm_ms": ms(summary.comm_ns),
-            "comm_of_step_%": in_percent(summary.communication_share),
-            **times_of(summary, "overlapped", "exposed", "blocking"),
-            "slowed_ms": ms(cost.cost.contention_ns),
-            **times_of(summary, "tail", "exposed_memory"),
-            "overlap_%": in_percent(summary.overlap_ratio),
-            "in_backward_%": in_percent(summary.backward_overlap_ratio),
-            "speedup": summary.speedup,
-            "speedup_±": _half_of_interval(summary),
-        }
-        for summary, cost in zip(summaries, costs, strict=True)
-    ]
+    pairs = zip(summaries, costs, strict=True)
+    return [table_row(replace(summary, slowed_ns=cost.cost.contention_ns)) for summary, cost in pairs]
 
 
 def waterfall_rows(waterfall: Waterfall) -> list[Row]:

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from ddp_prof.analyze.kernels.device_use import CAUSES, NOT_BEGUN, DeviceUse
-from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS, KernelTime
+from ddp_prof.analyze.kernels.kernel_times import LEAST_EXECUTIONS
 from ddp_prof.analyze.overlap import RankOverlap, TraceOverlap
 from ddp_prof.analyze.quality import NO_COMMUNICATION, NOTHING_LEFT
-from ddp_prof.columns import Row
+from ddp_prof.columns import Row, document_of, table_row
 from ddp_prof.present.columns import in_percent, ms, values_of
 from ddp_prof.present.table import TableView, run_document
 from ddp_prof.present.tables.overlap import profiler_name
@@ -50,12 +50,15 @@ def kernels_views(result: TraceOverlap, use: DeviceUse, top: int | None = None) 
         }
         for rank in use.ranks
     ]
-    times = [asdict(kernel) for kernel in use.kernels]
-    document = run_document(result, kernels=times, ranks=ranks, warnings=[*notes, *result.warnings])
+    document = run_document(
+        result,
+        kernels=[document_of(kernel) for kernel in use.kernels],
+        ranks=ranks,
+        warnings=[*notes, *result.warnings],
+    )
     kernels = use.kernels[:top]
-    whole = sum(kernel.total_ns for kernel in use.kernels)
     run: Row = {"run": result.label}
-    rows: list[Row] = [{**run, **_kernel_row(kernel, whole)} for kernel in kernels]
+    rows: list[Row] = [{**run, **table_row(kernel)} for kernel in kernels]
     shown: list[Row] = [{**row, "kernel": short_name(kernel.name)} for row, kernel in zip(rows, kernels, strict=True)]
     hidden: list[Row] = [{**run, **row} for row in hidden_rows(use)]
     idle: list[Row] = [{**run, **row} for row in idle_rows(use)]
@@ -99,18 +102,6 @@ def _without_return_type(name: str) -> str:
         if letter == " " and not inside and not in_types:
             begin = at + 1
     return name
-
-
-def _kernel_row(kernel: KernelTime, whole_ns: int) -> Row:
-    return {
-        "kernel": kernel.name,
-        "shape": kernel.shape or None,
-        **values_of(kernel, "phase", "kind", "count"),
-        "total_ms": ms(kernel.total_ns),
-        "of_kernel_time_%": in_percent(kernel.total_ns / whole_ns if whole_ns else None),
-        "median_us": kernel.median_ns / 1e3,
-        **values_of(kernel, "beside", "alone", "slowdown"),
-    }
 
 
 def hidden_rows(use: DeviceUse) -> list[Row]:
