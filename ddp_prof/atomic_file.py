@@ -48,6 +48,7 @@ def refuse_protected(path: Path) -> None:
 
 
 def _keys(path: Path) -> Iterator[str | tuple[int, int]]:
+    """Yield what two paths of one file have in common: the path without links and, if it exists, its inode."""
     yield os.path.realpath(path)
     with suppress(OSError):
         status = path.stat()

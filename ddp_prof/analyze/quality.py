@@ -369,7 +369,7 @@ def warn_world_sizes(sizes: Iterable[int | None]) -> tuple[str, ...]:
 
 
 def gather_diagnostics(trace: Trace, ranks: Sequence[RankEvents]) -> Diagnostics:
-    """Collect the counts for warnings."""
+    """Count what makes the figures of a trace doubtful; warnings and caveats are made from these counts."""
     activities = trace.activities
     duration = np.where(activities.kind == Kind.KERNEL, activities.end_ns - activities.start_ns, 0)
     computing = activities.category == Category.COMPUTE

@@ -99,7 +99,7 @@ class RootCause:
 
     @property
     def has_others(self) -> bool:
-        """Whether its pass of backward has other collectives of its operation."""
+        """Whether other collectives with the same operation belong to the same pass of backward."""
         return (self.same_operation_per_pass or self.same_operation_per_step) > 1
 
     @property

@@ -83,7 +83,7 @@ def estimate(medians: Mapping[str, float]) -> Estimate | None:
 
 
 def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
-    """Divide one figure by another: by the repeats that both have, else their values."""
+    """Divide one figure by another: repeat by repeat where both have the same repeats, else one median by the other."""
     if above is None or below is None or not below.value:
         return None
     common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
@@ -168,7 +168,10 @@ def _with_speedups(one: SettingSummary, naive: SettingSummary | None) -> Setting
 def _summarize(
     setting: Setting, runs: Sequence[StoredRun], steps: Mapping[tuple[str, bool], Sequence[StoredStep]]
 ) -> SettingSummary:
-    """``steps`` are by run, and by whether they are synchronized."""
+    """The figures of a setting over its runs.
+
+    ``steps`` holds the steps of each run, by its id and by whether the host synchronized after each phase.
+    """
     measured = [run for run in runs if run.status == OK]
     failed = [run for run in runs if run.status != OK]
 

@@ -89,7 +89,7 @@ def _lock(folder: Path) -> int:
 
 @contextmanager
 def hold_folder(folder: Path, on_busy: Callable[[], None]) -> Iterator[None]:
-    """Lock the folder of captures, which would disturb each other; before it waits, it calls ``on_busy``."""
+    """Lock the folder while a capture runs, because two would disturb each other; call ``on_busy`` before waiting."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         try:

@@ -173,16 +173,16 @@ def pack_folded(
 
 
 def _rows(lanes: Sequence[PlacedLane]) -> tuple[PackedRow, ...]:
-    """Split lanes, whose boxes are sorted, into levels."""
-    found, offset = [], 0
+    """Split lanes into levels, a row each; the boxes of a lane are sorted by level."""
+    packed, offset = [], 0
     for placed in lanes:
         boxes = placed.lane.boxes
         first = np.flatnonzero(np.diff(boxes.level, prepend=-1))
         for level, start, end in zip(boxes.level[first].tolist(), first, np.append(first, len(boxes))[1:], strict=True):
-            own = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
-            found.append(PackedRow(placed, level, own, offset))
-            offset += len(own)
-    return tuple(found)
+            boxes_of_level = Boxes(**{column.name: getattr(boxes, column.name)[start:end] for column in fields(Boxes)})
+            packed.append(PackedRow(placed, level, boxes_of_level, offset))
+            offset += len(boxes_of_level)
+    return tuple(packed)
 
 
 def _pack_rows(lanes: Sequence[PlacedLane], titles: Titles) -> tuple[PackedTable, bytes]:
