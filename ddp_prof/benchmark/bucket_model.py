@@ -38,7 +38,7 @@ CURVE_MB = tuple(float(mb) for mb in np.geomspace(0.25, 4096, 113))
 
 @dataclass(frozen=True, slots=True)
 class LinkModel:
-    """Time of a message, ``overhead_ns + bytes / bytes_per_ns``, fitted to so many sizes; 1 byte per ns is 1 GB/s."""
+    """A message takes ``overhead_ns + bytes / bytes_per_ns``, fitted to ``sizes`` message sizes; 1 byte/ns: 1 GB/s."""
 
     overhead_ns: float
     bytes_per_ns: float
@@ -79,7 +79,7 @@ class BucketModel:
 
     @property
     def best_mb(self) -> float:
-        """The smallest size that leaves the least, within a per cent, as the mean over workloads."""
+        """The smallest bucket size whose tail, mean over workloads, is within a per cent of the least."""
         left = [self.mean_ns(mb) for mb in CURVE_MB]
         return next(mb for mb, ns in zip(CURVE_MB, left, strict=True) if ns <= 1.01 * min(left))
 

@@ -218,7 +218,10 @@ def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, col
 def _observe(
     name: str, before: str, after: str, savings: Sequence[float], takes: str, adds: str | None
 ) -> Observation | None:
-    """Make an observation from savings. ``takes`` words a gain and ``adds`` a loss, else a loss has no sentence."""
+    """Make an observation from savings.
+
+    ``takes`` is the sentence of a gain and ``adds`` that of a loss, with ``{effect}`` in it; ``None``: no sentence.
+    """
     if not savings:
         return None
     value = float(np.median(savings))

@@ -60,7 +60,7 @@ def _count(traces: int) -> str:
 
 
 def _describe(kept: CacheFolder | None) -> dict[str, Any]:
-    """Return what is kept by trace, what was used last first; files that are damaged have no name of a trace."""
+    """Return the cache's contents by trace, most recently used first; damaged files belong to no known trace."""
     from ddp_prof.ingest.cache_folder import COLUMNS
     from ddp_prof.ingest.store import read_key
     from ddp_prof.runs.kept import read_key_of_result

@@ -220,7 +220,7 @@ def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
 
 
 def _join_runs(runs: Sequence[Run], why: str) -> dict[Run, Run]:
-    """Join runs into one; returns the joined run by each part, empty if they do not fit together."""
+    """Join runs into one; return it for each of them, or an empty dictionary if they do not fit together."""
     kinds = [[operations for _, _, operations in run.identities()] for run in runs]
     numbers = [rank for run in runs for rank, _, _ in run.identities() if rank is not None]
     if len(runs) < 2 or len(set(numbers)) < len(numbers):

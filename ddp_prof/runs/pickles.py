@@ -76,7 +76,7 @@ class _Summing:
 
 
 def write_result(result: Any, file: BinaryIO) -> None:
-    """Write a result, which is not held twice, and a checksum."""
+    """Write a result and its checksum, without a second copy of it in memory."""
     summing = _Summing(file)
     _Pickler(summing, pickle.HIGHEST_PROTOCOL).dump(result)
     file.write(summing.crc32.to_bytes(_SUM_BYTES, "little"))
