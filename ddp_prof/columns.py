@@ -260,12 +260,13 @@ def _number(value: Value) -> float:
 
 def document_of(result: Any, **instead: Any) -> dict[str, Any]:
     """The columns of a result that JSON has, by name; ``instead`` are values in place of the result's own."""
+    kind: type = type(result)
     # Captures have thousands of steps: what is a number or text already is not looked at twice.
     return {
         name: instead[name]
         if name in instead
         else (value if (value := get(result)).__class__ in _PLAIN else _plain(value))
-        for name, get in _document_getters(type(result))
+        for name, get in _document_getters(kind)
     }
 
 
