@@ -233,7 +233,8 @@ def test_trainers_are_ended_in_order(
     assert [(rank.rank, rank.done) for rank in found.ranks] == [(0, WARMUP + STEPS), (1, WARMUP + STEPS)]
     assert [len(rank.losses) for rank in found.ranks] == [passes * (WARMUP + STEPS)] * 2
     program = Program(("torchrun", "--nproc-per-node", "2", str(tmp_path / "train.py")), WARMUP, STEPS)
-    blocks = program.measure_blocks([TODAY, *parse_tries(["bucket_cap_mb=1", "gradient_as_bucket_view"])], programs, 300)
+    tries = parse_tries(["bucket_cap_mb=1", "gradient_as_bucket_view"])
+    blocks = program.measure_blocks([TODAY, *tries], programs, 300)
     assert [len(lengths) for lengths in blocks.step_ns] == [STEPS] * 3, "its settings change in one run, too"
     assert not (tmp_path / "after").exists()
 
