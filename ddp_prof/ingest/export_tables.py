@@ -29,6 +29,9 @@ HINT = "export the report again with nsys export"
 HOLDS = "holds"
 """Column that tells which of some columns are not NULL: the first of them has bit 0."""
 
+Only = tuple[str, tuple[int, ...]]
+"""Rows of a table: those with one of the values in a column."""
+
 
 class ExportTables(ABC):
     """The tables of one export, which errors name by ``path``.
@@ -61,8 +64,9 @@ class ExportTables(ABC):
         *,
         order: Sequence[str] = (),
         filled: Sequence[str] = (),
+        distinct: bool = False,
     ) -> list[tuple[Any, ...]]:
-        """Return columns of a table with few rows; none if the table lacks a column.
+        """Return columns of a table with few rows, or its distinct rows; none if the table lacks a column.
 
         The rows are those with integers in ``integers`` and something in at least one of ``filled``, if there are any.
         ``order`` names columns to sort by, NULL first. Bytes of texts that are no UTF-8 are replaced.
@@ -70,9 +74,17 @@ class ExportTables(ABC):
 
     @abstractmethod
     def record_batches(
-        self, table: str, columns: Sequence[str], *, holds: Sequence[str] = (), text: str | None = None
+        self,
+        table: str,
+        columns: Sequence[str],
+        *,
+        holds: Sequence[str] = (),
+        text: str | None = None,
+        only: Only | None = None,
     ) -> Iterator[Mapping[str, Any]]:
         """Yield columns that the table has, as ``pyarrow`` arrays by name; each batch is valid only until the next one.
+
+        Of rows other than ``only``, which the caller leaves out, a source may hold NULL: anything may stand there.
 
         With ``holds`` there is also :data:`HOLDS` of these columns, and with ``text`` that column, as text; no text
         there may be NULL or an empty one.
@@ -132,10 +144,12 @@ class ExportTables(ABC):
         """
         return gather_batches(columns, self.batches(table, columns))
 
-    def batches(self, table: str, columns: Sequence[str], holds: Sequence[str] = ()) -> Iterator[dict[str, Ints]]:
+    def batches(
+        self, table: str, columns: Sequence[str], holds: Sequence[str] = (), only: Only | None = None
+    ) -> Iterator[dict[str, Ints]]:
         """Yield the same in batches of rows, with :data:`HOLDS` of columns; each is valid only until the next one."""
         present = [column for column in columns if self.has_columns(table, column)]
-        for batch in self.record_batches(table, present, holds=holds) if present else ():
+        for batch in self.record_batches(table, present, holds=holds, only=only) if present else ():
             rows = len(batch[present[0]])
             absent = constant_column(UNKNOWN, rows)
             found = {name: self._integers(name, batch[name]) if name in present else absent for name in columns}

@@ -45,7 +45,8 @@ NVTX = "NVTX_EVENTS"
 OVERHEADS = ("PROFILER_OVERHEAD", "CUPTI_ACTIVITY_KIND_OVERHEAD")
 
 _PUSH_POP, _START_END = 59, 60
-"""Types of the events that are ranges; others name domains and the like."""
+_RANGES = ("eventType", (_PUSH_POP, _START_END))
+"""Types of the events that are ranges; others name domains and the like, and may hold anything."""
 _TEXT, _PAYLOADS = "text", ("jsonText", "jsonTextId")
 """Columns of a range: its name, if that is not in the table of strings, and its payload, here or in that table."""
 _HAS_TEXT, _HAS_PAYLOAD = 1, 2 | 4
@@ -191,7 +192,7 @@ def _read_facts(file: ExportTables, activities: Activities, strings: Mapping[int
     mpi_ranks = file.few_rows("MPI_RANKS", ("globalTid", "rank"))  # recorded with --trace=mpi
     overheads = [file.read_integers(table, ("start", "end")) for table in OVERHEADS]
     overhead_ns, overhead_end_ns = (np.concatenate([one[name] for one in overheads]) for name in ("start", "end"))
-    sessions = file.few_rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))
+    sessions = file.few_rows("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",), distinct=True)
     gpu_ids, gpus = _gpus(file, activities)
     return {
         "producer": next((one for one in versions if one and re.fullmatch(r"[\w.@-]{1,64}", one)), None),
@@ -337,7 +338,7 @@ def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
     columns, texts = (*RANGE_COLUMNS, "textId", HOLDS), NameTable()
     file.require(NVTX, *RANGE_COLUMNS)
     gathered = GatheredColumns(columns)
-    for batch in file.batches(NVTX, columns[:-1], (_TEXT, *_PAYLOADS)):
+    for batch in file.batches(NVTX, columns[:-1], (_TEXT, *_PAYLOADS), _RANGES):
         rows = _are_ranges(batch["eventType"])
         gathered.add(batch if rows.all() else {name: column[rows] for name, column in batch.items()})
     found = gathered.columns()
@@ -345,7 +346,7 @@ def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
     found[_TEXT] = constant_column(UNKNOWN, len(has_text))
     if has_text.any():  # read apart, because most releases refer to the table of strings, and text takes as long as all
         inline = GatheredColumns((_TEXT,))
-        for arrays in file.record_batches(NVTX, ("eventType",), text=_TEXT):
+        for arrays in file.record_batches(NVTX, ("eventType",), text=_TEXT, only=_RANGES):
             rows = _are_ranges(integer_array(arrays["eventType"]))
             inline.add({_TEXT: intern_texts(arrays[_TEXT], rows, texts)})
         found[_TEXT] = inline.columns()[_TEXT]
@@ -406,7 +407,7 @@ def _unpack_ids(global_id: int) -> tuple[int, int]:
 
 def _read_value(file: ExportTables, table: str, name: str) -> str | None:
     """Return the value of a name in a table of names and values; ``None`` if there is none, or several."""
-    found = {value for own, value in file.few_rows(table, (), ("name", "value")) if own == name}
+    found = {value for own, value in file.few_rows(table, (), ("name", "value"), distinct=True) if own == name}
     value = found.pop() if len(found) == 1 else None
     return value if isinstance(value, str) else None
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import copy_data, held_bytes
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables
+from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, Only
 from ddp_prof.ingest.names import MOST_LETTERS
 
 LEAST_BYTES_PER_ROW = 6
@@ -145,6 +145,7 @@ class SqliteFile(ExportTables):
         *,
         order: Sequence[str] = (),
         filled: Sequence[str] = (),
+        distinct: bool = False,
     ) -> list[tuple[Any, ...]]:
         if not self.has_columns(table, *integers, *others, *order, *filled):
             return []
@@ -155,7 +156,8 @@ class SqliteFile(ExportTables):
             conditions.append(f"coalesce({', '.join(map(quote_name, (*filled, *filled)))}) IS NOT NULL")
         # One row more than the file has room for, at most.
         bounded = f"(SELECT {used} FROM {quote_name(table)} NOT INDEXED LIMIT {self.most_rows + 1})"
-        query = f"SELECT {wanted} FROM {bounded} WHERE {' AND '.join(conditions) or 'TRUE'}"
+        select = "SELECT DISTINCT" if distinct else "SELECT"
+        query = f"{select} {wanted} FROM {bounded} WHERE {' AND '.join(conditions) or 'TRUE'}"
         return self.rows(f"{query} ORDER BY {', '.join(map(quote_name, order)) or 'NULL'}")
 
     def _fetch(self, database: sqlite3.Connection, query: str) -> list[tuple[Any, ...]]:
@@ -193,9 +195,18 @@ class SqliteFile(ExportTables):
             database.interrupt()
 
     def record_batches(
-        self, table: str, columns: Sequence[str], *, holds: Sequence[str] = (), text: str | None = None
+        self,
+        table: str,
+        columns: Sequence[str],
+        *,
+        holds: Sequence[str] = (),
+        text: str | None = None,
+        only: Only | None = None,
     ) -> Iterator[Mapping[str, Any]]:
         wanted = [quote_name(name) for name in columns]
+        if only:
+            chosen = f"{quote_name(only[0])} IN ({', '.join(map(str, only[1]))})"
+            wanted = [f"CASE WHEN {chosen} THEN {name} END AS {name}" for name in wanted]
         if holds:
             present = [(bit, name) for bit, name in enumerate(holds) if self.has_columns(table, name)]
             bits = [f"({quote_name(name)} IS NOT NULL) * {1 << bit}" for bit, name in present]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ddp_prof.bounded_file import held_bytes
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, integer_array
+from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, Only, integer_array
 from ddp_prof.table import UNKNOWN, Ints, Mask
 
 _READ = re.compile(
@@ -58,6 +58,7 @@ class TableFolder(ExportTables):
         *,
         order: Sequence[str] = (),
         filled: Sequence[str] = (),
+        distinct: bool = False,
     ) -> list[tuple[Any, ...]]:
         if not self.has_columns(table, *integers, *others, *order, *filled):
             return []
@@ -71,10 +72,17 @@ class TableFolder(ExportTables):
             rows += (dict(zip(used, values, strict=True)) for values in zip(*columns, strict=True))
         rows = [row for row in rows if all(isinstance(row[name], int) for name in integers)]
         rows.sort(key=lambda row: [(row[name] is not None, row[name]) for name in order])
-        return [tuple(row[name] for name in (*integers, *others)) for row in rows]
+        found = [tuple(row[name] for name in (*integers, *others)) for row in rows]
+        return list(dict.fromkeys(found)) if distinct else found
 
     def record_batches(
-        self, table: str, columns: Sequence[str], *, holds: Sequence[str] = (), text: str | None = None
+        self,
+        table: str,
+        columns: Sequence[str],
+        *,
+        holds: Sequence[str] = (),
+        text: str | None = None,
+        only: Only | None = None,  # noqa: ARG002 - a column of these files has one type in all rows
     ) -> Iterator[Mapping[str, Any]]:
         present = [(bit, name) for bit, name in enumerate(holds) if self.has_columns(table, name)]
         wanted = (*columns, *(name for _, name in present), *([text] if text else []))
