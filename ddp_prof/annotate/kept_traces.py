@@ -36,6 +36,7 @@ class KeptTraces:
         self._kept = set[int]()
         self._worst: tuple[int, int] | None = None
         self._knows_earlier = False
+        self._since_ns = 0
 
     def add(self, step: int, rank: int, trace: Path, log: Path | None) -> None:
         """Take note of a trace of this process; the first time, also of those that earlier starts of the job left.
@@ -49,7 +50,7 @@ class KeptTraces:
         self._earlier.discard(step)
 
     def _find_earlier(self, step: int, rank: int, trace: Path, log: Path) -> None:
-        written = trace.stat().st_mtime_ns  # other ranks may have gone on
+        self._since_ns = written = trace.stat().st_mtime_ns  # other ranks may have gone on
         names = dict[str, int]()
         for file, of_step, of_rank in _named_as_traces(self._folder):
             with suppress(OSError):
@@ -95,7 +96,9 @@ class KeptTraces:
             for file, step, of_rank in _named_as_traces(self._folder):
                 if step in steps and rank in (0, of_rank):
                     with suppress(OSError):
-                        if _is_of_monitor(file):
+                        # A step of an earlier start may be measured again, and not be analysed yet.
+                        is_new = step in self._earlier and file.stat().st_mtime_ns >= self._since_ns
+                        if not is_new and _is_of_monitor(file):
                             file.unlink()
         self._own -= steps
         self._earlier -= steps
