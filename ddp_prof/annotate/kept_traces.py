@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Set
 from contextlib import suppress
 from pathlib import Path
@@ -36,7 +37,7 @@ class KeptTraces:
         self._kept = set[int]()
         self._worst: tuple[int, int] | None = None
         self._knows_earlier = False
-        self._since_ns = 0
+        self._since_ns = time.time_ns()  # what is written from now on is no earlier start's
 
     def add(self, step: int, rank: int, trace: Path, log: Path | None) -> None:
         """Take note of a trace of this process; the first time, also of those that earlier starts of the job left.
@@ -50,14 +51,15 @@ class KeptTraces:
         self._earlier.discard(step)
 
     def _find_earlier(self, step: int, rank: int, trace: Path, log: Path) -> None:
-        self._since_ns = written = trace.stat().st_mtime_ns  # other ranks may have gone on
+        # Other ranks may have gone on, or be ahead; and the clock of the disk may be behind.
+        self._since_ns = min(self._since_ns, trace.stat().st_mtime_ns)
         names = dict[str, int]()
         for file, of_step, of_rank in _named_as_traces(self._folder):
             with suppress(OSError):
                 if (
                     of_step != step
                     and rank in (0, of_rank)
-                    and file.stat().st_mtime_ns < written
+                    and file.stat().st_mtime_ns < self._since_ns
                     and _is_of_monitor(file)
                 ):
                     names[file.name] = of_step

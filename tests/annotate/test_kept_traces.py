@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 from ddp_prof.annotate.kept_traces import KeptTraces, name_of_trace
@@ -28,3 +29,15 @@ def test_a_step_that_a_restart_measures_again_is_kept_until_it_is_analysed(tmp_p
     traces.add(12, 0, new[0], log)
     traces.delete(12, traces.choose(12, 50), 0)
     assert [file.exists() for file in (tmp_path / name_of_trace(6, 0), *new)] == [True, True, True], "worst and last"
+
+
+def test_a_rank_that_is_ahead_loses_no_trace(tmp_path: Path) -> None:
+    """Without collectives, rank 1 may have measured step 12 before rank 0 measures its first one."""
+    (log := tmp_path / "monitor.jsonl").write_text("")
+    old = write_trace(tmp_path, 18, 1, second=1)
+    traces = KeptTraces(tmp_path, "worst and last")
+    now = int(time.time())
+    ahead = write_trace(tmp_path, 12, 1, second=now + 10)
+    traces.add(6, 0, write_trace(tmp_path, 6, 0, second=now + 20), log)
+    traces.delete(6, traces.choose(6, 100), 0)
+    assert (ahead.exists(), old.exists()) == (True, False)
