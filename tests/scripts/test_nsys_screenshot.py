@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -303,10 +302,7 @@ class TestPicture:
         with subprocess.Popen(command, env=environment, cwd=tmp_path, start_new_session=True) as process:
             wait_until(lambda: any(call.startswith("gui :") for call in equipped.calls))
             # bash drops a Ctrl-C at which the program that it waits for ends by itself: one presses it again.
-            while process.poll() is None:
-                os.killpg(process.pid, signal.SIGINT)
-                with suppress(subprocess.TimeoutExpired):
-                    process.wait(1)
+            wait_until(lambda: process.poll() is not None or os.killpg(process.pid, signal.SIGINT))
         assert process.returncode == 130
         assert {"gui ended", "display ended"} <= set(equipped.calls)
         assert list((tmp_path / "temporary").iterdir()) == []
