@@ -210,13 +210,15 @@ main() {
   exec 9<"$root"
   flock 9
   ! up_to_date || return 0
-  log="$(mktemp)"
-  [ -z "${WHEELS:-}" ] || find_python
-  make_venv
-  (log=/dev/null && install_chromium) & # apt works beside pip
-  if [ -n "${WHEELS:-}" ]; then install_offline; else install_package; fi
-  install_typescript
-  wait
+  {
+    log="$(mktemp)"
+    [ -z "${WHEELS:-}" ] || find_python
+    make_venv
+    (log=/dev/null && install_chromium) & # apt works beside pip
+    if [ -n "${WHEELS:-}" ]; then install_offline; else install_package; fi
+    install_typescript
+    wait
+  } 9<&- # what apt or pip leave running must not hold the lock
   printf '%s\n%s\n' "$(inputs)" "${extras[*]}" >"$stamp"
   unfinished=""
   say "ready after $((SECONDS - began)) s"

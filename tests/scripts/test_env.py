@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import sysconfig
@@ -14,6 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.waiting import is_running
 
 if TYPE_CHECKING:
     from conftest import Checkout
@@ -78,6 +82,17 @@ def test_extras_only_ever_grow(env: Checkout) -> None:
     env.run(SCRIPT, "read")
     env.run(SCRIPT, "dev")
     assert env.calls == ["venv", _pip(env, "[pictures]"), _pip(env, "[pictures,train,dev]")]
+
+
+def test_what_an_installer_leaves_running_holds_up_nobody(env: Checkout, tmp_path: Path) -> None:
+    path = tmp_path / "pid"
+    left = f'setsid tail -f /dev/null >/dev/null 2>&1 & echo "$!" >"{path}"'
+    assert env.run(SCRIPT, "read", PIP=left).returncode == 0
+    try:
+        assert env.run(SCRIPT, "dev").returncode == 0, "the next one waited for the lock without end"
+        assert is_running(int(path.read_text()))
+    finally:
+        os.kill(int(path.read_text()), signal.SIGKILL)
 
 
 @pytest.mark.parametrize("name", ["pyproject.toml", "constraints.txt", "package-lock.json"])

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.waiting import is_running, wait_until
+
 if TYPE_CHECKING:
     from conftest import Checkout
 
@@ -208,6 +210,40 @@ def test_what_does_not_record_is_not_installed(repository: Checkout, tmp_path: P
     assert "does not record here (The importer binary was not found)" in done.stderr
     assert not (tmp_path / "prefix/bin").exists()
     assert not list((tmp_path / "prefix").glob("partial*"))
+
+
+def _replace_nsys(pool: Path, body: str) -> None:
+    (pool / "nsight-systems-target_1_amd64.deb").unlink()
+    file = "usr/lib/x86_64-linux-gnu/nsight-systems/target-linux-x64/nsys"
+    _build(_package(pool, "nsight-systems-target", file, f"#!/bin/bash\n{body}"))
+
+
+LOST_RACE = "echo '[boost::errinfo_api_function_*] = sem_open'; exit 1"
+
+
+def test_an_nsys_that_lost_a_race_with_itself_records_again(repository: Checkout, tmp_path: Path) -> None:
+    starts = tmp_path / "starts"
+    lost = f'echo start >>"{starts}"; [ "$(wc -l <"{starts}")" -gt 2 ] || {{ {LOST_RACE}; }}'
+    _replace_nsys(tmp_path / "pool", NSYS.replace("touch check.nsys-rep", f"{lost}; touch check.nsys-rep"))
+    done = repository.run(SCRIPT)
+    assert (done.stdout, done.returncode) == (f"{tmp_path}/prefix/bin/nsys\n", 0), done.stderr
+    assert len(starts.read_text().splitlines()) == 3
+
+
+def test_an_agent_that_nsys_leaves_holds_up_nobody(repository: Checkout, tmp_path: Path) -> None:
+    """The next run waited for its lock without end."""
+    repository.program("sleep", "")
+    path = tmp_path / "pids"
+    left = f'setsid tail -f /dev/null >/dev/null 2>&1 & echo "$!" >>"{path}"; {LOST_RACE}'
+    _replace_nsys(tmp_path / "pool", NSYS.replace("touch check.nsys-rep", left))
+    for _ in range(2):
+        done = repository.run(SCRIPT)
+        assert done.returncode == 1
+        assert "does not record here (8 times; [boost::errinfo_api_function_*] = sem_open): install" in done.stderr
+        assert "waiting for it" not in done.stderr
+    pids = path.read_text().split()
+    assert len(pids) == 16
+    wait_until(lambda: not any(is_running(int(pid)) for pid in pids))
 
 
 def test_broken_download_is_thrown_away(repository: Checkout, tmp_path: Path) -> None:
