@@ -371,7 +371,7 @@ def measure_contention(ranks: Sequence[KernelRuns], reference: Sequence[KernelRu
     compared = own & (beside > 0) & has_alone[alone]
     kernels = np.unique(key[compared & is_mostly_beside])
     if len(kernels) < LEAST_KERNELS:
-        some = f"only {len(kernels)} kernels" if len(kernels) else "no kernel"
+        some = {0: "no kernel", 1: "only one kernel"}.get(len(kernels), f"only {len(kernels)} kernels")
         counted = f"{some} ran both beside communication and alone"
         return Contention(reason=f"{counted}; {LEAST_KERNELS} are needed")
     if doubt := _other_difference(rank, step, key, own, duration, beside, is_mostly_beside):

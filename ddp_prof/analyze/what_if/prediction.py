@@ -43,8 +43,11 @@ MOST_FILES = 8
 """``runs.run.MOST_FILES_OF_KERNELS``: of so many files the structure of steps is known."""
 MOST_OFF = 0.02
 """If the simulation of today is off by a larger share of the step, nothing is predicted."""
-MODEL_ERROR = 0.0115
-"""The root of the mean square of what predicted changes were off by, as a share of the step: ``docs/what_if.md``."""
+MODEL_ERROR = 0.0053
+"""The root of the mean square of what predicted changes were off by, as a share of the step.
+
+One round predicts one round (``docs/what_if.md``); of medians of five rounds it is three quarters of that.
+"""
 MODEL_ERROR_FROM = (
     "what predictions were off by for ranks of gloo on a CPU (docs/what_if.md); on GPUs that was not measured"
 )
