@@ -156,6 +156,7 @@ print(json.dumps({
 
 
 @pytest.mark.parametrize("added", ADDITIONS.values(), ids=ADDITIONS)
+@pytest.mark.slow
 def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added: Addition) -> None:
     shutil.copytree(ROOT / "ddp_prof", tmp_path / "ddp_prof", ignore=shutil.ignore_patterns("__pycache__"))
     place = tmp_path / added.place

@@ -92,6 +92,7 @@ RUN = "import sys; sys.path.insert(0, sys.argv.pop(1)); from ddp_prof.cli import
 
 
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS)
+@pytest.mark.slow
 def test_an_addition_is_as_many_places_as_contributing_says(tmp_path: Path, door: Door) -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition(f"## {door.section}\n")[2]
     items = re.findall(r"^\d\. (.*(?:\n   .*)*)", text.partition("\n## ")[0], re.MULTILINE)

@@ -360,6 +360,7 @@ _ORDER = ("missing", "idle", "gain", "change", "cause", "step", "comm", "notes",
 
 @pytest.mark.parametrize("files", captures(), ids=lambda files: Path(files[0]).name)
 @each_read_once()
+@pytest.mark.slow
 def test_the_answer_about_any_capture_is_twelve_lines(files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """At 80 columns; it was up to 43, with the answer on the ninth."""
     piped = run("summary", *files)

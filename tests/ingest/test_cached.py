@@ -155,6 +155,7 @@ class TestStore:
         assert load_trace(trace).calls.process.strides == (0,)
 
     @pytest.mark.parametrize("is_cut", [False, True], ids=["a byte is wrong", "cut off"])
+    @pytest.mark.slow
     def test_a_damaged_file_is_not_used(self, is_cut: bool, trace: Path, folder: Path, read: list[Path]) -> None:
         right = load_trace(trace, ReadOptions(use_cache=False))
         load_trace(trace)
@@ -173,6 +174,7 @@ class TestStore:
 
 
 class TestSameAnswers:
+    @pytest.mark.slow
     def test_documents_are_equal_to_the_byte_without_a_cache_cold_and_warm(
         self, folder: Path, tmp_path: Path, read: list[Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:

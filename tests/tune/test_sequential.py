@@ -79,6 +79,7 @@ def ever_excludes(values: noise.Numbers, truth: float, error: float) -> bool:
 
 
 @pytest.mark.parametrize("of", noise.ALL, ids=lambda of: of.__name__)
+@pytest.mark.slow
 def test_all_intervals_hold_at_once_in_95_of_100_tunings_however_often_one_looks(of: noise.Noise) -> None:
     generator = np.random.default_rng(1)
     wrong = 0

@@ -72,6 +72,7 @@ def predictions_of(job: Job, late: float, random: np.random.Generator) -> Iterat
 
 
 @pytest.mark.parametrize("late", [0.0, 60.0])
+@pytest.mark.slow
 def test_intervals_hold_the_truth_of_drawn_jobs(late: float) -> None:
     """Noise of 0.5 to 5 %, 3 to 12 steps, kappa known to a few percent; truth differs as it does for ranks of gloo."""
     random = np.random.default_rng(7)

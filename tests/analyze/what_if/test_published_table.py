@@ -17,6 +17,7 @@ def table(shared_traces: Path) -> Path:
     return shared_traces.parent / "data" / "cs336_xl_2gpu_reference.csv"
 
 
+@pytest.mark.slow
 def test_bucket_sizes_follow_from_the_rows_without_buckets(table: Path) -> None:
     rows = script.read_table(table)
     found = script.predict_table(rows, 4 * np.array(MODEL_SIZES["xl"].parameter_counts[::-1]))

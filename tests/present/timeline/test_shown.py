@@ -107,6 +107,7 @@ class TestSums:
             "kineto_a100_rank0of128.json.gz",
         ],
     )
+    @pytest.mark.slow
     def test_any_window_of_a_real_capture_sums_to_itself(
         self, node: Node, tmp_path: Path, shared_traces: Path, name: str
     ) -> None:
