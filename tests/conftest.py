@@ -38,11 +38,14 @@ MARKERS_OF = {
     "scripts": "slow",
     "capture/test_variant.py": "slow",
     "cli/test_mcp.py": "slow",
+    "cli/test_names.py": "slow",
     "cli/test_terminal.py": "slow",
     "ingest/test_hostile.py": "slow",
     "ingest/test_hostile_tables.py": "slow",
+    "ingest/test_hostile_writers.py": "slow",
     "ingest/test_row_order.py": "slow",
     "ingest/test_transformed.py": "slow",
+    "test_own_traces.py": "slow",
 }
 WAITING = {"capture/test_job.py", "train/test_workload.py", "benchmark/test_sweep_command.py"}
 IS_WHOLE_GATE = os.environ.get("DDP_PROF_GATE") == "whole"  # scripts/test.sh: nothing may be left out

@@ -65,7 +65,6 @@ class TestOnAGpu:
     """Two ranks that share one H200: what each variant's schedule says is what was recorded."""
 
     @pytest.mark.parametrize("folder", ["gloo", "nccl"])
-    @pytest.mark.slow
     def test_nearly_all_device_time_belongs_to_a_step(self, folder: str) -> None:
         for document in json.loads(run("overlap", "--format", "json", H200 / folder).stdout):
             assert document["attribution"]["device_time"] > 0.99
@@ -77,7 +76,6 @@ class TestOnAGpu:
 
     @pytest.mark.parametrize("folder", ["gloo", "nccl"])
     @pytest.mark.parametrize("label", ["naive", "flat"])
-    @pytest.mark.slow
     def test_nothing_is_hidden_after_backward(self, folder: str, label: str) -> None:
         found = compared_on_a_gpu(folder)[label]
         assert found["overlapped_ns"] == 0

@@ -99,7 +99,6 @@ def without_file(ranks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.slow
 def test_the_figures_are_those_of_any_other_name(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
@@ -136,7 +135,6 @@ def test_no_spreadsheet_runs_it(name: str, tmp_path: Path) -> None:
     assert not row["run"].startswith(("=", "+", "-", "@", "\t", "\r", "\n"))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_pages_show_it_as_text(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("plotly.offline.get_plotlyjs", lambda: "/* plotly.js */")

@@ -264,7 +264,6 @@ NAMED = [name for name, (_, code, _) in HOSTILE.items() if "names" in name and n
 
 
 @pytest.mark.parametrize("name", NAMED)
-@pytest.mark.slow
 def test_names_are_shown_as_text(name: str, tmp_path: Path) -> None:
     path = HOSTILE[name][0](tmp_path)
     for command, options in COMMANDS.items():
