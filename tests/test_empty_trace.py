@@ -97,6 +97,7 @@ def test_every_command_is_tried() -> None:
 
 @pytest.mark.parametrize("form", ["table", pytest.param("json", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("command", READING, ids=" ".join)
+@pytest.mark.slow
 def test_commands_that_print(command: list[str], form: str, trace: Path) -> None:
     said = answer(*command, "--format", form, trace)
     assert not re.search(r"\b(nan|inf|NaN|Infinity)\b", said), "what is unknown is said to be unknown"

@@ -200,6 +200,7 @@ def test_a_reader_that_stops_early_is_no_error(trace: Path) -> None:
 
 
 @pytest.mark.parametrize("output", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.slow
 def test_output_that_is_closed_is_no_error(output: str, trace: Path) -> None:
     """The exit code is still the answer of ``check``."""
     code = "from ddp_prof.cli import main; main()"

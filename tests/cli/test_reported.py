@@ -395,6 +395,7 @@ def written(name: str, capture: Capture, how: str, folder: Path) -> Path:
 
 
 @pytest.mark.parametrize(("name", "how"), [(name, how) for name, case in CASES.items() for how in case.formats])
+@pytest.mark.slow
 def test_what_is_said_of_a_reported_situation_is_so(name: str, how: str, tmp_path: Path) -> None:
     case = CASES[name]
     trace = written(name, case.capture(), how, tmp_path)
