@@ -14,6 +14,7 @@ import pytest
 
 from ddp_prof.present.charts.static_images import find_browser
 from tests.examples import load_profile
+from tests.night import is_left_to_the_night
 
 # Started in the background, or by nohup, the tests would hand on signals that no script can trap.
 for _number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
@@ -67,12 +68,16 @@ def pytest_report_header() -> list[str]:
     return [f"missing, so the tests that need it are left out: {', '.join(missing)}"] if missing else []
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
         path = item.path.relative_to(TESTS)
         for place in (path, *path.parents):
             if marker := MARKERS_OF.get(place.as_posix()):
                 item.add_marker(marker)
+    asked = config.option.markexpr
+    night = [item for item in items if is_left_to_the_night((one.name for one in item.iter_markers()), asked)]
+    config.hook.pytest_deselected(items=night)
+    items[:] = [item for item in items if item not in night]
     # Files of many seconds come first, those that wait longest for their programs before all: others compute meanwhile,
     # and no process ends long after the others.
     long = {"slow", "browser", "torch"}

@@ -1,10 +1,17 @@
-"""What the tests themselves keep: they wait for events and not for times, and use a page only at rest."""
+"""What the tests themselves keep: they wait for events and not for times, and use a page only at rest.
+
+What is left to the night is not collected, so that whoever reads what the gate skipped sees what the machine lacks.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
 from pathlib import Path
+
+import pytest
+
+from tests.night import OF_THE_NIGHT, is_left_to_the_night
 
 TESTS = Path(__file__).parent
 FILES = sorted(TESTS.rglob("*.py"))
@@ -53,6 +60,27 @@ device.wait(1, 20, 10)
 def test_the_limit_of_time_is_that_of_pytest_timeout() -> None:
     found = {str(path.relative_to(TESTS)): deadlines_in(path.read_text(encoding="utf-8")) for path in FILES}
     assert {path: lines for path, lines in found.items() if lines} == {}
+
+
+# What a script of the night brings or asks for: a test that needs it has that script's marker.
+SKIPPED_FOR_THE_NIGHT = re.compile(
+    r"skipif\([^)]*(IS_NIGHTLY|os\.environ)"
+    r"|(find_spec|importorskip)\(.?(trainer|tracker|library|lightning|transformers|accelerate|wandb|mlflow|tensorboard)\b"
+)
+
+
+def test_the_gate_skips_nothing_that_the_night_runs() -> None:
+    found = {path.name for path in FILES if SKIPPED_FOR_THE_NIGHT.search(path.read_text(encoding="utf-8"))}
+    assert found == set()
+
+
+@pytest.mark.parametrize("marker", sorted(OF_THE_NIGHT))
+def test_a_test_of_the_night_is_collected_where_it_is_asked_for(marker: str) -> None:
+    assert is_left_to_the_night(["torch", marker], "", is_nightly=False)
+    assert is_left_to_the_night(["torch", marker], "not torch and not slow", is_nightly=False)
+    assert not is_left_to_the_night(["torch", marker], f"torch and {marker}", is_nightly=False)
+    assert not is_left_to_the_night(["torch"], "", is_nightly=False)
+    assert is_left_to_the_night(["torch", marker], "", is_nightly=True) == (marker != "nightly")
 
 
 def test_pages_are_used_through_visit() -> None:

@@ -12,6 +12,4 @@ if [[ ! -e .trainers/ready ]]; then
   .trainers/bin/python -m pip install --quiet lightning transformers accelerate wandb mlflow tensorboard
   touch .trainers/ready
 fi
-exec .trainers/bin/python -m pytest -q tests/annotate/test_callbacks.py tests/annotate/test_real_trainers.py \
-  tests/annotate/test_real_trackers.py \
-  tests/tune/test_programs.py::test_trainers_are_ended_in_order "$@"
+exec .trainers/bin/python -m pytest -q -m trainers "$@"

@@ -3,8 +3,8 @@
 # tries change nothing. Says what was measured of each try beside what is planted. Takes half an hour on two cores, which
 # should have nothing else to do.
 #
-#   scripts/dev/tune_jobs.sh [arguments of pytest]      for example -k "alone and first"
+#   scripts/dev/tune_jobs.sh [arguments of pytest]      for example -k first
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
-TUNE_JOBS=1 exec "${PYTHON:-.venv/bin/python}" -m pytest -v -o timeout=0 -o log_cli=true -o log_cli_level=INFO \
-  -o log_cli_format='%(message)s' -k alone tests/tune/test_planted_causes.py "$@"
+exec "${PYTHON:-.venv/bin/python}" -m pytest -v -o timeout=0 -o log_cli=true -o log_cli_level=INFO \
+  -o log_cli_format='%(message)s' -m alone tests/tune/test_planted_causes.py "$@"

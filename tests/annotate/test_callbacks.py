@@ -1,9 +1,8 @@
-"""Callbacks of trainers: by the real packages where they are installed, else by stand-ins of their interface."""
+"""Callbacks of trainers: by stand-ins of their interface, and by the real packages in the night."""
 
 from __future__ import annotations
 
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -110,7 +109,7 @@ def test_a_callback_leaves_steps_to_a_capture(trainer: str, monkeypatch: pytest.
     assert sum(each.text == "optimizer" for each in recorder.ranges) == STEPS
 
 
-@pytest.mark.skipif(find_spec("lightning") is None, reason="lightning is not installed")
+@pytest.mark.trainers
 def test_lightning_itself() -> None:
     import lightning.pytorch as pl
 
@@ -140,7 +139,7 @@ def test_lightning_itself() -> None:
     check(recorder, {"load", *IN_A_STEP})
 
 
-@pytest.mark.skipif(find_spec("transformers") is None, reason="transformers is not installed")
+@pytest.mark.trainers
 def test_trainer_itself(tmp_path: Path) -> None:
     from transformers import Trainer, TrainingArguments
 

@@ -1,6 +1,6 @@
 """TensorBoard, W&B (offline) and MLflow themselves get the figures of the log, by name and step.
 
-``scripts/dev/trainers.sh`` makes an environment with them, and runs this; a nightly does so.
+``scripts/dev/trainers.sh`` makes an environment with them, and runs this (marker ``trainers``); a nightly does so.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +21,11 @@ from ddp_prof.annotate.log_targets import scalars
 JOB = Path(__file__).parent / "jobs" / "tracked_job.py"
 TRACKERS = ["tensorboard", "wandb", "mlflow"]
 Logged = dict[tuple[str, int], float]
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.trainers]
 
 
 def run_job(tracker: str, folder: Path, *options: str) -> tuple[list[dict[str, Any]], list[str]]:
     """Return the records of the log, and the warnings of the monitor."""
-    if find_spec(tracker) is None:
-        pytest.skip(f"{tracker} is not installed: see scripts/dev/trainers.sh")
     environ = {**os.environ, "WANDB_SILENT": "true", "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1"}
     command = [sys.executable, str(JOB), tracker, str(folder), *options]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)

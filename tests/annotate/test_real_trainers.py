@@ -1,7 +1,7 @@
 """Lightning and Hugging Face's Trainer themselves, on two ranks that accumulate two batches a step.
 
-``scripts/dev/trainers.sh`` makes an environment with both, and runs this; a nightly does so. Elsewhere stand-ins of
-their interfaces are tested (``test_callbacks.py``).
+``scripts/dev/trainers.sh`` makes an environment with both, and runs this (marker ``trainers``); a nightly does so.
+Elsewhere stand-ins of their interfaces are tested (``test_callbacks.py``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import gzip
 import json
 import subprocess
 import sys
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from tests.command_line import run
 JOBS = Path(__file__).parent / "jobs"
 OURS = ("ddp_prof|", "step|", "all_reduce|", "process|")
 FIGURES = ("collectives", "comm_ns", "overlapped_ns", "exposed_ns", "tail_ns", "passes")
-pytestmark = [pytest.mark.slow, pytest.mark.torch]
+pytestmark = [pytest.mark.slow, pytest.mark.torch, pytest.mark.trainers]
 
 
 def run_job(trainer: str, folder: Path, callback: str = "callback") -> int:
@@ -61,8 +60,6 @@ def steps_of(*paths: Path) -> list[tuple[StepOverlap, ...]]:
 
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_figures_that_a_callback_logs_are_those_of_the_kept_traces(trainer: str, tmp_path: Path) -> None:
-    if find_spec(trainer) is None:
-        pytest.skip(f"{trainer} is not installed: see scripts/dev/trainers.sh")
     assert run_job(trainer, tmp_path, "monitor") == 16
     records = [json.loads(line) for line in (tmp_path / "monitor.jsonl").read_text().splitlines()]
     assert [(record["step"], record["steps"], record["ranks"]) for record in records] == [(6, 2, 2), (12, 2, 2)]
@@ -75,8 +72,6 @@ def test_figures_that_a_callback_logs_are_those_of_the_kept_traces(trainer: str,
 
 @pytest.mark.parametrize("trainer", ["lightning", "transformers"])
 def test_figures_of_a_callback_are_those_of_the_same_run_without_it(trainer: str, tmp_path: Path) -> None:
-    if find_spec(trainer) is None:
-        pytest.skip(f"{trainer} is not installed: see scripts/dev/trainers.sh")
     steps = run_job(trainer, tmp_path)
     paths = sorted(tmp_path.glob("job.rank*.json.gz"))
     (bare := tmp_path / "bare").mkdir()

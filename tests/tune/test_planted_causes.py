@@ -23,10 +23,6 @@ from tests.tune.test_programs import ACCUMULATION, PLAIN, SCALER, SHARDED
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
 LOG = logging.getLogger(__name__)
 
-alone = pytest.mark.skipif(
-    os.environ.get("TUNE_JOBS") != "1", reason="minutes each, on a machine without other work: scripts/dev/tune_jobs.sh"
-)
-
 
 @pytest.fixture(scope="module")
 def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
@@ -68,11 +64,9 @@ def test_what_is_sent_late_is_found(tmp_path: Path, programs: str, monkeypatch: 
     judge(job, tune(tmp_path, job.text, job.tries, rounds=6, steps=3, ranks=1))
 
 
-@alone
+@pytest.mark.alone
 @pytest.mark.parametrize("cause", PLANTED)
-def test_alone_the_best_of_six_is_found(
-    cause: str, tmp_path: Path, programs: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_best_of_six_is_found(cause: str, tmp_path: Path, programs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", programs)
     job = PLANTED[cause]
     document = tune(tmp_path, job.text, job.tries)
@@ -92,9 +86,9 @@ EQUAL = {
 }
 
 
-@alone
+@pytest.mark.alone
 @pytest.mark.parametrize("job", EQUAL)
-def test_alone_equal_settings_have_no_winner(
+def test_equal_settings_have_no_winner(
     job: str, tmp_path: Path, programs: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", programs)

@@ -20,14 +20,11 @@ from ddp_prof.tune.measure import Program, _error_of_rank
 from ddp_prof.tune.store import Store
 from ddp_prof.tune.tries import parse_tries
 from tests.command_line import run
-from tests.examples import IS_NIGHTLY
 from tests.tune.test_programs import ACCUMULATION, DDP_PROF, PLAIN, SCALER, SHARDED, SPAWNED, STUBBORN, TIDY, programs
 from tests.waiting import wait_until
 
 __all__ = ["programs"]
 pytestmark = [pytest.mark.torch, pytest.mark.slow]
-
-nightly = pytest.mark.skipif(not IS_NIGHTLY, reason="starts whole programs: HYPOTHESIS_PROFILE=nightly")
 
 # MODE: memory (there is none for what it asks), killed (as the kernel does that lacks memory), error (on one rank: the
 # other waits for it in a collective), paused (until it is stopped).
@@ -107,7 +104,7 @@ Root Cause (first observed failure):
     assert _error_of_rank(text) == "a rank was ended by SIGKILL, as a machine does that lacks memory"
 
 
-@nightly
+@pytest.mark.nightly
 def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
     done = run(*command(tmp_path, TRIES, 2, 2, FAILING))
     assert done.exit_code == 0, done.output
@@ -116,7 +113,7 @@ def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
     assert document["tries"][1]["reason"] == "a rank was ended by SIGKILL, as a machine does that lacks memory"
 
 
-@nightly
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.Signals) -> None:
     """No process of it is left, what was measured is kept, and the same command goes on."""
@@ -138,7 +135,7 @@ def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.
     assert not (tmp_path / "after").exists()
 
 
-@nightly
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     "text",
     [PLAIN, ACCUMULATION, SCALER, SHARDED, STUBBORN, TIDY, SPAWNED],
