@@ -68,7 +68,7 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 @click.option(
     "--in-process", is_flag=True,
     help="Change the settings between blocks of steps of one run: faster, for arguments of DistributedDataParallel. "
-    "Losses are not compared.",
+    "A try that is faster is also run once by itself, for its losses.",
 )  # fmt: skip
 @click.option("--dry-run", is_flag=True, help="Show the command lines, and run nothing.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)

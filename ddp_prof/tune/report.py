@@ -37,8 +37,8 @@ HOW_TO_READ = (
     "hold at once in 95 of 100 tunings, whenever each ends"
 )
 IN_PROCESS = (
-    "a pair is two blocks of steps of one run, which trains on from block to block (--in-process): "
-    "losses are not compared"
+    "a pair is two blocks of steps of one run, which trains on from block to block (--in-process): losses are "
+    "compared by one run by itself, of each try that is faster"
 )
 SPREADS = (0.003, 0.01, 0.03)
 """Of pairs, for a plan where none is known: a quiet GPU, a quiet CPU, a machine with other work."""
@@ -286,7 +286,10 @@ def warning_of(limits: Limits, program: Program) -> str:
     """What a program should know before it is started many times."""
     often = f"once per try in each of up to {limits.rounds} rounds"
     if program.in_process:
-        often = f"once for {LEAST_PAIRS} rounds, in which its settings change from block to block of its steps,"
+        often = (
+            f"once for {LEAST_PAIRS} rounds, in which its settings change from block to block of its steps, and "
+            "once for each try that is faster"
+        )
     return (
         f"the program is started {often} and ends after its last measured step: if it writes checkpoints or logs, let "
         "it leave them out where DDP_PROF_TUNE=1 is set"

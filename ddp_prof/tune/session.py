@@ -18,7 +18,7 @@ from typing import Any
 
 from ddp_prof.benchmark.findings import LEAST_PAIRS
 from ddp_prof.errors import OutOfMemoryError, WorkloadError
-from ddp_prof.tune.measure import Blocks, Measured, Program, is_todays
+from ddp_prof.tune.measure import SETTLING, Blocks, Loss, Measured, Program, is_todays
 from ddp_prof.tune.store import FAILED, OUT_OF_MEMORY, Store, Trial
 from ddp_prof.tune.tries import TODAY, Try
 from ddp_prof.tune.verdicts import TODAYS, Verdict, best_of, judge
@@ -107,7 +107,7 @@ class Session:
                 break
             turns = self._draw_turns(number, wanted)
             is_kept = all((number, tried.label) in self._kept for tried in turns)
-            if not is_kept and not self._has_time_for(len(turns)):
+            if not is_kept and not self._has_time_for(turns):
                 ended = f"the next round would not end within {self.limits.minutes:g} minutes (--minutes)"
                 break
             # One that was interrupted is run again as a whole, since its runs must be near in time.
@@ -148,9 +148,11 @@ class Session:
         random.Random(f"{self._store.id}/{number}").shuffle(turns)  # noqa: S311  # no secret
         return turns
 
-    def _has_time_for(self, runs: int) -> bool:
-        longest_s = max(trial.wall_s for trial in self.trials)
-        return self._clock() - self._began + runs * longest_s <= 60 * self.limits.minutes
+    def _has_time_for(self, turns: Sequence[Try]) -> bool:
+        return len(turns) * max(trial.wall_s for trial in self.trials) <= self._seconds_left()
+
+    def _seconds_left(self) -> float:
+        return 60 * self.limits.minutes - (self._clock() - self._began)
 
     def _run(self, number: int, tried: Try) -> Trial:
         before = [trial.wall_s for trial in self.trials if trial.tried == TODAY.label]
@@ -176,27 +178,69 @@ class BlocksSession(Session):
     """A tuning in which one run of the program measures several rounds: its settings change between blocks of steps.
 
     one run     warm-up | round 1: today A C B | round 2: B today A C | ... | round 6
+
+    It trains on from block to block, so the losses of a block are no try's alone. A try that is faster is therefore
+    also run once by itself, in round 0, and its losses are compared with today's of that round.
     """
 
     def __init__(self, measure_blocks: MeasureBlocks, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self._measure_blocks = measure_blocks
 
+    def run(self) -> Tuning:
+        """Run rounds to the end, then each try that is faster by itself, if there is time."""
+        result = super().run()
+        if any(self.trials[0].losses):
+            for verdict in result.verdicts:
+                if verdict.is_recommended:
+                    self._run_alone(verdict.tried)
+        return replace(result, verdicts=tuple(self.verdicts()), trials=tuple(self.trials))
+
+    def _run_alone(self, tried: Try) -> None:
+        kept = self._kept.get((0, tried.label))
+        if not kept and self.trials[0].wall_s <= self._seconds_left():
+            self._report(f"{tried.label} is run by itself, for its losses")
+            kept = self._run(0, tried)
+        self.trials += [kept] if kept else []
+
+    def _has_time_for(self, turns: Sequence[Try]) -> bool:
+        return self._seconds_of(1, turns) <= self._seconds_left()
+
+    def _seconds_of(self, rounds: int, turns: Sequence[Try]) -> float:
+        """Estimate how long one run of so many rounds takes: a start as today's first run had, then its steps."""
+        first, program = self.trials[0], self.program
+        known_ns = {trial.tried: trial.median_ns or 0.0 for trial in self.trials}
+        today_ns = known_ns[TODAY.label]
+        start_s = first.wall_s - (program.warmup + program.steps) * (first.median_ns or 0.0) / 1e9
+        round_ns = (SETTLING + program.steps) * sum(known_ns.get(tried.label, today_ns) for tried in turns)
+        return max(0.0, start_s) + (program.warmup * today_ns + rounds * round_ns) / 1e9
+
     def _round(self, number: int, turns: Sequence[Try]) -> list[Trial]:
-        """Run the rounds that a verdict needs in one run, and return the first of them; the others are kept."""
-        numbers = range(number, min(number + LEAST_PAIRS, self.limits.rounds + 1))
+        """Run the rounds that a verdict needs in one run, or those for which there is time; return the first of them.
+
+        The others are kept.
+        """
+        rounds = min(LEAST_PAIRS, self.limits.rounds + 1 - number)
+        while rounds > 1 and self._seconds_of(rounds, turns) > self._seconds_left():
+            rounds -= 1
+        numbers = range(number, number + rounds)
         wanted = [tried for tried in turns if tried != TODAY]
         blocks = [(each, tried) for each in numbers for tried in self._draw_turns(each, wanted)]
+        limit_s = max(LEAST_LIMIT_S, round(TIMES_LONGEST * self._seconds_of(rounds, turns)))
         began = self._clock()
         try:
-            measured = self._measure_blocks([tried for _, tried in blocks], round(60 * self.limits.minutes))
+            measured = self._measure_blocks([tried for _, tried in blocks], limit_s)
         except WorkloadError as error:
             raise WorkloadError(f"{error} (without --in-process, a try that fails stops no other)") from error
         wall_s = (self._clock() - began) / len(blocks)
         for (each, tried), step_ns in zip(blocks, measured.step_ns, strict=True):
             trial = Trial.of(each, tried, Measured(step_ns, measured.ranks), wall_s)
-            trial = replace(trial, losses=())  # of other steps than those of today's settings
+            trial = replace(trial, losses=self._todays_losses(trial) if (each, tried) == (number, TODAY) else ())
             self._store.write(trial)
             self._kept[each, tried.label] = trial
         self._report(f"rounds {numbers[0]} to {numbers[-1]} are measured, in one run")
         return [self._kept[number, tried.label] for tried in turns]
+
+    def _todays_losses(self, trial: Trial) -> tuple[tuple[Loss, ...], ...]:
+        """Return the losses before the first block, which show whether losses vary by themselves."""
+        return tuple(tuple(loss for loss in rank if loss.step < self.program.warmup) for rank in trial.losses)

@@ -66,15 +66,17 @@ def judge(tried: Try, trials: Sequence[Trial], tries: int, worth: float) -> Verd
     ]
     gain = measure_gain(pairs, tries)
     lengths = [length for trial in own if (length := trial.median_ns)]
-    losses, difference = compare_losses([*today.values()], [trial for trial in own if trial.status == OK])
+    ran = [trial for trial in trials if trial.tried == tried.label]  # in round 0, too: by itself, for its losses
+    losses, difference = compare_losses([*today.values()], [trial for trial in ran if trial.status == OK])
     known = {
         "gain": gain,
         "step_ns": median(lengths) if lengths else None,
         "losses": losses,
         "loss_difference": difference,
     }
-    failures = [trial for trial in own if trial.status != OK]
-    if len(failures) >= MOST_FAILURES or any(trial.status == OUT_OF_MEMORY for trial in failures):
+    failures = [trial for trial in ran if trial.status != OK]
+    lasts = any(trial.status == OUT_OF_MEMORY or not trial.round for trial in failures)
+    if len(failures) >= MOST_FAILURES or lasts:
         return Verdict(tried, FAILS, reason=failures[-1].reason, **known)  # type: ignore[arg-type]
     outcome = outcome_of(gain, worth)
     more, could_show = (None, None)
@@ -120,7 +122,8 @@ def compare_losses(today: Sequence[Trial], tried: Sequence[Trial]) -> tuple[str,
     """Compare the losses of runs, step by step on each rank, with those of today's first run.
 
     Return whether they are the same, and by how much they differ at most, relative to today's. A program that draws
-    other numbers in each run has losses that vary by themselves: then nothing is known.
+    other numbers in each run has losses that vary by themselves: then nothing is known. Of a run of today that is known
+    for fewer steps, these are compared.
     """
     today, tried = ([trial for trial in trials if any(trial.losses)] for trials in (today, tried))
     if not today or not tried:
@@ -128,7 +131,7 @@ def compare_losses(today: Sequence[Trial], tried: Sequence[Trial]) -> tuple[str,
     reference = _by_position(today[0])
     precision = max((loss.precision for loss in reference.values()), default=0.0)
     tolerance = max(ROUNDING, 2 * precision)
-    if any(_difference(reference, _by_position(trial)) > tolerance for trial in today[1:]):
+    if any(_difference(_until(trial, reference), _by_position(trial)) > tolerance for trial in today[1:]):
         return VARY, None
     differences = [_difference(reference, _by_position(trial)) for trial in tried]
     largest = max(differences)
@@ -137,6 +140,12 @@ def compare_losses(today: Sequence[Trial], tried: Sequence[Trial]) -> tuple[str,
 
 def _by_position(trial: Trial) -> dict[tuple[int, int], Loss]:
     return {(rank, at): loss for rank, of_rank in enumerate(trial.losses) for at, loss in enumerate(of_rank)}
+
+
+def _until(trial: Trial, losses: dict[tuple[int, int], Loss]) -> dict[tuple[int, int], Loss]:
+    """Return the losses of the steps of which the trial has some."""
+    last = max(loss.step for of_rank in trial.losses for loss in of_rank)
+    return {key: loss for key, loss in losses.items() if loss.step <= last}
 
 
 def _difference(first: dict[tuple[int, int], Loss], second: dict[tuple[int, int], Loss]) -> float:

@@ -487,10 +487,10 @@ def test_a_tuning_in_one_process(tmp_path: Path, programs: dict[str, str], monke
     done = run(*words)
     assert done.exit_code == 0, done.output
     (one,) = json.loads(done.stdout)["tries"]
-    assert (one["outcome"], one["pairs"], one["losses"]) == ("faster", 6, "not seen")
-    assert starts.read_text() == "xx", "once for today's settings, and once for all rounds"
+    assert (one["outcome"], one["pairs"], one["losses"]) == ("faster", 6, "same")
+    assert starts.read_text() == "xxx", "once for today's settings, for all rounds, and for the losses"
     assert run(*words).stdout == done.stdout
-    assert starts.read_text() == "xx"
+    assert starts.read_text() == "xxx"
 
 
 @pytest.mark.parametrize(
