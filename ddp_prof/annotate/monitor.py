@@ -53,7 +53,13 @@ from ddp_prof.annotate.log_file import LogFile
 from ddp_prof.annotate.log_targets import MlflowTarget, as_target, print_text
 from ddp_prof.annotate.messenger import Messenger
 from ddp_prof.annotate.monitor_format import LIMITS, LOG_NAME
-from ddp_prof.annotate.recording import RECORDS_ALL_THREADS, ProfilersOfProgram, call_at_exit, make_profile
+from ddp_prof.annotate.recording import (
+    RECORDS_ALL_THREADS,
+    ProfilersOfProgram,
+    call_at_exit,
+    export_trace,
+    make_profile,
+)
 
 PYTHON_VARIABLE = "DDP_PROF_PYTHON"
 """The Python that analyses, where the job's own lacks ddp_prof's dependencies; set by ``ddp-prof capture``."""
@@ -323,14 +329,8 @@ class OnTraceReady:
 def export(recorded: Any, folder: Path, step: int) -> Path:
     """Write what a torch.profiler recorded; return the file. An exception leaves no part of it."""
     target = folder / name_of_trace(step, _find_group().rank)
-    unfinished = target.with_name(f".{target.name}.{os.getpid()}.partial.json")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        recorded.export_chrome_trace(str(unfinished))
-        unfinished.replace(target)
-    finally:
-        with suppress(OSError):
-            unfinished.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    export_trace(recorded, target, is_compressed=False)
     return target
 
 
@@ -524,7 +524,7 @@ class Reader:
         try:
             self._log_file.append(record)
         except OSError as failed:
-            warn_once("log", f"{self._log_file.file} was not written: {failed}")
+            warn_once("write", f"{self._log_file.file} was not written: {failed}")
         self._keep_only(kept, task.step, group)
         for messenger in self._messengers:
             messenger.pass_on(record)

@@ -1,13 +1,18 @@
-"""A torch.profiler with what the analysis needs, calls that tell when a program starts one of its own, and its end."""
+"""A torch.profiler with what the analysis needs, and its file; what is called when a program starts one, or ends."""
 
 from __future__ import annotations
 
 import atexit
+import gzip
 import multiprocessing
+import os
+import shutil
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from functools import wraps
 from multiprocessing.util import Finalize
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,6 +30,29 @@ def make_profile(*, on_gpu: bool) -> profile:
         activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])],
         experimental_config=_ExperimentalConfig(enable_cuda_sync_events=True, **all_threads),
     )
+
+
+def export_trace(recorded: profile, target: Path, *, is_compressed: bool) -> None:
+    """Write what a torch.profiler recorded; ``target`` exists in whole or as it was, and no part of it is left.
+
+    Raises:
+        OSError: It was not written; torch.profiler itself says nothing to a program whose disk is full.
+    """
+    plain = target.with_name(f".{target.name.removesuffix('.gz')}.{os.getpid()}.partial.json")
+    packed, kinetos = (plain.with_name(plain.name + suffix) for suffix in (".gz", ".tmp"))
+    try:
+        recorded.export_chrome_trace(str(plain))
+        if not plain.exists():
+            free_mb = shutil.disk_usage(target.parent).free // 10**6
+            raise OSError(f"torch.profiler left no file there: is the disk full? ({free_mb} MB are free)")
+        if is_compressed:
+            with plain.open("rb") as read, gzip.open(packed, "wb", compresslevel=6) as written:
+                shutil.copyfileobj(read, written)
+        (packed if is_compressed else plain).replace(target)
+    finally:
+        for left in (plain, packed, kinetos):
+            with suppress(OSError):
+                left.unlink(missing_ok=True)
 
 
 def wrap_with_call(owner: Any, name: str, first: Callable[[], None]) -> None:

@@ -25,6 +25,7 @@ from ddp_prof.annotate.recording import (
     RECORDS_ALL_THREADS,
     call_at_exit,
     call_before_profilers,
+    export_trace,
     make_profile,
     wrap_with_call,
 )
@@ -154,12 +155,10 @@ class _Recording:
         if recorded is not None:
             recorded.stop()
             target = Path(f"{self._trace}.rank{self._rank}.json.gz")
-            partial = target.with_name(f".{target.name}.{os.getpid()}.partial.json.gz")
-            with suppress(OSError):
-                recorded.export_chrome_trace(str(partial))
-                partial.replace(target)
-            if not target.is_file():
-                sys.stderr.write(f"ddp-prof: {target} could not be written\n")
+            try:
+                export_trace(recorded, target, is_compressed=True)
+            except OSError as error:
+                sys.stderr.write(f"ddp-prof: {target} could not be written: {error}\n")
         elif self._nsys_waits():
             torch.cuda.synchronize()
             is_shared = bool(os.environ.get(SHARED_VARIABLE))

@@ -28,15 +28,26 @@ LOWEST = 19
 
 def measure(trace: Path, out: Path, *, rank: int) -> None:
     """Compress a trace and measure it; kernels are compared in the first few ranks only, as everywhere."""
+    trace = compress(trace)
+    measures = tuple(name for name in SUMMARY if name != "kernels" or rank < MOST_FILES_OF_KERNELS)
+    found = measure_report(trace, LoadOptions(one_run=True, use_cache=False), measures)
+    out.write_bytes(pickle.dumps({trace: found}))
+
+
+def compress(trace: Path) -> Path:
+    """Return the compressed file, or the trace where that cannot be written: it can be measured all the same."""
     compressed = trace.with_suffix(".json.gz")
     partial = compressed.with_name(f".{compressed.name}.partial")
-    with trace.open("rb") as read, gzip.open(partial, "wb", compresslevel=1) as written:
-        shutil.copyfileobj(read, written)
-    partial.replace(compressed)
+    try:
+        with trace.open("rb") as read, gzip.open(partial, "wb", compresslevel=1) as written:
+            shutil.copyfileobj(read, written)
+        partial.replace(compressed)
+    except OSError:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+        return trace
     trace.unlink()
-    measures = tuple(name for name in SUMMARY if name != "kernels" or rank < MOST_FILES_OF_KERNELS)
-    found = measure_report(compressed, LoadOptions(one_run=True, use_cache=False), measures)
-    out.write_bytes(pickle.dumps({compressed: found}))
+    return compressed
 
 
 def read_part(file: Path) -> Part:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import importlib.metadata
 import os
 import platform
@@ -21,7 +20,7 @@ import torch.distributed as dist
 
 import ddp_prof
 from ddp_prof import annotate, range_names
-from ddp_prof.annotate.recording import make_profile
+from ddp_prof.annotate.recording import export_trace, make_profile
 from ddp_prof.atomic_file import atomic_write
 from ddp_prof.ddp import DataParallel
 from ddp_prof.ddp.all_reduce import ReducingVariant
@@ -85,9 +84,7 @@ def _kineto(path: Path, meet: GlooBarrier) -> Iterator[None]:
         meet()
         yield
     with atomic_write(path) as partial:
-        recorded.export_chrome_trace(str(partial))
-        if path.name.endswith(".gz"):
-            partial.write_bytes(gzip.compress(partial.read_bytes(), 6))
+        export_trace(recorded, partial, is_compressed=path.name.endswith(".gz"))
 
 
 def rank_path(path: Path, rank: int) -> Path:
