@@ -1,7 +1,8 @@
 """Real jobs of gloo ranks with causes that are planted: is the best try found, and its gain within its interval?
 
-The gate has one of them, with one try, and allows that it cannot be told. ``scripts/dev/tune_jobs.sh`` has all, with six tries and at most eight rounds
-each, and five jobs whose tries change nothing; it runs nothing beside them, and shows what was measured.
+The gate has one of them, with one try, and allows that it cannot be told. ``scripts/dev/tune_jobs.sh`` has all, with
+six tries and at most eight rounds each, and five jobs whose tries change nothing; it runs nothing beside them, and
+shows what was measured.
 """
 
 from __future__ import annotations
