@@ -172,7 +172,7 @@ records() {
     timeout -k 10 120 "$nsys" profile --trace=nvtx --sample=none --cpuctxsw=none -o check true &&
     timeout -k 10 120 "$nsys" export --type sqlite -o check.sqlite check.nsys-rep && [ -s check.sqlite ]) >"$work/log" 2>&1 || status=$?
   for environment in /proc/[0-9]*/environ; do
-    ! grep -qzx "TMPDIR=$work" "$environment" 2>/dev/null || kill "$(basename "${environment%/environ}")" 2>/dev/null || true
+    ! grep -qzxF "TMPDIR=$work" "$environment" 2>/dev/null || kill "$(basename "${environment%/environ}")" 2>/dev/null || true
   done
   return "$status"
 }
