@@ -76,8 +76,12 @@ def _is_path(argument: str) -> bool:
 class Commands(click.Group):
     """Imports the module of a command only when the command is used, so that ``--help`` is fast."""
 
+    is_program = True
+    """Whether this process is ``ddp-prof``, and not a program that runs a command, such as a test."""
+
     def main(self, *args: Any, **extra: Any) -> Any:
-        """Run the program. Characters that the terminal lacks become question marks; output that is closed is lost."""
+        """Run the program. Characters that the terminal lacks become question marks; closed streams get no output."""
+        self.is_program = not args and extra.get("args") is None  # which takes the arguments from sys.argv
         sys.stdout, sys.stderr = (stream or io.TextIOWrapper(io.BytesIO()) for stream in (sys.stdout, sys.stderr))
         if isinstance(sys.stdout, io.TextIOWrapper):
             sys.stdout.reconfigure(errors="replace")
@@ -127,7 +131,8 @@ class Commands(click.Group):
         """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.
 
         Exit code 3 means that a requirement is not met; click itself uses 2 for wrong usage. SIGTERM and SIGHUP end a
-        command as Ctrl-C does, so that half-written files are removed; nohup lets SIGHUP be ignored.
+        command as Ctrl-C does, so that half-written files are removed. Where another program runs the command, the
+        signal is for that program, too. A SIGHUP that nohup ignores stays ignored.
         """
         before = {
             number: signal.signal(number, _interrupt)
@@ -139,6 +144,9 @@ class Commands(click.Group):
         except KeyboardInterrupt as stop:
             number = signal.Signals(stop.args[0] if stop.args else signal.SIGINT)
             say(f"stopped by {number.name}; what was written before is complete", err=True)
+            if number in before and not self.is_program:
+                signal.signal(number, before.pop(number))
+                signal.raise_signal(number)
             raise click.exceptions.Exit(128 + number) from None  # the convention of shells
         except ACTIONABLE as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has closed it: click ends silently

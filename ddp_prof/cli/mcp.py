@@ -33,6 +33,7 @@ from ddp_prof.cli import ACTIONABLE, COMMANDS, error_line
 from ddp_prof.cli.options import TraceCommand
 from ddp_prof.errors import DdpProfError, shell_quote
 from ddp_prof.ingest.load import refuse_to_export
+from ddp_prof.new_process import without_main_module
 from ddp_prof.runs import find_files, load_runs
 from ddp_prof.runs.report import LoadOptions
 
@@ -200,7 +201,8 @@ class Answers:
             self._folder = TemporaryDirectory(prefix="ddp_prof.")
             self._connection, theirs = context.Pipe()
             self._process = context.Process(target=_serve_answers, args=(theirs, self._folder.name), daemon=True)
-            self._process.start()
+            with without_main_module():
+                self._process.start()
             theirs.close()
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from ddp_prof.errors import DdpProfError, TraceError, naming_limits, printable
 from ddp_prof.ingest.nsys_program import REPORT_SUFFIXES
+from ddp_prof.new_process import without_main_module
 from ddp_prof.runs.pickles import pickle_with_names, unpickle_with_names
 from ddp_prof.runs.report import LoadOptions, TraceEvents, measure_report
 
@@ -135,7 +136,8 @@ def _run_in_processes(jobs: int, tasks: Sequence[bytes]) -> Generator[tuple[int,
         jobs, mp_context=get_context("spawn"), initializer=_start_worker, initargs=(_LOG.getEffectiveLevel(),)
     )
     try:
-        futures = {pool.submit(run_task, task): index for index, task in enumerate(tasks)}
+        with without_main_module():
+            futures = {pool.submit(run_task, task): index for index, task in enumerate(tasks)}
         for future in as_completed(list(futures)):
             yield futures.pop(future), future.result()
     except BrokenProcessPool as error:

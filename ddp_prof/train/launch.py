@@ -27,6 +27,7 @@ from types import FrameType
 from typing import IO, Any
 
 from ddp_prof.errors import CommunicationError, DdpProfError, OutOfMemoryError, WorkloadError, printable
+from ddp_prof.new_process import without_main_module
 
 Rank = subprocess.Popen[bytes] | BaseProcess
 
@@ -148,7 +149,8 @@ def _fork(environment: dict[str, str], command: Sequence[str], output: IO[bytes]
     rank = FORKING.Process(
         target=_run_as_rank, args=(environment, list(command), output and output.name), daemon=True
     )  # fmt: skip
-    rank.start()
+    with without_main_module():
+        rank.start()
     return rank
 
 

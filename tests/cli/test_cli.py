@@ -286,6 +286,34 @@ def test_an_interrupted_command_leaves_the_trace_as_it_was(
     assert [path.name for path in trace.parent.iterdir()] == [trace.name]
 
 
+# A program that runs two commands; while the first one reads, the user ends the program.
+TWO_COMMANDS = """
+import os, signal, sys
+from click.testing import CliRunner
+from ddp_prof.cli import main
+from ddp_prof.ingest import load
+
+load_trace = load.load_trace
+
+def interrupted(*arguments):
+    os.kill(os.getpid(), signal.{signal})
+    return load_trace(*arguments)
+
+load.load_trace = interrupted
+for _ in range(2):
+    print(CliRunner().invoke(main, ["overlap", sys.argv[1]]).exit_code, flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_program_that_runs_a_command(number: signal.Signals, tmp_path: Path) -> None:
+    """A script of thousands of commands lost one of them by each SIGTERM, and went on."""
+    trace = write_capture(tmp_path / "known.sqlite", known_truth(1))
+    command = [sys.executable, "-c", TWO_COMMANDS.replace("{signal}", number.name), str(trace)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (-number, "")
+
+
 @pytest.mark.parametrize(
     ("error", "told"), [(MemoryError(), "there is not enough memory"), (RecursionError(), "nested too deep")]
 )

@@ -191,6 +191,24 @@ def test_workers_end_with_their_parent(reports: list[Path], tmp_path: Path, how:
     wait_until(lambda: not any(map(is_running, workers)))
 
 
+WITHOUT_MAIN_GUARD = """
+import sys
+from ddp_prof import Workers, load_runs
+
+print("begun", flush=True)
+load_runs(sys.argv[1:], workers=Workers(2), measures=["overlap"])
+print("ended", flush=True)
+"""
+
+
+def test_workers_do_not_run_the_script_that_started_them(reports: list[Path], tmp_path: Path) -> None:
+    """A script of thousands of commands was run as a whole by each worker, and seemed to wait for ever."""
+    script = tmp_path / "read.py"
+    script.write_text(WITHOUT_MAIN_GUARD)
+    ran = subprocess.run([sys.executable, script, *reports], capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout, ran.stderr) == (0, "begun\nended\n", "")
+
+
 def test_an_interrupted_command_shows_what_it_has_and_says_so(
     reports: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
