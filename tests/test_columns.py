@@ -16,10 +16,13 @@ import pytest
 
 from ddp_prof.analyze.collectives.collective import Collective, Consumer
 from ddp_prof.analyze.collectives.straggler import RankSkew, StepSkew
+from ddp_prof.analyze.critical.critical_path import StepPath
+from ddp_prof.analyze.inventory import ProcessInventory
 from ddp_prof.analyze.kernels.kernel_times import KernelTime
 from ddp_prof.analyze.overlap import RankOverlap
 from ddp_prof.analyze.step_columns import StepLength, StepOverlap
 from ddp_prof.analyze.variants.comparison import VariantSummary
+from ddp_prof.analyze.variants.waterfall import PartChange, Parts
 from ddp_prof.columns import Hidden, hidden_fields, result_columns
 from tests.golden import ROOT
 
@@ -192,7 +195,10 @@ def test_a_column_that_is_added_in_one_place_is_everywhere(tmp_path: Path, added
         assert any(is_on_page) if added.docs == "collective" else all(is_on_page)  # it shows the collectives of a step
 
 
-RESULTS = [RankOverlap, StepOverlap, StepLength, Collective, Consumer, KernelTime, RankSkew, StepSkew, VariantSummary]
+RESULTS = [
+    RankOverlap, StepOverlap, StepLength, Collective, Consumer, KernelTime, RankSkew, StepSkew, VariantSummary,
+    StepPath, ProcessInventory, Parts, PartChange,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", RESULTS)

@@ -13,6 +13,7 @@ from ddp_prof.analyze.core.attribution import BACKWARD_PHASE, GLOO
 from ddp_prof.analyze.core.rank_events import RankEvents, find_rank_events
 from ddp_prof.analyze.core.steps import KNOWN_NAMES, find_phases, find_steps
 from ddp_prof.analyze.quality import NO_BACKWARD, diagnose
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, ResultColumn, column
 from ddp_prof.manifest import Manifest, label_of
 from ddp_prof.range_names import BACKWARD, COLLECTIVES, PHASES, STEP, parse_ranges
 from ddp_prof.table import Brief
@@ -21,26 +22,32 @@ from ddp_prof.trace import UNKNOWN, Category, Kind, Trace
 
 @dataclass(frozen=True, slots=True)
 class ProcessInventory:
-    """The numbers of events, ranges and steps of one process.
+    """The numbers of events, ranges and steps of one process. The order of the columns is that of tables."""
 
-    ``steps`` count: without ``warmup_steps``, and without ``incomplete_steps``, which were not recorded completely.
-
-    ``collectives`` are those of devices, ``marked_collectives`` those that ranges of ours mark.
-    """
-
-    process: int
-    rank: int | None
-    devices: tuple[int, ...]
-    kernels: int
-    collectives: int
-    copies: int
-    calls: int
-    ranges: int
-    steps: int
-    warmup_steps: int
-    backward_ranges: int
-    marked_collectives: int
-    incomplete_steps: int = 0
+    rank: int | None = column("number of the rank", null="it is not known", stays=ALWAYS, describes=True)
+    process: int = column("number of the operating system's process", stays=WITH_MUCH_ROOM, describes=True)
+    devices: tuple[int, ...] = column(
+        "numbers of the GPUs",
+        parts=(
+            ResultColumn(
+                "devices",
+                "numbers of the GPUs, or cpu",
+                get=lambda process: ", ".join(map(str, process.devices)) or "cpu",
+                stays=WITH_ROOM,
+                describes=True,
+            ),
+        ),
+    )
+    kernels: int = column("kernels", stays=WITH_ROOM)
+    collectives: int = column("kernels that communicate", key="comm_kernels", stays=WITH_ROOM)
+    copies: int = column("memory copies and memory sets", stays=WITH_ROOM)
+    calls: int = column("calls of the CUDA API", key="CUDA_calls", stays=WITH_ROOM)
+    ranges: int = column("NVTX ranges", stays=WITH_ROOM)
+    steps: int = column("steps that count: without those of warm-up and incomplete ones", stays=USUALLY)
+    warmup_steps: int = column("steps of warm-up, which are left out", key="warm-up_steps", stays=WITH_ROOM)
+    backward_ranges: int = column("ranges that name the backward pass", stays=WITH_ROOM)
+    marked_collectives: int = column("collectives that ranges of ddp_prof mark")
+    incomplete_steps: int = column("steps that were not recorded completely, which are left out", default=0)
 
 
 @dataclass(frozen=True, slots=True)

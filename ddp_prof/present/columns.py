@@ -1,7 +1,8 @@
 """The columns of all tables: key, meaning, format and importance of each.
 
 A row is a dictionary with the columns' keys, which are also the headings of a CSV file. Figures of steps, ranks,
-collectives, kernels, skew and runs are declared where they are measured; here are the columns of everything else.
+collectives, kernels, skew, runs, critical paths, processes and changes are declared where they are measured; here are
+the columns of everything else.
 """
 
 from __future__ import annotations
@@ -62,32 +63,13 @@ _COLUMNS = (
     _name("rank", "the rank, or its process where the rank is not known", ALWAYS),
     _count("process", "number of the operating system's process", WITH_MUCH_ROOM),
     _name("device", "where it ran: a GPU's number, cuda or cpu", WITH_ROOM),
-    _name("devices", "numbers of the GPUs, or cpu", WITH_ROOM),
     _name("step", "number of the step", ALWAYS),
     _name("collective", "its bucket, else its position in the step", ALWAYS),
     _name("group", "communicator, by the name that the profiler noted", WITH_ROOM),
     # Counts.
     _count("ranks", "ranks of the run"),
-    _count("comm_kernels", "kernels that communicate"),
-    _count("copies", "memory copies and memory sets"),
-    _count("CUDA_calls", "calls of the CUDA API"),
-    _count("ranges", "NVTX ranges"),
-    _count("warm-up_steps", "steps of warm-up, which are left out"),
-    _count("backward_ranges", "ranges that name the backward pass"),
     # Times of a step.
     _share("gain_at_most_%", "share of the step that hiding all communication would gain at most", ALWAYS),
-    # The critical path.
-    _name("ends_on", "the rank on which the step ended last", WITH_ROOM),
-    Column("path_ms", "length of the critical path", ALWAYS),
-    Column("path_compute_ms", "compute on it", ALWAYS),
-    Column("path_transfer_ms", "collectives on it", ALWAYS),
-    Column("path_peer_wait_ms", "waiting for peers on it"),
-    Column("path_queue_ms", "gaps between an operation and the one after which it could begin"),
-    Column("path_launch_ms", "from the launch call to the start, of work that waited for nothing else"),
-    Column("path_host_ms", "the host, before it launched work that waited for nothing else", ALWAYS),
-    Column("path_copies_ms", "memory copies on it"),
-    _count("on_path", "collectives on it"),
-    _count("rank_changes", "how often it changes to another rank", WITH_ROOM),
     # The doctor.
     _name("finding", "what was found", ALWAYS),
     Column("gain_ms", "what a typical step is expected to gain without it, simulated", ALWAYS),
@@ -97,16 +79,7 @@ _COLUMNS = (
     _name("advice", "what to change", ALWAYS),
     # The waterfall.
     _name("from -> to", "the run, or the change from one run to the next", ALWAYS),
-    Column("contention_ms", "what simultaneous communication adds to compute"),
-    Column("calls_ms", "the host's work around blocking collectives"),
-    Column("rest_ms", "data, the host between phases, idle device"),
-    Column("sum_ms", "sum of the parts", WITH_ROOM),
     # Changes between two runs of one variant.
-    _name("part", "part of the mean step, or all of it", ALWAYS),
-    Column("before_ms", "in the first run", USUALLY),
-    Column("after_ms", "in the second run", USUALLY),
-    Column("change_ms", "after less before", ALWAYS),
-    Column("change_±_ms", "half of the change's 95 % interval"),
     _name("significant", "whether the change is beyond the spread of both runs", ALWAYS),
     # Predictions.
     _name("what_if", "the change that is predicted", ALWAYS),
@@ -185,12 +158,18 @@ def describing() -> frozenset[str]:
 def _declared() -> list[ResultColumn]:
     from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
     from ddp_prof.analyze.collectives.straggler import RankSkew
+    from ddp_prof.analyze.critical.critical_path import StepPath
+    from ddp_prof.analyze.inventory import ProcessInventory
     from ddp_prof.analyze.kernels.kernel_times import KernelTime
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepOverlap
     from ddp_prof.analyze.variants.comparison import VariantSummary
+    from ddp_prof.analyze.variants.waterfall import PartChange, Parts
 
-    kinds = (StepOverlap, RankOverlap, Collective, KernelTime, RankSkew, VariantSummary)
+    kinds: tuple[type, ...] = (
+        StepOverlap, RankOverlap, Collective, KernelTime, RankSkew, VariantSummary, StepPath, ProcessInventory, Parts,
+        PartChange,
+    )  # fmt: skip
     return [one for kind in kinds for one in table_columns(kind)]
 
 

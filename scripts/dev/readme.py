@@ -128,19 +128,24 @@ def figures_of(kind: str) -> str:
     """Return a Markdown table of declared figures.
 
     Args:
-        kind: ``rank``, ``step``, ``length`` of a step, ``collective``, ``kernel``, ``skew`` of a rank, or ``run``.
+        kind: ``rank``, ``step``, ``length`` of a step, ``collective``, ``kernel``, ``skew`` of a rank, ``run``,
+            ``path`` of a step, ``process``, ``parts`` of a step, or ``change`` of a part.
     """
     from ddp_prof.analyze.collectives.collective import Collective
     from ddp_prof.analyze.collectives.straggler import RankSkew
+    from ddp_prof.analyze.critical.critical_path import StepPath
+    from ddp_prof.analyze.inventory import ProcessInventory
     from ddp_prof.analyze.kernels.kernel_times import KernelTime
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepLength, StepOverlap
     from ddp_prof.analyze.variants.comparison import VariantSummary
+    from ddp_prof.analyze.variants.waterfall import PartChange, Parts
     from ddp_prof.columns import result_columns
 
     lines = ["| key | unit | meaning | null if |", "|---|---|---|---|"]
     kinds = {"rank": RankOverlap, "step": StepOverlap, "length": StepLength, "collective": Collective}
-    kinds |= {"kernel": KernelTime, "skew": RankSkew, "run": VariantSummary}
+    kinds |= {"kernel": KernelTime, "skew": RankSkew, "run": VariantSummary, "path": StepPath}
+    kinds |= {"process": ProcessInventory, "parts": Parts, "change": PartChange}
     for one in result_columns(kinds[kind]):
         if one.in_document:
             cells = [f"`{one.name}`", one.unit, *(text.replace("``", "`") for text in (one.meaning, one.why_null))]

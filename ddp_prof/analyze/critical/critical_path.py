@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -39,6 +40,7 @@ from ddp_prof.analyze.critical.replay import (
 )
 from ddp_prof.analyze.quality import NOT_TIMED, hides_work, why_no_steps, why_unknown, why_unknown_work
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame_from_rows
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, ResultColumn, column, frame_names, frame_row
 from ddp_prof.table import (
     NO_TIME,
     UNKNOWN,
@@ -57,7 +59,17 @@ COPIES, HOST_WAITS, COMMON_QUEUE = "copies", "host waits", "common queue"
 """What a step may be replayed without."""
 WITH_GAPS = ", gaps stay"
 
-PARTS = ("compute", "transfer", "peer_wait", "queue", "launch", "host", "copies")
+_MEANINGS = {
+    "compute": ("compute on it", ALWAYS),
+    "transfer": ("collectives on it", ALWAYS),
+    "peer_wait": ("waiting for peers on it", USUALLY),
+    "queue": ("gaps between an operation and the one after which it could begin", USUALLY),
+    "launch": ("from the launch call to the start, of work that waited for nothing else", USUALLY),
+    "host": ("the host, before it launched work that waited for nothing else", ALWAYS),
+    "copies": ("memory copies on it", USUALLY),
+}
+PARTS = tuple(_MEANINGS)
+"""The parts of a critical path."""
 
 _PARTS = {
     category.value: {Category.COMMUNICATION: "transfer", Category.MEMORY: "copies"}.get(category, "compute")
@@ -132,34 +144,43 @@ class PathCollective:
     is_matched: bool
 
 
+def _get_part(part: str, path: StepPath) -> int:
+    return path.parts_ns[part]
+
+
+_PART_COLUMNS = tuple(
+    ResultColumn(f"{part}_ns", meaning, key=f"path_{part}_ms", get=partial(_get_part, part), stays=stays, adds_up=True)
+    for part, (meaning, stays) in _MEANINGS.items()
+)
+
+
 @dataclass(frozen=True, slots=True)
 class StepPath:
-    """The critical path of one step.
+    """The critical path of one step. The order of the columns is that of tables, documents and frames."""
 
-    Attributes:
-        step: The step's own number, ``None`` if it has none.
-        step_key: See ``Steps.keys``.
-        rank: The rank on which the step ended last.
-        path_ns: Length of the path: that of this rank's window or, where the host runs ahead, to its next step.
-        parts_ns: The parts of the path, by :data:`PARTS`; they sum to ``path_ns``.
-        changes: How often the path changes to another rank.
-        collectives: The collectives on the path, from the last to the first.
-        host_delay_ns: How long the host, with its launches, delayed the end of the step: on the path that goes back
-            from the end of the step's range on the host or, where the host runs ahead or no steps are marked, on this
-            one.
-        window_ns, host_ns: Those of the step on this rank, as in ``StepOverlap``.
-    """
-
-    step: int | None
-    step_key: int | None
-    rank: str
-    path_ns: int
-    parts_ns: dict[str, int]
-    changes: int
-    collectives: tuple[PathCollective, ...]
-    host_delay_ns: int
-    window_ns: int
-    host_ns: int | None
+    step: int | None = column("number of the step", null="it has none", stays=ALWAYS, describes=True)
+    step_key: int | None = column("number of the step, see ``Steps.keys``", null="the trace marks no steps")
+    rank: str = column("the rank on which the step ended last", key="ends_on", stays=WITH_ROOM)
+    window_ns: int = column("from the first to the last work of the step on this rank")
+    path_ns: int = column(
+        "length of the path: that of this rank's window or, where the host runs ahead, to its next step",
+        key="path_ms",
+        stays=ALWAYS,
+        adds_up=True,
+    )
+    parts_ns: dict[str, int] = column("the parts of the path by name, which sum to its length", parts=_PART_COLUMNS)
+    collectives: tuple[PathCollective, ...] = column(
+        "the collectives on the path, from the last to the first",
+        parts=(
+            ResultColumn("on_path", "collectives on the path", get=lambda path: len(path.collectives), stays=WITH_ROOM),
+        ),
+    )
+    changes: int = column("how often the path changes to another rank", key="rank_changes", stays=WITH_ROOM)
+    host_delay_ns: int = column(
+        "how long the host, with its launches, delayed the end of the step: on the path that goes back from the end of "
+        "the step's range on the host or, where the host runs ahead or no steps are marked, on this one"
+    )
+    host_ns: int | None = column("length of the step's range on the host", null="the trace marks no steps")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +204,9 @@ class RunCritical(FrameResult):
         return by_length[len(by_length) // 2] if by_length else None
 
     def to_frame(self) -> DataFrame:
-        """One row per step; times in nanoseconds."""
-        own = ("step", "rank", "window_ns", "path_ns", "changes")
-        columns = (*own[:-1], *(f"{part}_ns" for part in PARTS), own[-1])
-        rows = [
-            {name: getattr(path, name) for name in own} | {f"{part}_ns": ns for part, ns in path.parts_ns.items()}
-            for path in self.steps
-        ]
-        return make_frame_from_rows(columns, rows)
+        """One row per step; times in nanoseconds. ``host_ns`` is the host's part of the path."""
+        rows = [frame_row(path) | {"host_ns": path.parts_ns["host"]} for path in self.steps]  # not the step's range
+        return make_frame_from_rows(frame_names(StepPath), rows)
 
 
 def find_rank_work(rank: RankEvents) -> RankWork:

@@ -43,33 +43,42 @@ from ddp_prof.analyze.intervals import union
 from ddp_prof.analyze.kernels.kernel_times import Contention, KernelRuns, measure_contention
 from ddp_prof.analyze.result_bases import DataFrame, FrameResult, make_frame
 from ddp_prof.analyze.statistics import half_width_of_change, half_width_of_steps, mean_per_draw
+from ddp_prof.columns import ALWAYS, USUALLY, WITH_ROOM, column, derived, result_columns
 from ddp_prof.manifest import Caveat
 from ddp_prof.trace import UNKNOWN, Ints, select
 from ddp_prof.variants import variant_position
 
 SAMPLED = ("step", "compute", "transfer", "tail", "wait", "calls", "rest")
 """The parts that are measured for each step; contention is measured for a whole run."""
-PARTS = ("compute", "contention", "transfer", "tail", "wait", "calls", "rest")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The parts of a step, or of a difference of two steps; the known parts sum to ``step_ns`` exactly.
+    """The parts of a step, or of a difference of two steps; the known parts sum to ``step_ns`` exactly."""
 
-    Attributes:
-        contention_ns: ``None`` if not known for a run; it is then part of compute.
-        wait_ns: ``None`` if the ranks of a run could not be compared; it is then part of transfer and tail.
-        calls_ns: ``None`` if the clocks of host and device disagree; it is then part of the rest.
-    """
+    compute_ns: int = column("compute of the rank, without contention", stays=USUALLY)
+    contention_ns: int | None = column(
+        "what simultaneous communication adds to compute",
+        null="not known of a run: then it is in compute",
+        stays=USUALLY,
+    )
+    transfer_ns: int = column("exposed communication in which data moves, without the tail", stays=USUALLY)
+    tail_ns: int = column("exposed communication after the last compute of backward, without waits", stays=USUALLY)
+    wait_ns: int | None = column(
+        "exposed communication in which a peer had not arrived",
+        null="the ranks of a run could not be compared: then it is in transfer and tail",
+        stays=USUALLY,
+    )
+    calls_ns: int | None = column(
+        "the host's work around blocking collectives",
+        null="the clocks of host and device disagree: then it is in the rest",
+        stays=USUALLY,
+    )
+    rest_ns: int = column("everything else: data, the host between phases, idle device", stays=USUALLY)
+    step_ns: int = column("sum of the parts", key="sum_ms", stays=WITH_ROOM)
 
-    step_ns: int
-    compute_ns: int
-    contention_ns: int | None
-    transfer_ns: int
-    tail_ns: int
-    wait_ns: int | None
-    calls_ns: int | None
-    rest_ns: int
+
+PARTS = tuple(one.name.removesuffix("_ns") for one in result_columns(Parts) if one.name != "step_ns")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +95,11 @@ class Budget(Parts):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change(Parts):
-    """The change from one run to the next; ``half_width_ns`` as in :class:`Budget`, but of the change."""
+    """The change from one run to the next."""
 
-    before: str
-    after: str
-    half_width_ns: Mapping[str, int]
+    before: str = column("the run before")
+    after: str = column("the run after it")
+    half_width_ns: Mapping[str, int] = column("half of the 95 % interval of each change, by part")
 
     def is_beyond_spread(self, part: str) -> bool | None:
         """Whether a part, or ``step``, changed by more than both runs' spread; ``None`` if not known."""
@@ -303,25 +312,27 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True)
 class PartChange:
-    """A part of the mean step, or ``step`` itself; times are ``None`` if the part is not known.
+    """How a part of the mean step, or the step itself, changed from one run of a variant to the next."""
 
-    ``half_width_ns`` is half of the change's 95 % interval, ``None`` for too few steps. ``cause`` is the collective
-    with the largest share of a change of communication that exceeds the spread.
-    """
-
-    part: str
-    before_ns: int | None
-    after_ns: int | None
-    half_width_ns: int | None
-    cause: CollectiveChange | None
+    part: str = column("part of the mean step, or ``step``", stays=ALWAYS)
+    before_ns: int | None = column("in the first run", null="the part is not known", stays=USUALLY)
+    after_ns: int | None = column("in the second run", null="the part is not known", stays=USUALLY)
+    half_width_ns: int | None = column(
+        "half of the change's 95 % interval", null="too few steps", key="change_±_ms", stays=USUALLY
+    )
+    cause: CollectiveChange | None = column(
+        "the collective with the largest share of a change of communication",
+        null="the change is not beyond the spread, or no collective changed",
+    )
 
     @property
+    @derived("after less before", null="the part is not known", stays=ALWAYS, after="after_ns")
     def change_ns(self) -> int | None:
         return None if self.before_ns is None or self.after_ns is None else self.after_ns - self.before_ns
 
     @property
+    @derived("whether the change exceeds the spread of both runs", null="not known")
     def is_beyond_spread(self) -> bool | None:
-        """Whether the change exceeds the spread of both runs; ``None`` if not known."""
         return _exceeds(self.change_ns, self.half_width_ns)
 
 

@@ -21,10 +21,11 @@ from ddp_prof.analyze.variants.waterfall import (
     Change,
     CollectiveChange,
     PartChange,
+    Parts,
     Waterfall,
 )
 from ddp_prof.columns import Row, document_of, table_row
-from ddp_prof.present.columns import ms, times_of, values_of
+from ddp_prof.present.columns import ms
 from ddp_prof.present.headlines import cost_text
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.tables.overlap import notes_of_runs, profiler_name
@@ -73,7 +74,7 @@ def compare_view(
         ],
         "warnings": warnings,
         "waterfall": asdict(waterfall),
-        "changes": [{**asdict(change), **values_of(change, "change_ns", "is_beyond_spread")} for change in changes],
+        "changes": [document_of(change) for change in changes],
     }
     return TableView("", compare_rows(summaries, costs), notes, document)
 
@@ -111,8 +112,7 @@ def waterfall_rows(waterfall: Waterfall) -> list[Row]:
     return [
         {
             "from -> to": part.label if isinstance(part, Budget) else f"{part.before} -> {part.after}",
-            **times_of(part, *PARTS),
-            "sum_ms": ms(part.step_ns),
+            **table_row(part, Parts),
             "step_ms": ms(budget.step_ns),
         }
         for part, budget in zip(parts, waterfall.budgets, strict=True)
@@ -174,9 +174,7 @@ HOW_TO_READ_CHANGES = (
 def change_rows(changes: Sequence[PartChange]) -> list[Row]:
     return [
         {
-            "part": change.part,
-            **times_of(change, "before", "after", "change"),
-            "change_±_ms": ms(change.half_width_ns),
+            **table_row(change),
             "significant": _significance(change),
             "cause": collective_change_text(change.cause) if change.cause else None,
         }

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 from ddp_prof.analyze.collectives.run_analysis import RunAnalysis
-from ddp_prof.analyze.critical.critical_path import PARTS, RunCritical
-from ddp_prof.columns import Row
-from ddp_prof.present.columns import ms
+from ddp_prof.analyze.critical.critical_path import RunCritical, StepPath
+from ddp_prof.columns import Row, document_of, table_columns, table_row
 from ddp_prof.present.table import Digest, TableView, run_document
 from ddp_prof.present.text import count_noun, join_lines, milliseconds, percent, source_name
 
@@ -40,16 +37,7 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
         steps = f"{found} of {count_noun(whole, 'step')} with work" if found < whole else count_noun(found, "step")
         title += f" · {steps}"
     rows: list[Row] = [
-        {
-            "run": run.label,
-            "step": path.step,
-            "ends_on": path.rank.removeprefix("rank "),
-            "path_ms": ms(path.path_ns),
-            **{f"path_{part}_ms": ms(path.parts_ns[part]) for part in PARTS},
-            "on_path": len(path.collectives),
-            "rank_changes": path.changes,
-        }
-        for path in critical.steps
+        {"run": run.label, **table_row(path), "ends_on": path.rank.removeprefix("rank ")} for path in critical.steps
     ]
     notes = [
         _HOW_TO_READ_PATHS,
@@ -59,13 +47,13 @@ def critical_view(run: RunAnalysis, critical: RunCritical) -> TableView:
     document = run_document(
         run,
         schema=CRITICAL_SCHEMA,
-        steps=[asdict(path) for path in critical.steps],
+        steps=[document_of(path) for path in critical.steps],
         reason=critical.reason,
         gain_reason=critical.gain_reason,
         headline=headline,
         warnings=list(run.warnings),
     )
-    digest = Digest("path_ms", ("path_ms", *(f"path_{part}_ms" for part in PARTS)), "ends_on")
+    digest = Digest("path_ms", tuple(one.table_key for one in table_columns(StepPath) if one.adds_up), "ends_on")
     return TableView(join_lines([title, headline]), rows, notes if rows else run.warnings, document, digest=digest)
 
 

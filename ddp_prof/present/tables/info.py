@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict
 
 from ddp_prof.analyze.inventory import TraceInventory
-from ddp_prof.columns import Row
+from ddp_prof.columns import table_row
 from ddp_prof.errors import printable
 from ddp_prof.manifest import Manifest
-from ddp_prof.present.columns import values_of
 from ddp_prof.present.table import SCHEMA, TableView
 from ddp_prof.present.text import source_name
 from ddp_prof.variants import variant_extras
@@ -20,20 +19,7 @@ def info_view(inventory: TraceInventory) -> TableView:
         f"{source_name(inventory.trace, 1)} · {inventory.source}{producer} · device: {inventory.device} · "
         f"{inventory.duration_ns / 1e9:.3f} s"
     )
-    rows: list[Row] = [
-        {
-            **values_of(process, "rank", "process"),
-            "devices": ", ".join(map(str, process.devices)) or "cpu",
-            "kernels": process.kernels,
-            "comm_kernels": process.collectives,
-            "copies": process.copies,
-            "CUDA_calls": process.calls,
-            **values_of(process, "ranges", "steps"),
-            "warm-up_steps": process.warmup_steps,
-            "backward_ranges": process.backward_ranges,
-        }
-        for process in inventory.processes
-    ]
+    rows = [table_row(process) for process in inventory.processes]
     made = [_how_made(inventory.manifest)] if inventory.manifest else []
     names = ", ".join(f"{kind} as '{printable(name[:60])}' ({writer})" for kind, name, writer in inventory.recognized)
     named = [f"recognized: {names}"] if names else []
