@@ -26,7 +26,7 @@ class LogFile:
         self._open: int | None = None
 
     def is_another_job_s(self) -> bool:
-        """Whether another process that runs writes to the file. The lock ends with the process, however that ends."""
+        """Whether another running process writes to the file: it holds a lock, which the system releases at its end."""
         if fcntl is None or not self.file.exists():
             return False
         self._reopen()

@@ -89,7 +89,11 @@ class Job:
         )
 
     def remove_old(self, folder: Path, world: int | None = None) -> None:
-        """Remove the files of an earlier capture; a part removes its own, and those that no part of this run makes."""
+        """Remove the files of an earlier capture.
+
+        The parts of a capture, nodes or ranks that each record themselves, run this at the same time. So a part removes
+        its own files, and files that no part of this run will write; ``world`` is the number of ranks, if known.
+        """
         pattern = re.compile(
             re.escape(self.name) + r"(?:(\.rank|\.node)(\d+))?\.(run\.json|nsys-rep|sqlite|json\.gz|qdstrm)"
         )
@@ -99,11 +103,11 @@ class Job:
             kind, number, suffix = found.groups()
             if not self.part or f"{kind}{number}" == self.part:
                 is_old = True
-            elif kind is None:
+            elif kind is None:  # of a capture without parts; run.json is common to all parts
                 is_old = suffix != "run.json"
-            elif self.part.startswith(".node") and suffix == "json.gz":  # a rank of this node or of another one
+            elif self.part.startswith(".node") and suffix == "json.gz":  # of torch.profiler: a rank of any node
                 is_old = self.nsys is not None
-            else:  # a capture has nodes or ranks, not both; each part of this run removes its own files
+            else:  # a capture has parts of one kind, nodes or ranks
                 is_old = not self.part.startswith(kind) or (world is not None and int(number) >= world)
             if is_old:
                 file.unlink(missing_ok=True)

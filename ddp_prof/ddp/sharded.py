@@ -313,6 +313,7 @@ class ShardReducer(Reducer):
         return ShardBucket(index, parameters, self._group)
 
     def _launch(self, bucket: GradientBucket) -> InFlight:
+        """Reduce a bucket; free the full gradients of earlier buckets that have been reduced meanwhile."""
         assert isinstance(bucket, ShardBucket)
         for earlier, flight in zip(self.buckets, self._in_flight, strict=False):
             if flight.is_completed():

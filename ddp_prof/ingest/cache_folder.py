@@ -98,7 +98,8 @@ class CacheFolder:
 
     def most_bytes(self) -> int:
         """Return how many bytes the files may take together."""
-        # Unlike the method of a path, this tells of no folder that must not be looked into, nor of too long names.
+        # The cache's folder may not exist yet: its nearest parent that does is on the same disk. os.path.exists() is
+        # False for a folder without permission and for too long a name, where Path.exists() raises.
         place = next(folder for folder in (self.folder, *self.folder.parents) if os.path.exists(folder))  # noqa: PTH110
         free = shutil.disk_usage(place).free + sum(file.bytes for file in self.files())
         return min(MOST_BYTES, free // MOST_SHARE_OF_FREE)

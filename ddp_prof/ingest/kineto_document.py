@@ -194,7 +194,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def refuse_unwritten(path: Path) -> int:
-    """Return how many bytes a file holds; raise TraceError if it lies about its size."""
+    """Return how many bytes a file holds on disk; raise TraceError if most of its size was never written."""
     size, held = path.stat().st_size, held_bytes(path)
     if size > _LEAST_BYTES_TO_DOUBT and 2 * held < size:
         reason = f"it holds {held:,} bytes, and {size - held:,} zeros that were never written"

@@ -161,15 +161,20 @@ def divide_by_when(rank: RankCollectives, part: Part) -> PhaseParts:
     pieces = cut_pauses(rank.timings, rank.pauses, part)
     of_piece, stretch = _overlapping_stretches(rank, pieces)
     row, start_ns, end_ns = pieces.row[of_piece], pieces.start_ns[of_piece], pieces.end_ns[of_piece]
+
+    # A stretch of a phase ends where the next one begins; the last one of a step has no end.
     phases = rank.device_phases
     ends = np.append(phases.start_ns[1:], _LATEST)
     ends[np.append(phases.step[1:] != phases.step[:-1], True)] = _LATEST
     start = np.maximum(start_ns, phases.start_ns[stretch])
     end = np.minimum(end_ns, ends[stretch])
+
     when = _classify_when(phases.before[stretch], phases.after[stretch], rank.timings.phase[row])
     timings = select(rank.timings, row)
     is_lost = (timings.step == UNKNOWN) & ((timings.launch_ns == NO_TIME) | (timings.phase != UNKNOWN))
     when[is_lost] = WHENS.index(UNKNOWN_WHEN)
+
+    # What lies after the end of backward's compute is tail, whatever the phase is.
     tail_from = np.clip(backward_end_ns(rank)[row], start, np.maximum(start, end))
     in_tail = PhaseParts(row, tail_from, end, np.full(len(row), WHENS.index(TAIL)))
     cells = concatenate(PhaseParts(row, start, tail_from, when), in_tail)

@@ -143,7 +143,10 @@ def _find_pairs(ranks: Sequence[RankCollectives], streams: Sequence[Streams]) ->
 
 
 def _pair_streams(ranks: Sequence[RankCollectives]) -> list[Streams]:
-    """Map each rank's streams to those of the rank with most streams; empty if one order holds for all."""
+    """Map the streams of each rank to those of the rank with most streams.
+
+    The maps are empty if ranks need no pairs of streams: the order of their collectives, over all streams, is the same.
+    """
     lanes = []
     for rank in ranks:
         timings = rank.timings

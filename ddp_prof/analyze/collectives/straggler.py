@@ -261,21 +261,20 @@ class RunSkew(FrameResult):
 
 
 def measure_skew(run: RunAnalysis) -> RunSkew:
+    """Find which rank arrives last at the matched collectives, by how much, and what that costs; see the module."""
     ranks, matches, alignment = run.ranks, run.matches, run.alignment
     takes_part = matches.rows != UNKNOWN
-    step = np.full(len(matches), UNKNOWN, np.int64)  # if ranks have different keys, that of the first rank
-    waits = np.zeros(matches.rows.shape, np.int64)  # exposed ones, 0 where a rank took no part
-    for index in reversed(range(len(ranks))):
-        own = matches.rows[:, index]
-        key = take_or_unknown(ranks[index].keys, own)
-        step = np.where(key == UNKNOWN, step, key)
-        waits[:, index] = np.maximum(0, take_or_unknown(run.exposures[index].exposed_wait_ns, own))
+    step, waits = _steps_and_waits(run)
     knows_exposed = not any(rank.reason for rank in ranks if len(rank.timings))
+
     lags = _lags(ranks, matches, alignment)
     if alignment.residual_p95_ns is None:
         lags[:] = np.nan  # unaligned clocks do not tell who came first
     least = alignment.residual_p95_ns or 0
-    compared, late = lags, last = lags, _last_to_arrive(lags, least)
+    last = _last_to_arrive(lags, least)
+
+    # Without steps, each collective counts by itself.
+    compared, late = lags, last
     by_step = np.argsort(step, kind="stable")
     by_step = by_step[step[by_step] != UNKNOWN]
     of_steps: list[Ints] = []  # for each step, rows of the matches
@@ -283,6 +282,7 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         of_steps = np.split(by_step, np.flatnonzero(begins_run(step[by_step]))[1:])
         compared = np.array([_largest_lags(lags[rows]) for rows in of_steps])
         late = _last_to_arrive(compared, least)
+
     keys = [int(step[rows][0]) for rows in of_steps]
     costs = _costs_of_steps(run, of_steps, late) if knows_exposed else np.zeros(len(of_steps), np.int64)
     before = _lags_before(run, keys)
@@ -332,6 +332,19 @@ def measure_skew(run: RunAnalysis) -> RunSkew:
         warnings=run.warnings,
         has_steps=run.has_steps,
     )
+
+
+def _steps_and_waits(run: RunAnalysis) -> tuple[Ints, Ints]:
+    """The key of each match's step, and the exposed wait of each rank at it: 0 where the rank takes no part."""
+    rows = run.matches.rows
+    step = np.full(len(rows), UNKNOWN, np.int64)
+    waits = np.zeros(rows.shape, np.int64)
+    for index in reversed(range(len(run.ranks))):  # where ranks have different keys, that of the first one remains
+        of_rank = rows[:, index]
+        key = take_or_unknown(run.ranks[index].keys, of_rank)
+        step = np.where(key == UNKNOWN, step, key)
+        waits[:, index] = np.maximum(0, take_or_unknown(run.exposures[index].exposed_wait_ns, of_rank))
+    return step, waits
 
 
 def _why_unknown(run: RunAnalysis) -> str | None:

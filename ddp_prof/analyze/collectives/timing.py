@@ -297,16 +297,24 @@ def trim_compute(found: RankCollectives, *, to_draw: bool) -> RankCollectives:
 
 
 def _consumer_columns(rank: RankEvents, rows: Ints) -> tuple[tuple[str, ...], dict[str, Ints]]:
+    """What needs each collective first, and how long it blocks.
+
+    Returns:
+        The names of all consumers, and columns of ``CollectiveTimings``; ``consumer`` is an index into the names.
+    """
     blocking, activities = rank.blocking, rank.trace.activities
     needed = blocking.consumer_of_event[rows]
     consumer = consumer_activities(rank)
     name_id = take_or_unknown(activities.name_id, consumer)
     used = np.unique(name_id[name_id != UNKNOWN])
+
+    # A collective of several kernels is one row, that of its first kernel: the blocking of the others is added to it.
     head = rank.operation_parts.head
     by_collective_ns = blocking.by_event_ns.copy()
     of_parts = np.flatnonzero((head != UNKNOWN) & (head != np.arange(len(head))))
     of_parts = of_parts[(by_collective_ns[of_parts] != UNKNOWN) & (by_collective_ns[head[of_parts]] != UNKNOWN)]
     np.add.at(by_collective_ns, head[of_parts], by_collective_ns[of_parts])
+
     return tuple(rank.trace.names[name] for name in used.tolist()), {
         "blocking_ns": by_collective_ns[rows],
         "slack_ns": take_or_unknown(blocking.consumers.slack_ns, needed, NO_TIME),

@@ -634,7 +634,10 @@ class _Builder:
         return f"{ours}the 'gloo:' events, each from when it {begin}"
 
     def _declared(self, field: str) -> set[str]:
-        """The values of a field in our ranges around the process; an empty text for a range without it."""
+        """The values of a field in the names of the ranges by which ddp_prof describes this process.
+
+        A range without the field has an empty text.
+        """
         ids = np.unique(self.trace.spans.name_id[self.trace.spans.process == self.process]).tolist()
         names = [self.trace.names[name_id] for name_id in ids]
         return {range_.text(field) or "" for range_ in parse_ranges(names, PROCESS).values()}

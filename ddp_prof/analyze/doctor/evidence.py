@@ -266,23 +266,26 @@ class RunEvidence:
 
     @cached_property
     def gradients(self) -> Gradients:
-        found = []
+        """The collectives of all ranks that reduce gradients in a step; a unit is a step."""
+        of_ranks = []
         for index, (rank, exposure) in enumerate(zip(self.analysis.ranks, self.analysis.exposures, strict=True)):
             rows = np.flatnonzero(carry_gradients(rank) & (rank.keys != UNKNOWN))
             shared = {item.name for item in fields(Gradients)} & {item.name for item in fields(rank.timings)}
-            own = {name: getattr(rank.timings, name)[rows] for name in shared}
+            columns = {name: getattr(rank.timings, name)[rows] for name in shared}
             # The additional last element is for UNKNOWN, which is -1.
-            copies = np.array([*(name.lower().startswith("memcpy") for name in rank.consumers), False])
+            is_copy = np.array([*(name.lower().startswith("memcpy") for name in rank.consumers), False])
             of_rank = Gradients(
                 rank=np.full(len(rows), index),
-                unit=own["step"],
-                number=take_or_unknown(rank.step_numbers, own["step"]),
-                is_copied=copies[own["consumer"]],
+                unit=columns["step"],
+                number=take_or_unknown(rank.step_numbers, columns["step"]),
+                is_copied=is_copy[columns["consumer"]],
                 exposed_ns=exposure.exposed_ns[rows],
-                **own,
+                **columns,
             )
-            found.append(of_rank)
-        every = concatenate(*found) if found else empty(Gradients)
+            of_ranks.append(of_rank)
+        every = concatenate(*of_ranks) if of_ranks else empty(Gradients)
+
+        # Steps are numbered over all ranks: one begins where the rank, or its step, differs from the row before.
         step = np.cumsum(begins_run(every.rank, every.step)) - 1
         return replace(every, step=step, unit=step)
 
