@@ -1,9 +1,8 @@
 """Predicts the communication that is left when backward ends, from the real buckets; see ``docs/bucket_size.md``.
 
 A message of s bytes takes ``t(s) = o + s / w``: an overhead per call, and a bandwidth, see :mod:`.findings`. Gradients
-become ready from the last parameter to the first, in proportion to the products of matrices that backward has done for
-them; that of an embedding, which is looked up, is ready at the end. A bucket is sent when its last gradient is ready
-and the link is free::
+become ready from the last parameter to the first, in proportion to the matrix products of backward; the gradient of an
+embedding, which has none, is ready at the end. A bucket is sent when its last gradient is ready and the link is free::
 
     backward     hhhhhh44332211.      h: head, e: embedding
     buckets      .....|hhhhhhh|43|21|eeeeee
@@ -13,8 +12,8 @@ What is sent beside compute takes ``slowdown`` times as long, if captures tell: 
 the link alone would take. On a CPU, ranks and gloo share the cores.
 
 The course CS336 (spring 2025, assignment 2, *ddp_bucketed_benchmarking*) divides the s bytes into n equal buckets whose
-backward takes as long as their transfer, s / (n w). Then ``s / (n w) + n o`` is left, least for buckets of
-``sqrt(s o w)``. That is what is expected here of a model whose parameters are not known.
+backward takes as long as their transfer, s / (n w). Then ``s / (n w) + n o`` is left, which is least for buckets
+of ``sqrt(s o w)``. This formula is used for a model whose parameters are not known.
 """
 
 from __future__ import annotations
@@ -126,12 +125,12 @@ def make_model(link: LinkModel, summaries: Sequence[SettingSummary]) -> BucketMo
 
 def _slowdown(link: LinkModel, counts: tuple[int, ...], summaries: Sequence[SettingSummary]) -> float | None:
     """How many times as long communication takes in captures with several buckets as the link alone would take."""
-    found = []
+    slowdowns = []
     for one in summaries:
         if counts and one.trace and one.setting.swept_mb and 2 * one.trace.overlapped_ns > one.trace.comm_ns:
             alone = sum(map(link.time_ns, bucket_bytes(counts, one.setting.swept_mb)))
-            found.append(one.trace.comm_ns / alone)
-    return max(1.0, float(np.median(found))) if found else None
+            slowdowns.append(one.trace.comm_ns / alone)
+    return max(1.0, float(np.median(slowdowns))) if slowdowns else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,32 +150,32 @@ class Expectation:
 
 def compare_expectations(model: BucketModel, summaries: Sequence[SettingSummary]) -> list[Expectation]:
     """Compare the tails of captures with what was expected for their buckets."""
-    found = []
+    expectations = []
     for one in summaries:
         mb, tail_ns = one.setting.swept_mb, one.trace.tail_ns if one.trace else None
         if mb is not None and tail_ns:
             workload = one.setting.workload
             with_it, alone = (model.expected_ns(mb, workload, contended=contended) for contended in (True, False))
-            found.append(Expectation(mb, workload, with_it, alone, tail_ns))
-    return found
+            expectations.append(Expectation(mb, workload, with_it, alone, tail_ns))
+    return expectations
 
 
-def median_error(found: Sequence[Expectation], *, contended: bool = True) -> float:
-    return float(np.median([one.error(None if contended else one.alone_ns) for one in found]))
+def median_error(expectations: Sequence[Expectation], *, contended: bool = True) -> float:
+    return float(np.median([one.error(None if contended else one.alone_ns) for one in expectations]))
 
 
-def error_text(found: Sequence[Expectation]) -> str:
-    most = percent(max(one.error() for one in found))
-    return f"{percent(median_error(found))} (median of {len(found)}, at most {most})"
+def error_text(expectations: Sequence[Expectation]) -> str:
+    most = percent(max(one.error() for one in expectations))
+    return f"{percent(median_error(expectations))} (median of {len(expectations)}, at most {most})"
 
 
-def mismatch_text(model: BucketModel, found: Sequence[Expectation]) -> str:
+def mismatch_text(model: BucketModel, expectations: Sequence[Expectation]) -> str:
     """Describe how far the expected tails are off, and why, as far as captures show it."""
-    longer = sum(one.measured_ns > one.expected_ns for one in found)
-    text = f"The expected tails are off by {error_text(found)}; {longer} of those measured are longer."
+    longer = sum(one.measured_ns > one.expected_ns for one in expectations)
+    text = f"The expected tails are off by {error_text(expectations)}; {longer} of those measured are longer."
     if model.slowdown and model.slowdown > 1:
         text += (
             f" What is sent beside compute takes {model.slowdown:.1f} times as long as it would alone: without that, "
-            f"the error would be {percent(median_error(found, contended=False))}."
+            f"the error would be {percent(median_error(expectations, contended=False))}."
         )
     return f"{text} Not in the model: ranks that wait for each other, the profiler, and compute that gets slower."

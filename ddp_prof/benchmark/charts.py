@@ -23,14 +23,14 @@ _ASIDE = 1.025  # factor between the x values of curves, so that their error bar
 
 def draw_figures(results: TestbedResults) -> dict[str, tuple[str, Chart]]:
     """Draw the figures that the measurements allow; returns (title, figure) by file name."""
-    found = {"variants": ("Step time and communication by variant", draw_variants(results))}
+    figures = {"variants": ("Step time and communication by variant", draw_variants(results))}
     if len(bucket_sizes(results.summaries)) > 1:
-        found["buckets"] = ("Step time by bucket size", draw_buckets(results))
+        figures["buckets"] = ("Step time by bucket size", draw_buckets(results))
         if isinstance(results.model, BucketModel):
-            found["model"] = ("Communication left by the model of bucketing", draw_model(results, results.model))
+            figures["model"] = ("Communication left by the model of bucketing", draw_model(results, results.model))
     if results.messages:
-        found["bandwidth"] = ("Bandwidth by message size", draw_bandwidth(results))
-    return found
+        figures["bandwidth"] = ("Bandwidth by message size", draw_bandwidth(results))
+    return figures
 
 
 def draw_variants(results: TestbedResults) -> Chart:
@@ -108,12 +108,16 @@ def draw_buckets(results: TestbedResults) -> Chart:
             }
         )  # fmt: skip
         same_work = [one for one in results.summaries if one.setting.workload == workload and one.step_ns]
-        if others := [one for one in same_work if one.setting.swept_mb is None]:
-            best = min(others, key=lambda one: value_ms(one.step_ns) or math.inf)
+        if without_buckets := [one for one in same_work if one.setting.swept_mb is None]:
+            best = min(without_buckets, key=lambda one: value_ms(one.step_ns) or math.inf)
             name = f"fastest other, {best.setting.work_text}: {shown_name(best.setting.label)}"
             ends, step_ms = [min(sizes) / 1.3, max(sizes) * 1.3], value_ms(best.step_ns)
             traces.append(_line(name, ends, [step_ms, step_ms], color=color, width=1.3, dash="dash"))
-    notes = [found.text for found in results.observations if found.name.startswith("model_") and found.text]
+    notes = [
+        observation.text
+        for observation in results.observations
+        if observation.name.startswith("model_") and observation.text
+    ]
     return _figure(
         results, "Step time by bucket size", traces, "".join(notes),
         xaxis=_size_axis(results), yaxis=axis("step time (ms); bars: 95 % interval", fixedrange=True),
@@ -143,11 +147,11 @@ def draw_model(results: TestbedResults, model: BucketModel) -> Chart:
                 "customdata": expected, "hovertemplate": "%{y:.2f} ms, expected %{customdata:.2f}<extra></extra>",
             }
         )  # fmt: skip
-    found, verdict = compare_expectations(model, results.summaries), ""
+    expectations, verdict = compare_expectations(model, results.summaries), ""
     title = f"Of {model.best_mb:.2g} MiB, the model of bucketing expects the least communication after backward"
-    if found:
-        title = f"Tail by bucket size: what was expected is off by {error_text(found)}"
-        verdict = mismatch_text(model, found).replace(". ", ".\n")
+    if expectations:
+        title = f"Tail by bucket size: what was expected is off by {error_text(expectations)}"
+        verdict = mismatch_text(model, expectations).replace(". ", ".\n")
     return _figure(
         results, title, traces, verdict,
         xaxis=_size_axis(results),
@@ -204,12 +208,12 @@ def draw_bandwidth(results: TestbedResults) -> Chart:
 
 def _curves(results: TestbedResults) -> Iterator[tuple[str, float, list[SettingSummary]]]:
     """Yield the bucketed settings of each workload, with a colour and a small horizontal shift."""
-    found: dict[tuple[int, int], list[SettingSummary]] = {}
+    by_workload: dict[tuple[int, int], list[SettingSummary]] = {}
     for summary in results.summaries:
         if summary.step_ns and summary.setting.swept_mb is not None:
-            found.setdefault(summary.setting.workload, []).append(summary)
-    for index, buckets in enumerate(found.values()):
-        yield theme.SERIES[index % len(theme.SERIES)], _ASIDE ** (index - (len(found) - 1) / 2), buckets
+            by_workload.setdefault(summary.setting.workload, []).append(summary)
+    for index, buckets in enumerate(by_workload.values()):
+        yield theme.SERIES[index % len(theme.SERIES)], _ASIDE ** (index - (len(by_workload) - 1) / 2), buckets
 
 
 def _line(name: str, x: Sequence[float], y: Sequence[float | None], **style: object) -> dict[str, Any]:
@@ -233,7 +237,7 @@ def _figure(
     results: TestbedResults, title: str, traces: Sequence[dict[str, Any]], note: str = "", *, height: int = _HEIGHT,
     l: int = 90, r: int = 60, **layout: Any,  # noqa: E741  # as Plotly calls the margins
 ) -> Chart:  # fmt: skip
-    """A figure; below its title the testbed, with a CPU, or a GPU that ranks shared, emphasized."""
+    """A figure with the testbed below its title; a CPU, or a GPU that ranks shared, is emphasized."""
     subtitle, device = shown_name(results.title), results.testbed.device
     if device is not None:
         stated = "; ".join(caveat for summary in results.summaries for caveat in summary.caveats)

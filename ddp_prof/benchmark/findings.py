@@ -4,8 +4,8 @@
 
 *Sentences.* A setting is compared with another of the same work and in the same repeat, whose runs are near in time, so
 that a machine that is slow for a while slows both. Such a pair of runs gives one saving; the effect is the median over
-all pairs of repeats and work, and its interval is found by drawing pairs. An effect that the interval does not tell
-from nothing is kept, and no sentence is written about it.
+all pairs of repeats and work, and its interval is found by drawing pairs. An effect whose
+interval contains zero is kept, but no sentence is written about it.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ NAIVE, FLAT, OVERLAP, TORCH = ((name, None) for name in ("naive", "flat", "overl
 
 @dataclass(frozen=True, slots=True)
 class MessageCost:
-    """All-reduces of one size: the median over runs of each run's median, of a single run over its calls."""
+    """All-reduces of one size: the median over runs of each run's median over its calls."""
 
     bytes: int
     calls: int
@@ -55,12 +55,12 @@ class MessageCost:
 
 def message_costs(results: Results) -> dict[Testbed, list[MessageCost]]:
     testbeds = {run.id: Testbed.from_run(run) for run in results.runs if run.status == OK}
-    found: dict[tuple[Testbed, int], list[StoredMessages]] = {}
+    by_size: dict[tuple[Testbed, int], list[StoredMessages]] = {}
     for message in results.messages:
         if message.run in testbeds and message.bytes > 0 and message.median_ns > 0:
-            found.setdefault((testbeds[message.run], message.bytes), []).append(message)
+            by_size.setdefault((testbeds[message.run], message.bytes), []).append(message)
     costs: dict[Testbed, list[MessageCost]] = {}
-    for (testbed, number), messages in sorted(found.items(), key=lambda item: item[0][1]):
+    for (testbed, number), messages in sorted(by_size.items(), key=lambda item: item[0][1]):
         medians = [message.median_ns for message in messages]
         low, high = bootstrap_interval(medians) or (None, None)
         calls = sum(message.calls for message in messages)
@@ -93,17 +93,17 @@ def fit_link(messages: Sequence[MessageCost]) -> LinkModel | str:
 def _robust_line(columns: np.ndarray) -> np.ndarray:
     """Coefficients whose combination of the columns is nearest to 1 in each row."""
     weights = np.ones(len(columns))
-    found = np.zeros(columns.shape[1])
+    coefficients = np.zeros(columns.shape[1])
     scaling = np.linalg.norm(columns, axis=0)  # the columns differ by orders of magnitude
     for _ in range(50):
         root = np.sqrt(weights)
-        found = np.linalg.lstsq(columns / scaling * root[:, None], root, rcond=None)[0] / scaling
-        residuals = np.abs(columns @ found - 1)
+        coefficients = np.linalg.lstsq(columns / scaling * root[:, None], root, rcond=None)[0] / scaling
+        residuals = np.abs(columns @ coefficients - 1)
         scale = MAD_TO_SIGMA * float(np.median(residuals))
         if scale < 1e-12:
             break
         weights = np.minimum(1, HUBER * scale / np.maximum(residuals, 1e-300))
-    return found
+    return coefficients
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Observation:
 
 
 def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | str) -> tuple[Observation, ...]:
-    found = [
+    observations = [
         _change(summaries, "step", NAIVE, FLAT),
         _change(summaries, "communication", NAIVE, FLAT),
         _change(summaries, "step", NAIVE, OVERLAP),
@@ -131,7 +131,7 @@ def find_observations(summaries: Sequence[SettingSummary], model: BucketModel | 
         _model_error(summaries, model),
         _host_timer(summaries),
     ]
-    return tuple(observation for observation in found if observation is not None)
+    return tuple(observation for observation in observations if observation is not None)
 
 
 def bucket_sizes(summaries: Sequence[SettingSummary]) -> list[float]:
@@ -173,13 +173,13 @@ def _bucket_size(summaries: Sequence[SettingSummary], model: BucketModel | str) 
 
 
 def _model_error(summaries: Sequence[SettingSummary], model: BucketModel | str) -> Observation | None:
-    found = [] if isinstance(model, str) else compare_expectations(model, summaries)
-    if isinstance(model, str) or not found:
+    expectations = [] if isinstance(model, str) else compare_expectations(model, summaries)
+    if isinstance(model, str) or not expectations:
         return None
-    errors = [one.error() for one in found]
+    errors = [one.error() for one in expectations]
     low, high = (bootstrap_interval(errors) if len(errors) >= LEAST_PAIRS else None) or (None, None)
-    text = mismatch_text(model, found)
-    return Observation("model_error", "expected", "measured", median_error(found), low, high, len(errors), text)
+    text = mismatch_text(model, expectations)
+    return Observation("model_error", "expected", "measured", median_error(expectations), low, high, len(errors), text)
 
 
 def _host_timer(summaries: Sequence[SettingSummary]) -> Observation | None:
@@ -205,14 +205,14 @@ def _change(summaries: Sequence[SettingSummary], name: str, before: Kind, after:
 
 def _savings(summaries: Sequence[SettingSummary], before: Kind, after: Kind, column: str = "step_ns") -> list[float]:
     """The share that the second setting saves of the first, for each pair of runs of one repeat and workload."""
-    found = []
+    savings = []
     for old, new in product(summaries, summaries):
         kinds = [(one.setting.variant, one.setting.bucket_size_mb) for one in (old, new)]
         first, second = getattr(old, column), getattr(new, column)
         if kinds == [before, after] and old.setting.workload == new.setting.workload and first and second:
             common = first.medians.keys() & second.medians.keys()
-            found += [1 - second.medians[key] / first.medians[key] for key in sorted(common) if first.medians[key]]
-    return found
+            savings += [1 - second.medians[key] / first.medians[key] for key in sorted(common) if first.medians[key]]
+    return savings
 
 
 def _observe(
@@ -245,11 +245,11 @@ class TestbedResults:
 
     @property
     def contradicts_model(self) -> bool:
-        return any(found.name == "model_disagrees" and found.text for found in self.observations)
+        return any(observation.name == "model_disagrees" and observation.text for observation in self.observations)
 
     @property
     def sentences(self) -> list[str]:
-        return [found.text for found in self.observations if found.text]
+        return [observation.text for observation in self.observations if observation.text]
 
     @property
     def title(self) -> str:
@@ -267,11 +267,11 @@ class TestbedResults:
 def gather_testbeds(results: Results) -> list[TestbedResults]:
     environments = {environment.id: environment for environment in results.environments}
     messages = message_costs(results)
-    found = []
+    gathered = []
     for testbed, summaries in summarize_settings(results).items():
         environment, costs = environments.get(testbed.environment), messages.get(testbed, ())
         link = fit_link(costs)
         model = link if isinstance(link, str) else make_model(link, summaries)
         observations = find_observations(summaries, model)
-        found.append(TestbedResults(testbed, environment, summaries, costs, model, observations))
-    return found
+        gathered.append(TestbedResults(testbed, environment, summaries, costs, model, observations))
+    return gathered

@@ -267,8 +267,8 @@ def results_markdown(testbeds: Sequence[TestbedResults], pictures: Sequence[dict
             messages = messages_view(results)
             parts += [f"### {messages.title.capitalize()}\n", markdown(messages.rows), _list(messages.notes)]
         parts += [f"![{title}]({name}.png)\n" for name, title in (pictures[index] if pictures else {}).items()]
-        found = results.sentences
-        parts += ["### What these numbers show\n", _list([*found, SENTENCES] if found else [NOTHING])]
+        sentences = results.sentences
+        parts += ["### What these numbers show\n", _list([*sentences, SENTENCES] if sentences else [NOTHING])]
     return "\n".join(parts)
 
 
@@ -279,7 +279,7 @@ def _list(lines: Sequence[str]) -> str:
 def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]:
     """Write figures as pages and pictures, and ``results.md``; returns what could not be made, a line each."""
     write_shared_plotly(folder)
-    shown = []
+    titles_of_all = []
     with Pictures() as drawing:
         for number, results in enumerate(testbeds, 1):
             testbed, prefix, titles = results.testbed, "", {}
@@ -290,10 +290,10 @@ def write_results(testbeds: Sequence[TestbedResults], folder: Path) -> list[str]
                 titles[f"{prefix}{name}"] = title
                 drawing.draw(figure, folder / f"{prefix}{name}.png")
                 write_figure(figure, title=title, page=folder / f"{prefix}{name}.html", shared_plotly=True)
-            shown.append(titles)
+            titles_of_all.append(titles)
         problems = drawing.try_finish()
     with atomic_write(folder / REPORT) as partial:
-        text = results_markdown(testbeds, () if problems else shown)
+        text = results_markdown(testbeds, () if problems else titles_of_all)
         partial.write_text(text, encoding="utf-8", errors="backslashreplace")
     return problems
 

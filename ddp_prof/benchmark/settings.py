@@ -1,8 +1,8 @@
 """The settings of a results database, each with the figures of all its repeats.
 
 A setting's figure is the median over its runs of each run's median over steps. Its interval is found by drawing runs,
-see :mod:`ddp_prof.analyze.statistics`: the steps of a run are more alike than those of two. Figures are compared only
-within one :class:`Testbed`, and there within a repeat of the same work, whose runs are near in time.
+see :mod:`ddp_prof.analyze.statistics`: steps of one run are more alike than steps of two runs. Figures are compared
+only within one :class:`Testbed`, and there within a repeat of the same work, whose runs are near in time.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Estimate(StepMedian):
 
 
 def estimate(medians: Mapping[str, float]) -> Estimate | None:
-    found = median_of_steps([list(medians.values())])
-    return Estimate(found.value, found.half_width, medians) if found else None
+    median = median_of_steps([list(medians.values())])
+    return Estimate(median.value, median.half_width, medians) if median else None
 
 
 def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
@@ -87,8 +87,8 @@ def ratio(above: Estimate | None, below: Estimate | None) -> Estimate | None:
     if above is None or below is None or not below.value:
         return None
     common = {key: above.medians[key] / value for key, value in below.medians.items() if key in above.medians and value}
-    if found := ratio_of_repeats(list(common.values())):
-        return Estimate(found.value, found.half_width, common)
+    if paired := ratio_of_repeats(list(common.values())):
+        return Estimate(paired.value, paired.half_width, common)
     return estimate(common) or Estimate(above.value / below.value, None)
 
 
@@ -150,12 +150,12 @@ def summarize_settings(results: Results) -> dict[Testbed, tuple[SettingSummary, 
         testbed = replace(Testbed.from_run(run), device=run.device or devices.get(run.environment))
         setting = Setting(run.variant, run.bucket_size_mb, run.local_batch_size, run.seq_len)
         runs.setdefault(testbed, {}).setdefault(setting, []).append(run)
-    found = {}
+    summaries_of = {}
     for testbed, settings in runs.items():
         summaries = [_summarize(setting, settings[setting], steps) for setting in sorted(settings, key=Setting.order)]
         naive = {one.setting.workload: one for one in summaries if one.setting.variant == BASELINE}
-        found[testbed] = tuple(_with_speedups(one, naive.get(one.setting.workload)) for one in summaries)
-    return found
+        summaries_of[testbed] = tuple(_with_speedups(one, naive.get(one.setting.workload)) for one in summaries)
+    return summaries_of
 
 
 def _with_speedups(one: SettingSummary, naive: SettingSummary | None) -> SettingSummary:

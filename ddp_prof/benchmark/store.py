@@ -1,7 +1,7 @@
 """The results database of the study: the sweep writes it, and ``ddp-prof results`` reads it.
 
-Four tables, a frozen class each: environments; runs; the times of each step of a run; the times of a run's messages by
-size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
+Four tables, each with a frozen class: environments; runs; the times of each step of a run; the times of a run's
+messages by size. Times are nanoseconds, sizes bytes, and ``None`` (null) is what was not measured.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class StoredRun:
         caveat: What restricts the meaning of the figures, as for ranks that share a GPU.
         trace: File of the capture of the same setting; the figures from it are medians of a step over all ranks.
         code: Digest of the code that was measured; the run is made again, under the same id, when that changes.
-        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze`, likewise; ``None`` of databases from before.
+        definitions: ``DEFINITIONS`` of :mod:`ddp_prof.analyze`, likewise; ``None`` in older databases.
     """
 
     id: str
@@ -135,7 +135,7 @@ MOST_S, OPERATIONS_PER_CHECK, LEAST_BYTES_PER_ROW = 60, 1_000_000, 6
 def open_database(path: Path, layout: Tables = TABLES) -> Database:
     """Open a database for writing; create its folder and tables if needed. Raises TraceError.
 
-    It must be empty or have a table of ``layout``.
+    A file that is there must be empty or have a table of ``layout``.
     """
     from sqlite_utils import Database
 
@@ -235,16 +235,16 @@ def _load(connection: sqlite3.Connection, name: str, row: type[Any], room: int) 
     tables = "select 1 from sqlite_master where type = 'table' and rootpage > 0 and name = ?"
     if not connection.execute(tables, (name,)).fetchone():
         raise sqlite3.DatabaseError(f"no table {name}")
-    found, held = [], 0
+    rows, held = [], 0
     for values in connection.execute(f"select * from {name} order by rowid"):
         held += LEAST_BYTES_PER_ROW + sum(len(value) for value in values if isinstance(value, (str, bytes)))
         if held > room:
             raise sqlite3.DatabaseError(f"{name} holds more than it has room for")
         try:  # SQLite has no bool, and keeps what it is given
-            found.append(convert(dict(values), row, strict=False))
+            rows.append(convert(dict(values), row, strict=False))
         except ValidationError as error:
             raise sqlite3.DatabaseError(f"{name}: {error}") from error
-    return tuple(found)
+    return tuple(rows)
 
 
 @contextmanager

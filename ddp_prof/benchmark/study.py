@@ -65,23 +65,23 @@ def _testbed_of(runs: Sequence[Run]) -> TestbedResults | None:
         return None
     folders = dict.fromkeys(run.files[0].parent for run in runs)
     for path in (folder / name for folder in folders for name in DATABASES):
-        for found in gather_testbeds(load_results(path)) if path.is_file() else ():
-            testbed = found.testbed
+        for results in gather_testbeds(load_results(path)) if path.is_file() else ():
+            testbed = results.testbed
             same = (testbed.model_size, testbed.device, testbed.world_size) == (
                 made.model_size,
                 made.device,
                 made.world_size,
             )
-            if same and len(bucket_sizes(found.summaries)) > 1:
-                return found
+            if same and len(bucket_sizes(results.summaries)) > 1:
+                return results
     return None
 
 
 def _workload_of(runs: Sequence[Run], results: TestbedResults) -> tuple[int, int]:
     """The workload of the runs if it was measured, else the largest one."""
     measured = {one.setting.workload for one in results.summaries if one.setting.swept_mb is not None}
-    own = [(run.manifest.batch_size, run.manifest.seq_len) for run in runs if run.manifest]
-    return next((workload for workload in own if workload in measured), max(measured))
+    workloads = [(run.manifest.batch_size, run.manifest.seq_len) for run in runs if run.manifest]
+    return next((workload for workload in workloads if workload in measured), max(measured))
 
 
 def _draw_results(results: TestbedResults, workload: tuple[int, int]) -> Chart:
@@ -107,9 +107,9 @@ def _expectation(results: TestbedResults) -> list[str]:
     if not isinstance(results.model, BucketModel):
         return [f"What was to be expected is not known: {results.model}."]
     text = link_note(results.model, contradicted=results.contradicts_model)
-    found = compare_expectations(results.model, results.summaries)
+    expectations = compare_expectations(results.model, results.summaries)
     paragraphs = [f"Expected: {text}."]
-    return [*paragraphs, f"Measured: {mismatch_text(results.model, found)}"] if found else paragraphs
+    return [*paragraphs, f"Measured: {mismatch_text(results.model, expectations)}"] if expectations else paragraphs
 
 
 def picture_folders(runs: Sequence[Run], output: Path) -> list[Path]:

@@ -107,11 +107,11 @@ def make_parser() -> argparse.ArgumentParser:
 def choose_grid(arguments: argparse.Namespace, grid: Grid) -> Grid:
     """Return the requested values without duplicates, and those of ``grid`` for the other dimensions."""
     asked = {field.name: getattr(arguments, field.name, None) for field in fields(Grid)}
-    known = {name: value for name, value in asked.items() if value is not None}
-    several = {name: tuple(dict.fromkeys(value)) for name, value in known.items() if isinstance(value, list)}
+    given = {name: value for name, value in asked.items() if value is not None}
+    several = {name: tuple(dict.fromkeys(value)) for name, value in given.items() if isinstance(value, list)}
     if "bucket_sizes_mb" in several:
         several["bucket_sizes_mb"] = tuple(None if size == NO_CAP else size for size in several["bucket_sizes_mb"])
-    return replace(grid, **(known | several))
+    return replace(grid, **(given | several))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +133,7 @@ class Grid:
     def jobs(self) -> list[Job]:
         """The runs. Repeats are outermost and variants innermost, so that drift affects all variants alike.
 
-        Each repeat begins with another variant, so that no variant is always the one after a change of sizes.
+        Each repeat begins with another variant: the first run after a change of sizes is not always of the same one.
         """
         candidates = [
             (variant, size)
@@ -208,27 +208,27 @@ def sweep(jobs: Sequence[Job], machine: Machine, path: Path, *, force: bool = Fa
         raise WorkloadError(f"{folder}: another sweep or capture writes there: wait for it, or name another --database")
 
     with closing(store.open_database(path)) as database, hold_folder(folder, refuse):
-        known = {run.id: run for run in store.load_results(path).runs}
+        stored = {run.id: run for run in store.load_results(path).runs}
         missing, captures, today = [], [], (machine.code, DEFINITIONS)
         for job in jobs:
-            found = None if force else known.get(job.run_id(environment.id))
+            run = None if force else stored.get(job.run_id(environment.id))
             # Want of memory lasts, another failure may have been chance.
-            if found and (found.status == FAILED or (found.code, found.definitions) != today):
-                found = None
-            if found is None:
+            if run and (run.status == FAILED or (run.code, run.definitions) != today):
+                run = None
+            if run is None:
                 missing.append(job)
-            if profile and job.repeat == 0 and not (found and found.trace):
+            if profile and job.repeat == 0 and not (run and run.trace):
                 captures.append(job)
         outcome = Outcome({KNOWN: len(jobs) - len(missing)})
         report = _progress(len(missing) + len(captures))
         for job in missing:
             run, steps, messages = rows_of(job, machine, measure(job.config))
             store.write_run(database, environment, run, steps, messages)
-            known[run.id] = run
+            stored[run.id] = run
             outcome[run.status] += 1
             report(f"{job.config}, repeat {job.repeat + 1}", _describe(run, steps))
         for job in captures:
-            config, run = job.config, known[job.run_id(environment.id)]
+            config, run = job.config, stored[job.run_id(environment.id)]
             said = "skipped, since the run did not finish"
             if run.status == OK:
                 sizes = f"{config.model_size}_{config.world_size}ranks_{config.local_batch_size}x{config.seq_len}"
@@ -283,7 +283,7 @@ class Job:
     def run_id(self, environment: str) -> str:
         """Digest of settings, repeat and environment.
 
-        Not of the code that is measured: when that changes, the new run replaces the old one, so that a database never
+        The measured code is not part of it: when it changes, the new run replaces the old one, so that a database never
         holds runs of two versions under one setting.
         """
         config = self.config
@@ -309,16 +309,16 @@ class Machine:
 
 
 def probe_machine() -> Machine:
-    """Ask a process that imports torch, so that this one does not have to; raises WorkloadError if that fails."""
+    """Describe the machine by a process that imports torch, which takes seconds; raises WorkloadError if that fails."""
     code = "import json; from ddp_prof.train.record import describe_host; print(json.dumps(describe_host()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)  # noqa: S603  # our own
     if done.returncode:
         reason = next(iter(done.stderr.strip().splitlines()[-1:]), f"exit code {done.returncode}")
         raise WorkloadError(f"torch does not work in {sys.prefix}: {reason}: run scripts/env.sh train")
-    found = json.loads(done.stdout.splitlines()[-1])
-    versions = {name: found["versions"].get(name) for name in ("python", "torch", "cuda", "nccl", "ddp_prof")}
-    known = found["machine"] | versions
-    return Machine(Environment(id=digest(known), **known), found["gpus"], found["git_commit"], digest_code())
+    host = json.loads(done.stdout.splitlines()[-1])
+    versions = {name: host["versions"].get(name) for name in ("python", "torch", "cuda", "nccl", "ddp_prof")}
+    facts = host["machine"] | versions
+    return Machine(Environment(id=digest(facts), **facts), host["gpus"], host["git_commit"], digest_code())
 
 
 def measure(config: RunConfig) -> Manifest | WorkloadError:

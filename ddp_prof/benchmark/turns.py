@@ -1,7 +1,7 @@
 """Speed-ups in turns: variants trained one after another by one set of ranks, unprofiled, in several rounds.
 
 Captures are made one after another, so that a machine that gets quieter meanwhile makes the later variant look faster.
-Here each round starts the ranks anew and trains all variants, a block of steps each; every second round goes backwards.
+Here each round starts the ranks anew and trains all variants, a block of steps each; every second one backwards.
 So a round gives one ratio of each variant to ``naive``, of steps that are seconds apart, and rounds differ as runs of
 another day do. The interval of a speed-up is that of the rounds.
 
@@ -47,9 +47,9 @@ def measure_turns(
     force: bool = False,
     progress: Callable[[int], None] = lambda _round: None,
 ) -> int:
-    """Train the configurations in rounds until so many seconds have passed, at least three; return their number.
+    """Train the configurations in rounds for this time, and in three rounds at least; return the number of rounds.
 
-    Rounds of the same code and settings that ``path`` holds are kept, and with them nothing is done, unless ``force``.
+    If ``path`` holds rounds of the same code and settings, nothing is trained, unless ``force``.
     All configurations have the same ranks and device. Raises WorkloadError if a configuration fails: of a round all are
     kept, or none.
     """
@@ -60,10 +60,10 @@ def measure_turns(
     blocks = [_block_of(config) for config in configs]
     ids = [Job(block, 0).run_id(machine.environment.id) for block in blocks]
     if path.exists():
-        found = store.load_results(path).runs
-        current = [run for run in found if (run.code, run.definitions) == (machine.code, DEFINITIONS)]
-        if not force and len(current) == len(found) and {*ids} == {run.id for run in found if run.repeat == 0}:
-            rounds = 1 + max(run.repeat for run in found)
+        stored = store.load_results(path).runs
+        current = [run for run in stored if (run.code, run.definitions) == (machine.code, DEFINITIONS)]
+        if not force and len(current) == len(stored) and {*ids} == {run.id for run in stored if run.repeat == 0}:
+            rounds = 1 + max(run.repeat for run in stored)
             if rounds >= LEAST_ROUNDS:
                 return rounds
         for suffix in ("", "-journal", "-wal", "-shm"):
@@ -115,23 +115,23 @@ Turns = Mapping[Path, Mapping[str, float]]
 
 
 def load_turns(runs: Sequence[Run]) -> Turns:
-    """Read the turns that lie beside the traces of runs, of the settings that these have.
+    """Read the turns that lie beside the traces of runs, for the settings of these runs.
 
     A run whose ``run.json`` names another machine, device, model or amount of work has none. Raises TraceError if a
     file of that name is something else.
     """
-    found: dict[Path, Mapping[str, float]] = {}
-    known: dict[Path, Results | None] = {}
+    turns: dict[Path, Mapping[str, float]] = {}
+    results_of: dict[Path, Results | None] = {}
     for run in runs:
         path = run.files[0].with_name(TURNS)
-        if path not in known:
-            known[path] = store.load_results(path) if path.is_file() else None
-        results, manifest = known[path], run.manifest
+        if path not in results_of:
+            results_of[path] = store.load_results(path) if path.is_file() else None
+        results, manifest = results_of[path], run.manifest
         if results is None or manifest is None:
             continue
         if rounds := _rounds_of(manifest, results):
-            found[run.files[0]] = rounds
-    return found
+            turns[run.files[0]] = rounds
+    return turns
 
 
 def _rounds_of(manifest: Manifest, results: Results) -> Mapping[str, float]:

@@ -100,7 +100,7 @@ class Commands(click.Group):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Show the help if there are no arguments; run ``summary`` if there is a path but no command.
 
-        A first word that is neither is a command that is spelled wrong, and not a trace to be left out.
+        A first word that is neither a command nor a path is taken for a misspelled command, not for a missing trace.
         """
         if not args and not ctx.resilient_parsing:
             say_lines(ctx.get_help())
@@ -123,9 +123,9 @@ class Commands(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write each command with the whole first sentence of its help; click would cut it."""
-        found = [(name, command) for name in COMMANDS if (command := self.get_command(ctx, name))]
+        commands = [(name, command) for name in COMMANDS if (command := self.get_command(ctx, name))]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, command.get_short_help_str(limit=500)) for name, command in found])
+            formatter.write_dl([(name, command.get_short_help_str(limit=500)) for name, command in commands])
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command. An error that a user can act on becomes one line on stderr and exit code 1.

@@ -32,21 +32,21 @@ def cache(clear: bool, form: str) -> None:
     """What is kept of large traces, so that the next command need not read them again.
 
     It lies in the user's cache folder, or in the folder that DDP_PROF_CACHE names; DDP_PROF_CACHE=off switches it off.
-    It takes at most 5 GB, and at most a tenth of the free disk: what was not used for longest goes first. A trace that
+    It takes at most 5 GB, and at most a tenth of the free disk: the least recently used files go first. A trace that
     has changed is read again, and nothing is ever kept beside it.
     """
     from ddp_prof.ingest.cache_folder import CacheFolder, find_cache_folder
 
     folder = find_cache_folder()
-    kept = CacheFolder(folder) if folder else None
-    document = _describe(kept)
-    if kept and clear:
-        if left := kept.clear():
+    cache_folder = CacheFolder(folder) if folder else None
+    document = _describe(cache_folder)
+    if cache_folder and clear:
+        if left := cache_folder.clear():
             raise DdpProfError(f"{left[0].path}: cannot be deleted: close programs that use it, or delete it yourself")
         say_lines(f"deleted: {_count(len(document['traces']))}, {document['bytes'] / 1e6:,.1f} MB")
     elif form == "json":
         say_lines(json.dumps(document))
-    elif not kept:
+    elif not cache_folder:
         say_lines("the cache is switched off")
     else:
         for one in document["traces"]:
@@ -59,24 +59,24 @@ def _count(traces: int) -> str:
     return f"{traces} trace" if traces == 1 else f"{traces} traces"
 
 
-def _describe(kept: CacheFolder | None) -> dict[str, Any]:
-    """Return the cache's contents by trace, most recently used first; damaged files belong to no known trace."""
+def _describe(cache_folder: CacheFolder | None) -> dict[str, Any]:
+    """Return the cache's contents by trace, most recently used first; damaged files are listed as such."""
     from ddp_prof.ingest.cache_folder import COLUMNS
     from ddp_prof.ingest.store import read_key
     from ddp_prof.runs.kept import read_key_of_result
 
-    found: dict[str, tuple[int, int]] = {}
-    for file in kept.files() if kept else []:  # what was used last comes last
+    traces: dict[str, tuple[int, int]] = {}
+    for file in cache_folder.files() if cache_folder else []:  # what was used last comes last
         key = (read_key if file.path.suffix == COLUMNS else read_key_of_result)(file.path)
         trace = key["path"] if key else DAMAGED
-        found[trace] = (found.pop(trace, (0, 0))[0] + file.bytes, file.used_ns)
+        traces[trace] = (traces.pop(trace, (0, 0))[0] + file.bytes, file.used_ns)
     return {
-        "folder": str(kept.folder) if kept else None,
-        "most_bytes": kept.most_bytes() if kept else 0,
-        "bytes": sum(size for size, _ in found.values()),
+        "folder": str(cache_folder.folder) if cache_folder else None,
+        "most_bytes": cache_folder.most_bytes() if cache_folder else 0,
+        "bytes": sum(size for size, _ in traces.values()),
         "traces": [
             {"trace": trace, "bytes": size, "used": _local_time(used_ns)}
-            for trace, (size, used_ns) in reversed(found.items())
+            for trace, (size, used_ns) in reversed(traces.items())
         ],
     }
 

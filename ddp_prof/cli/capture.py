@@ -60,7 +60,7 @@ def _read_every(_context: click.Context, _parameter: click.Parameter, value: str
 )
 @click.option(
     "--every", metavar="STEPS[:COUNT]", callback=_read_every,
-    help="Do not record the job as a whole: measure COUNT steps (3 by default) each so many, and log them.",
+    help="Do not record the whole job: every STEPS steps, measure COUNT steps (3 by default) and log them.",
 )  # fmt: skip
 @click.option("--print", "shows", is_flag=True, help="Show the command line, and do not run it.")
 @click.argument("program", nargs=-1, required=True, type=click.UNPROCESSED)
@@ -131,14 +131,14 @@ def capture(
 
 
 def _monitor_job(context: click.Context, job: Job) -> None:
-    """Run a program with a monitor in it, and show the course by its log, to which this run has appended."""
+    """Run a program with a monitor in it, then show the job's course from the log, which may hold earlier runs."""
     from ddp_prof.capture.job import run_job
     from ddp_prof.monitor.log import load_log, log_in
     from ddp_prof.monitor.report import monitor_view
     from ddp_prof.present.table import TableOptions, show
 
     log = log_in(job.monitored)
-    say(f"measured now and then by torch.profiler; the log is {log}:", err=True)
+    say(f"torch.profiler measures a few steps at a time; the log is {log}:", err=True)
     say("  " + " ".join(map(shell_quote, job.command)), err=True)
     context.meta[EXIT_CODE] = code = run_job(job, replaces=False)
     try:

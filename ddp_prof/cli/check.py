@@ -65,7 +65,7 @@ _limit_option = partial(click.option, type=float, callback=_milliseconds_to_ns)
 )
 @_limit_option(
     "--max-cost-ms",
-    help="Upper limit of what communication costs a step: what stands still for it, and what it slows compute by.",
+    help="Upper limit of the cost of communication in a step: standstill, and slowdown of compute.",
 )
 @click.option(
     "--baseline",
@@ -108,7 +108,7 @@ def check(
     The worst of the given ranks decides, by the median over its steps; --percentile chooses another percentile. A
     requirement that cannot be judged from the traces is not met. A run fails against the baseline only if the
     difference is beyond --max-regression and beyond the spread of both runs. For a pull request, print
-    the format markdown. Of a monitor.jsonl, each measurement is judged.
+    the format markdown. In a monitor.jsonl, each measurement is judged.
     """
     if logs := logs_among(traces):
         if baselines or all_ranks or max_cost_ms is not None or percentile != 50:
@@ -168,10 +168,10 @@ def check(
 
 
 def _load_baseline(load: Loader, baselines: Sequence[Path]) -> Run:
-    baseline, *others = load.runs(baselines, "overlap")
-    if others:
-        names = ", ".join(run.label for run in (baseline, *others))
-        what = f"{1 + len(others)} runs ({names}), but a baseline is one run"
+    baseline, *more_baselines = load.runs(baselines, "overlap")
+    if more_baselines:
+        names = ", ".join(run.label for run in (baseline, *more_baselines))
+        what = f"{1 + len(more_baselines)} runs ({names}), but a baseline is one run"
         raise click.BadParameter(what, param_hint="--baseline")
     return baseline
 

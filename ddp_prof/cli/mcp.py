@@ -4,7 +4,7 @@ Each tool is named like a command and answers with the JSON that the command pri
 Traces are only read. Stdout belongs to the protocol: the SDK keeps other output away from it.
 
 A process of its own answers, under a time limit: a regular expression from an assistant may need longer than the
-universe is old, and nothing but the end of its process stops it.
+universe is old, and it stops only with its process.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class Answers:
     def end(self) -> None:
         """As :meth:`close`, for the signal handler of the main thread, which starts no process itself.
 
-        Another thread may be about to start one: half started it could not be killed, and would live on.
+        Another thread may be about to start one: a half-started process could not be killed, and would live on.
         """
         with self._starting:
             self.close()

@@ -16,7 +16,7 @@ from ddp_prof.present.table import TableOptions, show
 @click.option("--html", "page", type=Output(), help="Also write a page that shows the course.")
 @click.argument("log", type=click.Path(path_type=Path))
 def monitor(log: Path, page: Path | None, output: TableOptions) -> None:
-    """The course of a job that trains, by the log of its monitor: what changed and when, and which rank was late.
+    """The course of a training job, from the log of its monitor: what changed and when, and which rank was late.
 
     LOG is the monitor.jsonl that annotate.Monitor writes, or 'ddp-prof capture --every 1000'. A row is a measurement.
     """

@@ -40,9 +40,9 @@ SECONDS_TO_TELL = 15
 def report(traces: tuple[Path, ...], load: Loader, folder: Path, one_file: Path | None) -> None:
     """Linked pages about a set of runs: comparison, why communication is exposed, what to change, timelines.
 
-    A folder stands for the traces in it. Pictures need Chromium, the pages do not. The one file has conclusions, the
-    table, step and tail over bucket size, and the pictures nsys_*.png that lie beside it, beside the traces, or in
-    figures next to their folder.
+    A folder stands for the traces in it. Pictures need Chromium, the pages do not. The page of --one-file has the
+    conclusions, the table, step and tail over bucket size, and the pictures nsys_*.png that lie beside the page, beside
+    the traces, or in figures next to their folder.
     """
     from ddp_prof.benchmark.turns import load_turns
     from ddp_prof.manifest import in_variant_order

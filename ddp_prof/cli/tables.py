@@ -44,7 +44,7 @@ SUMMARY_ANSWER = Answer(SUMMARY_RESULTS, summary_views)
 
 
 @click.command("summary", cls=TraceCommand, answer=SUMMARY_ANSWER, example="traces/overlap.sqlite")
-@click.option("--notes", "whole", is_flag=True, help="Print the notes, and in full what the answer shortens.")
+@click.option("--notes", "whole", is_flag=True, help="Print the notes, too, and shorten nothing.")
 def summary(traces: tuple[Path, ...], load: Loader, whole: bool, output: TableOptions) -> None:
     """The answer in short: what of communication is exposed, what hiding it would gain, why, and what to change.
 
@@ -109,8 +109,8 @@ def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView
 def _main_cause(run: Run) -> Headline:
     from ddp_prof.present.headlines import root_cause_headline
 
-    found = run.collectives()
-    return root_cause_headline(run.root_cause(), found.reason, found.blocking)
+    collectives = run.collectives()
+    return root_cause_headline(run.root_cause(), collectives.reason, collectives.blocking)
 
 
 @click.command(
@@ -189,8 +189,8 @@ def critical(traces: tuple[Path, ...], load: Loader, output: TableOptions) -> No
 
     The path is followed backwards from the last operation of a step: each operation could begin only after the one
     before it on its stream, a recorded wait, or its launch. Its parts sum to its length. Pass the traces of all ranks:
-    at a collective the path continues on the rank that arrived last. It is known of GPUs only, and only if waits
-    between streams were recorded; of other traces, such as that of the example below, the reason is printed.
+    at a collective the path continues on the rank that arrived last. It is known for GPUs only, and only if waits
+    between streams were recorded; for other traces, such as that of the example below, the reason is printed.
     """
     show(output, _critical_views(load.runs_for(traces, output)))
 
@@ -235,9 +235,9 @@ def skew(traces: tuple[Path, ...], load: Loader, page: Path | None, png: Path | 
         from ddp_prof.present.headlines import skew_headline
         from ddp_prof.present.html.page import write_figure
 
-        found = runs[0].skew()
-        figure = draw_skew(runs[0].analysis(), found)
-        write_figure(figure, title=skew_headline(found).claim, page=page, picture=png)
+        result = runs[0].skew()
+        figure = draw_skew(runs[0].analysis(), result)
+        write_figure(figure, title=skew_headline(result).claim, page=page, picture=png)
 
 
 _KERNEL_TABLES = ("kernels", "hidden", "idle")
@@ -307,7 +307,7 @@ def compare(
     turns.db beside the traces, else from the captures. The waterfall leads from naive to flat, overlap and
     bucketed: it shows what each removed from the mean step and what it added; these parts sum exactly. For two runs of
     one variant, such as before and after a change, a second table shows what changed beyond their spread, and which
-    collective changed most. Of several monitor.jsonl, the medians over their measurements are compared.
+    collective changed most. For several monitor.jsonl, the medians over their measurements are compared.
     """
     if logs := logs_among(traces):
         if waterfall or page or png:

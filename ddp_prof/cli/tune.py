@@ -35,10 +35,10 @@ class _TuneCommand(TraceCommand):
 
 
 def _read_share(_context: click.Context, _parameter: click.Parameter, value: str) -> float:
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", value.strip())
-    if not found or not 0 < float(found[1]) < 100:
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?%", value.strip())
+    if not match or not 0 < float(match[1]) < 100:
         raise click.BadParameter("give a share of the step as in 1% or 0.5%")
-    return float(found[1]) / 100
+    return float(match[1]) / 100
 
 
 @click.command("tune", cls=_TuneCommand, reads_traces=False, example="--try bucket_cap_mb=5,50 -- torchrun train.py")
@@ -52,18 +52,20 @@ def _read_share(_context: click.Context, _parameter: click.Parameter, value: str
 @click.option("--rounds", type=click.IntRange(1), default=20, show_default=True, help="Runs of each try, at most.")
 @click.option(
     "--minutes", type=click.FloatRange(0, min_open=True), default=10, show_default=True,
-    help="Begin no round that would end later.",
+    help="Begin no round that would end after this time.",
 )  # fmt: skip
 @click.option(
     "--worth", metavar="SHARE", default="1%", show_default=True, callback=_read_share,
-    help="A difference below this share of the step is none.",
+    help="A difference below this share of the step counts as none.",
 )  # fmt: skip
 @click.option(
     "--store", type=Output(), default="traces/tune.db", show_default=True,
     help="Database of the runs; the same command goes on with it.",
 )  # fmt: skip
 @click.option("--plan", is_flag=True, help="Say how many runs and minutes it takes, and what they can show; run once.")
-@click.option("--why", is_flag=True, help="Also capture the program today and with the best try, and compare both.")
+@click.option(
+    "--why", is_flag=True, help="Also capture the program with today's settings and with the best try; compare both."
+)
 @click.option("--html", "page", type=Output(), help="Also write a page of the result.")
 @click.option(
     "--in-process", is_flag=True,
@@ -129,11 +131,11 @@ def tune(
     try:
         with stop_on_signals(), _hold_folder_of(store):
             if not tries:
-                found = _choose(job, store, environ, limits.worth, progress)
-                if not found.tries:
-                    _show_nothing(found, page, output)
+                candidates = _choose(job, store, environ, limits.worth, progress)
+                if not candidates.tries:
+                    _show_nothing(candidates, page, output)
                     return
-                tries = found.tries
+                tries = candidates.tries
             session = _session(job, tries, Store(store, job, tries, Path.cwd()), limits, environ, progress)
             if plan:
                 for line in plan_lines(limits, session.run_today(), session.verdicts(of_all_kept=True)):
@@ -208,12 +210,12 @@ def _choose(
     from ddp_prof.tune.candidates import find_candidates
 
     progress("one capture shows what is worth trying (else: --try)")
-    found = find_candidates(job, store, Path.cwd(), environ, worth)
+    candidates = find_candidates(job, store, Path.cwd(), environ, worth)
     if job.in_process:
-        found = found.that_fit_in_process()
-    for reason in found.reasons if found.tries else ():
+        candidates = candidates.that_fit_in_process()
+    for reason in candidates.reasons if candidates.tries else ():
         progress(reason)
-    return found
+    return candidates
 
 
 def _refuse_out_of_process(tries: Sequence[Try]) -> None:

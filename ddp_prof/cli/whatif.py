@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def _read_numbers(context: click.Context, parameter: click.Parameter, text: str | None) -> tuple[float, ...]:
-    found = []
+    numbers = []
     for word in (text or "").split(","):
         if not word.strip():
             continue
@@ -31,21 +31,21 @@ def _read_numbers(context: click.Context, parameter: click.Parameter, text: str 
             number = math.nan
         if not 0 < number < 1e6:
             raise click.BadParameter(f"'{word.strip()}' is no positive number; give 1,5,25", context, parameter)
-        found.append(number)
-    if text is not None and not found:
+        numbers.append(number)
+    if text is not None and not numbers:
         raise click.BadParameter("there is no number; give 1,5,25", context, parameter)
-    return tuple(dict.fromkeys(found))
+    return tuple(dict.fromkeys(numbers))
 
 
 def _what_if_views(
     runs: list[Run],
-    asked: Sequence[Question] = (),
+    questions: Sequence[Question] = (),
     parameters: Sequence[int] | None = None,
     calibration: Run | None = None,
 ) -> list[TableView]:
     from ddp_prof.present.tables.whatif import what_if_view
 
-    return [what_if_view(run.overlap(), run.cost(), run.what_if(asked, parameters, calibration)) for run in runs]
+    return [what_if_view(run.overlap(), run.cost(), run.what_if(questions, parameters, calibration)) for run in runs]
 
 
 @click.command(
@@ -61,10 +61,10 @@ def _what_if_views(
 @click.option("--one-bucket", is_flag=True, help="All gradients in one bucket.")
 @click.option("--views", is_flag=True, help="gradient_as_bucket_view=True: nothing is copied out of buckets.")
 @click.option("--together", is_flag=True, help="With --views: each bucket size together with views, too.")
-@click.option("--bf16", is_flag=True, help="Half of the bytes on the wire; what converting costs is not in it.")
+@click.option("--bf16", is_flag=True, help="Half of the bytes on the wire; the cost of converting is not included.")
 @click.option(
     "--time-per-byte", "factors", metavar="FACTOR,...", callback=_read_numbers,
-    help="A link that needs so many times as long for a byte: 0.5 is twice as fast.",
+    help="A link that takes this many times as long per byte: 0.5 is twice as fast.",
 )  # fmt: skip
 @click.option(
     "--without", type=click.Choice(["communication", "waits"]), multiple=True,
@@ -77,7 +77,7 @@ def _what_if_views(
 )  # fmt: skip
 @click.option(
     "--calibrate", metavar="TRACE", type=click.Path(path_type=Path),
-    help="Another capture of the same job, which hides more or less: it tells what communication slows.",
+    help="Another capture of the job that hides more or less communication: both tell how much compute is slowed.",
 )  # fmt: skip
 def whatif(
     traces: tuple[Path, ...],
@@ -110,19 +110,24 @@ def whatif(
     from ddp_prof.analyze.what_if import questions as ask
     from ddp_prof.ingest.parameter_file import read_parameters
 
-    asked: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
-    asked += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views
+    questions: list[Question] = [ask.Question(ask.BUCKET_SIZE, mb) for mb in sizes]
+    questions += [ask.Question(ask.ONE_BUCKET)] * one_bucket + [ask.Question(ask.VIEWS)] * views
     if together:
-        if not (views and asked[:-1]):
+        if not (views and questions[:-1]):
             raise click.UsageError("--together: give --views, and --bucket-sizes-mb or --one-bucket")
-        asked += [replace(one, with_views=True) for one in asked[:-1]]
-    asked += [ask.Question(ask.HALF_BYTES)] * bf16
-    asked += [ask.Question(ask.TIME_PER_BYTE, factor) for factor in factors]
+        questions += [replace(one, with_views=True) for one in questions[:-1]]
+    questions += [ask.Question(ask.HALF_BYTES)] * bf16
+    questions += [ask.Question(ask.TIME_PER_BYTE, factor) for factor in factors]
     of = {"communication": ask.COMMUNICATION, "waits": ask.WAITS}
-    asked += [ask.Question(of[one]) for one in dict.fromkeys(without)]
-    asked += [] if ranks is None else [ask.Question(ask.RANKS, float(ranks))]
-    known = read_parameters(parameters) if parameters else None
-    others = load.runs((calibrate,), "overlap", "structure") if calibrate else []
-    if len(others) > 1:
-        raise click.UsageError(f"--calibrate: there are {len(others)} runs in {printable(str(calibrate))}: give one")
-    show(output, _what_if_views(load.runs_for(traces, output), asked, known, next(iter(others), None)))
+    questions += [ask.Question(of[one]) for one in dict.fromkeys(without)]
+    questions += [] if ranks is None else [ask.Question(ask.RANKS, float(ranks))]
+    parameter_bytes = read_parameters(parameters) if parameters else None
+    calibrations = load.runs((calibrate,), "overlap", "structure") if calibrate else []
+    if len(calibrations) > 1:
+        raise click.UsageError(
+            f"--calibrate: there are {len(calibrations)} runs in {printable(str(calibrate))}: give one"
+        )
+    show(
+        output,
+        _what_if_views(load.runs_for(traces, output), questions, parameter_bytes, next(iter(calibrations), None)),
+    )

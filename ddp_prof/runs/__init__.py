@@ -88,7 +88,7 @@ def _group_by_names(in_common: Callable[[str], str], files: Sequence[Path]) -> l
                 break
     groups = []
     for (is_certain, *_), nodes in alike.items():
-        job = [found for of_node in nodes.values() for found in of_node]
+        job = [numbered_file for of_node in nodes.values() for numbered_file in of_node]
         for part in [job] if len(dict(job)) == len(job) else nodes.values():
             ranks = dict(part)
             if len(part) == len(ranks) > 1 and (is_certain or {*ranks} == {*range(len(ranks))}):
@@ -194,8 +194,8 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
         joined |= _join_runs([alone.pop(file) for file in group], f"their names differ in {_differences(group)} only")
     by_world: dict[int | None, list[Run]] = {}
     for run in alone.values():
-        (rank, world, _), *others = run.identities() or [(None, None, ())]
-        if rank is not None and world != 1 and not others:
+        (rank, world, _), *more_ranks = run.identities() or [(None, None, ())]
+        if rank is not None and world != 1 and not more_ranks:
             by_world.setdefault(world, []).append(run)
     for group_of_runs in by_world.values():
         why, captures = "the traces say which rank of a job each is", _divide_captures(group_of_runs)
@@ -211,7 +211,7 @@ def _join_ranks(runs: Sequence[Run], left_out: tuple[str, ...]) -> list[Run]:
 def _divide_captures(runs: Sequence[Run]) -> list[list[Run]]:
     """Divide files into captures, if all ranks have the same number: the first file of each rank, the second, ..."""
     by_rank: dict[int, list[Run]] = {}
-    times = {run: int(found[1]) for run in runs if (found := _WRITTEN.search(run.files[0].name))}
+    times = {run: int(written[1]) for run in runs if (written := _WRITTEN.search(run.files[0].name))}
     for run in sorted(times, key=lambda run: times[run]):
         by_rank.setdefault(run.identities()[0][0] or 0, []).append(run)
     if len(times) < len(runs) or len({*map(len, by_rank.values())}) > 1:

@@ -1,7 +1,7 @@
 """What was measured of a large trace, kept for the next command beside the trace's columns.
 
 A result is kept for the state of the trace's files, the options that it depends on, and the code that reads and
-measures. A file is a line of JSON, the key, and the result.
+measures. A file holds the key, as a line of JSON, and then the result.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class KeptResults:
             with place.open("rb") as opened:
                 if json.loads(opened.readline(_LONGEST_KEY)) != key:
                     return None
-                found = read_result(opened, {str(self.file.absolute()): self.file})
+                result = read_result(opened, {str(self.file.absolute()): self.file})
         except _DAMAGED:
             return None
         mark_used(place)
-        return found
+        return result
 
     def keep(self, results: Mapping[str, Any]) -> None:
         """Keep results by measure, if the files are as they were before they were read."""
@@ -80,7 +80,7 @@ def kept_results(file: Path, options: ReadOptions, asked: Mapping[str, Any]) -> 
 
 
 def read_key_of_result(place: Path) -> dict[str, Any] | None:
-    """Return the key with which a result was kept; ``None`` if it is damaged."""
+    """Return the key with which a result was stored; ``None`` if it is damaged."""
     try:
         with place.open("rb") as opened:
             key: dict[str, Any] = {**json.loads(opened.readline(_LONGEST_KEY))}

@@ -45,7 +45,7 @@ RUNS_PER_WORKER = 4
 def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] | None = None) -> list[ReportRun]:
     """Measure what a report shows; ``turns`` as in ``compare_variants``."""
     results = [run.overlap() for run in runs]
-    found = []
+    reports = []
     for run, result, summary in zip(runs, results, compare_variants(results, turns), strict=True):
         explanation = run.explanation()
         # Event by event, of many ranks those with the most exposed time, of many steps those around the typical one.
@@ -57,10 +57,10 @@ def report_runs(runs: Sequence[Run], turns: Mapping[Path, Mapping[str, float]] |
         files = {explanation.run.ranks[index].clock for index in ranks}
         sources = partial(_sources, run, [file for file in run.files if file in files] or run.files)
         use = kernels_views(result, run.device_use())
-        found.append(
+        reports.append(
             ReportRun(run.name, result, sources, explanation, summary, views, use, cache(run.doctor), run.cost())
         )
-    return found
+    return reports
 
 
 def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[int, Sequence[RankStepView]]:
@@ -68,13 +68,13 @@ def _views(run: RunAnalysis, keys: Sequence[int], ranks: Sequence[int]) -> dict[
 
 
 def _sources(run: Run, files: Sequence[Path]) -> list[Source]:
-    """Return the traces of a run's timeline; a caveat says how many of all it shows."""
-    first, *others = timeline_sources([replace(run, files=tuple(files))])
+    """Return the traces of a run's timeline; if they are not all shown, a caveat says how many are."""
+    first, *more = timeline_sources([replace(run, files=tuple(files))])
     run.release_events()  # the pages need no more of either
     if len(files) < len(run.files):
         caveat = f"{len(files)} of {len(run.files)} traces, those with the most exposed communication"
         first = first._replace(caveats=(caveat, *first.caveats))
-    return [first, *others]
+    return [first, *more]
 
 
 def make_pages(
@@ -84,10 +84,8 @@ def make_pages(
     workers = runs[0].workers
     processes = min(len(runs), workers.jobs or min(count_cores(), 1 + len(runs) // RUNS_PER_WORKER))
     is_here = workers.scheduler is None and processes < 2
-    found = (
-        write_pages_in_turn(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
-    )
-    with closing(found) as outcomes:
+    made = write_pages_in_turn(reports, folder, places) if is_here else _make_elsewhere(runs, folder, places, processes)
+    with closing(made) as outcomes:
         for at, outcome in outcomes:
             if isinstance(outcome, TraceError) and workers.leave_out is None:
                 raise outcome

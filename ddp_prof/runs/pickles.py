@@ -17,7 +17,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Unpickler(pickle.Unpickler):
-    """Restores paths by the names that they have here."""
+    """Restores paths, by the names that they have on this machine."""
 
     def __init__(self, file: BinaryIO, names: Mapping[str, Path]) -> None:
         super().__init__(file)
@@ -54,7 +54,7 @@ class _ResultUnpickler(_Unpickler):
     """Unpickles results of the analysis only, so that bytes from elsewhere cannot call other functions."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """Return what arrays are made with, or a class that results consist of."""
+        """Return a class that results consist of, or a function that makes an array; refuse all others."""
         is_known = name in {**_OF_ARRAYS, **_CONTAINERS}.get(module, ())
         if is_known or (module.startswith(_OWN) and "." not in name):
             found = super().find_class(module, name)
@@ -86,14 +86,14 @@ def read_result(file: BinaryIO, names: Mapping[str, Path]) -> Any:
     """Read a result from the file's position; ``names`` maps stored paths to paths here.
 
     Raises:
-        pickle.UnpicklingError: It is damaged, or names something that results do not consist of.
+        pickle.UnpicklingError: It is damaged, or names a class or function that no result needs.
     """
     begin, end, crc32 = file.tell(), file.seek(0, os.SEEK_END) - _SUM_BYTES, 0
     file.seek(begin)
     while chunk := file.read(max(0, min(_CHUNK, end - file.tell()))):
         crc32 = zlib.crc32(chunk, crc32)
     if file.read() != crc32.to_bytes(_SUM_BYTES, "little"):
-        raise pickle.UnpicklingError("its checksum is another")
+        raise pickle.UnpicklingError("its checksum does not match")
     file.seek(begin)
     return _ResultUnpickler(file, names).load()
 

@@ -89,14 +89,14 @@ def measure_report(
     It is not read if the cache holds all that is asked for.
     """
     kept = find_kept(file, options)
-    found = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
-    missing = tuple(measure for measure in measures if measure not in found)
+    results = {measure: result for measure in measures if kept and (result := kept.find(measure)) is not None}
+    missing = tuple(measure for measure in measures if measure not in results)
     if missing:
         measured = _read_and_measure(file, options, missing, keep)
         if kept:
             kept.keep(measured)
-        found |= measured
-    return {measure: found[measure] for measure in measures}
+        results |= measured
+    return {measure: results[measure] for measure in measures}
 
 
 def find_kept(file: Path, options: LoadOptions) -> KeptResults | None:
@@ -121,27 +121,27 @@ def _read_and_measure(
 
 
 def measure_events(part: TraceEvents, options: LoadOptions, measures: tuple[str, ...]) -> dict[str, Any]:
-    """Compute the given :data:`MEASURES`; those of ranks are lists."""
-    trace, ranks, found = part.trace, part.ranks, dict[str, Any]()
+    """Compute the given :data:`MEASURES`; those of single ranks are lists, an element per rank."""
+    trace, ranks, results = part.trace, part.ranks, dict[str, Any]()
     for measure in measures:
         if measure in _OF_A_RANK:
-            found[measure] = list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
+            results[measure] = list(map(resolve_name(f"ddp_prof.analyze.{_OF_A_RANK[measure]}"), ranks))
         elif measure == "overlap":
             from ddp_prof.analyze.overlap import measure_overlap
 
-            found[measure] = measure_overlap(trace, ranks, part.diagnostics)
+            results[measure] = measure_overlap(trace, ranks, part.diagnostics)
         elif measure == "inventory":
             from ddp_prof.analyze.inventory import take_inventory
 
-            found[measure] = take_inventory(trace, options.step_range, options.backward_range, ranks)
+            results[measure] = take_inventory(trace, options.step_range, options.backward_range, ranks)
         else:
             from ddp_prof.analyze.collectives.run_analysis import analyze_trace
 
-            analysis = found.get("collectives") or analyze_trace(
+            analysis = results.get("collectives") or analyze_trace(
                 trace, ranks, to_draw=options.to_draw, diagnostics=part.diagnostics
             )
-            found[measure] = {"collectives": analysis, "identity": _identities(analysis)}[measure]
-    return found
+            results[measure] = {"collectives": analysis, "identity": _identities(analysis)}[measure]
+    return results
 
 
 _OF_A_RANK = {
@@ -169,7 +169,7 @@ BYTES_PER_ROW = 250
 
 
 def _warn_of_memory(file: Path) -> None:
-    """Log that a large export needs more memory than is free, and advice."""
+    """Log that a large export needs more memory than is free, and what helps."""
     from ddp_prof.ingest.nsys_export import count_rows
 
     rows, free = count_rows(file), free_memory()

@@ -200,8 +200,8 @@ class Run:
 
     def doctor(self) -> Diagnosis:
         """What in the set-up of the job keeps its communication from hiding, or costs time otherwise."""
-        found: Diagnosis = self._make("diagnosis", self._diagnose)
-        return found
+        diagnosis: Diagnosis = self._make("diagnosis", self._diagnose)
+        return diagnosis
 
     def _diagnose(self) -> Diagnosis:
         from ddp_prof.analyze.critical.what_if import WhatIf
@@ -251,12 +251,12 @@ class Run:
         """How much slower kernels compute beside communication."""
         from ddp_prof.analyze.kernels.kernel_times import measure_contention
 
-        found: Contention = self._make("contention", lambda: measure_contention(self.kernels()))
-        return found
+        contention: Contention = self._make("contention", lambda: measure_contention(self.kernels()))
+        return contention
 
     @property
     def has_contention(self) -> bool:
-        """Whether that needs no reading of a file."""
+        """Whether the contention is known without reading a file."""
         return "contention" in self.made or any("kernels" in measured for measured in self.measured.values())
 
     def _make(self, name: str, make: Callable[[], Any]) -> Any:
@@ -270,8 +270,8 @@ class Run:
         """Take from the cache what an earlier command made of the measures."""
         wanted = [name for name in _MADE_OF if name in names and name not in self.made]
         if wanted and (kept := self._kept_results()):
-            found = {name: kept.find(name) for name in wanted}
-            self.made |= {name: result for name, result in found.items() if result is not None}
+            results = {name: kept.find(name) for name in wanted}
+            self.made |= {name: result for name, result in results.items() if result is not None}
 
     def _kept_results(self) -> KeptResults | None:
         return find_kept(self.files[0], self.options) if len(self.files) == 1 else None
@@ -305,9 +305,9 @@ class Run:
                 is_alone=Caveat.ONE_RANK in run.overlap().caveats,
             )
 
-        own = captured(self)
+        this_run = captured(self)
         return predict_run(
-            own,
+            this_run,
             tuple(questions) or USUAL,
             lambda: find_slowed(self.contention(), self.overlap().device),
             parameters,
@@ -346,9 +346,9 @@ class Run:
 
     def _refuse_repeated_ranks(self, ranks: Iterable[tuple[Path, int | None]]) -> None:
         """Raise TraceError if two files are of one rank, which would count twice."""
-        found: dict[int, Path] = {}
+        file_of_rank: dict[int, Path] = {}
         for file, rank in ranks:
-            if rank is not None and (other := found.setdefault(rank, file)) != file:
+            if rank is not None and (other := file_of_rank.setdefault(rank, file)) != file:
                 reason = f"rank {rank} of this run is in {distinct_names([file, other])[other]}, too"
                 raise TraceError(file, reason, "give one file of each rank, or --separate")
 
@@ -361,7 +361,7 @@ class Run:
                 yield file, missing
 
     def _measures_for(self, names: Sequence[str]) -> Sequence[str]:
-        """Return measures, and those of which something else is made that is asked for and not there."""
+        """Return the measures to make: the name of a result that is not there yet stands for what it is made of."""
         made_of = [_MADE_OF.get(name, (name,)) for name in names if name not in self.made]
         return list(dict.fromkeys(chain.from_iterable(made_of)))
 
@@ -397,7 +397,7 @@ class Run:
 def prepare_runs(runs: Sequence[Run], *measures: str) -> list[Run]:
     """Compute several of ``report.MEASURES`` for all runs with the workers of the first run; each file is read once.
 
-    Names of what is made of measures stand for these, if the cache does not hold it.
+    The name of a result that is made of measures stands for these measures, unless the cache holds the result.
 
     Returns the runs of which a file could be read. Raises TraceError if no file can be read, or if one cannot and
     ``workers.leave_out`` is not set.
@@ -464,26 +464,26 @@ def timeline_sources(runs: Iterable[Run]) -> list[Source]:
     from ddp_prof.analyze.collectives.run_analysis import merge_analyses
     from ddp_prof.analyze.root_cause import explain_run
 
-    found: list[Source] = []
+    sources: list[Source] = []
     for at, run in enumerate(runs):
         parts = list(run.events())
         measured = [measure_events(part, run.options, ("collectives",)) for part in ([] if run._analysis else parts)]
         analysis = run._analysis or merge_analyses([one["collectives"] for one in measured])
         explained = explain_run(analysis)
-        typical, own = explained.collectives.typical_step, []
+        typical, panels = explained.collectives.typical_step, []
         for part in parts:
             title = "/".join(filter(None, (run.folder, label_of(part.trace.path, part.trace.manifest))))
-            known = run.measured.get(part.trace.path, {}).get("overlap")
-            own.append(timeline_source(title, part, analysis, known)._replace(run=at, typical_step=typical))
-        told = _tell_of_all_files(run.label, [one.overlap for one in own], explained) if len(own) > 1 else ""
-        found += [source._replace(told_of_run=told) for source in _late_first(own, explained.skew)]
-    titles, names = Counter(source.title for source in found), distinct_names(source.trace.path for source in found)
-    for at, source in enumerate(found):
+            overlap = run.measured.get(part.trace.path, {}).get("overlap")
+            panels.append(timeline_source(title, part, analysis, overlap)._replace(run=at, typical_step=typical))
+        text = _tell_of_all_files(run.label, [one.overlap for one in panels], explained) if len(panels) > 1 else ""
+        sources += [source._replace(told_of_run=text) for source in _late_first(panels, explained.skew)]
+    titles, names = Counter(source.title for source in sources), distinct_names(source.trace.path for source in sources)
+    for at, source in enumerate(sources):
         if titles[source.title] > 1:
             rank = next((rank.rank for rank in source.ranks if rank.rank is not None), None)
             more = f" ({names[source.trace.path]})" if rank is None else f", rank {rank}"
-            found[at] = source._replace(title=source.title + more)
-    return found
+            sources[at] = source._replace(title=source.title + more)
+    return sources
 
 
 def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
@@ -501,7 +501,7 @@ def _late_first(sources: list[Source], skew: RunSkew) -> list[Source]:
 def _tell_of_all_files(label: str, results: Sequence[TraceOverlap], explained: RunExplanation) -> str:
     """Describe what a run of several files would gain by hiding all communication, and why it is exposed.
 
-    If the devices are idle for longer than that, the text begins with it and leaves the cause out.
+    If the devices are idle for longer than that gain, the text begins with the idle time and leaves the cause out.
     """
     from ddp_prof.analyze.overlap import merge_ranks
     from ddp_prof.analyze.variants.comparison import compare_variants
@@ -532,13 +532,13 @@ def timeline_source(
     from ddp_prof.present.timeline.model import RankExposure, Source
     from ddp_prof.trace import UNKNOWN
 
-    found = {
+    collectives_of = {
         (rank.clock, rank.process, rank.device): (rank, exposure, transfer_ns)
         for rank, exposure, transfer_ns in zip(analysis.ranks, analysis.exposures, analysis.transfers_ns, strict=True)
     }
     trace, ranks, explained = part.trace, [], []
     for one in part.ranks:
-        rank, exposure, transfer_ns = found[trace.path, one.process, one.device]
+        rank, exposure, transfer_ns = collectives_of[trace.path, one.process, one.device]
         if rank.reason:  # it is not known, and pages leave out parts of 0
             exposure = Exposure(*(0 * getattr(exposure, item.name) for item in fields(exposure)))
         events = one.rekey_steps(rank.step_keys)
@@ -549,7 +549,7 @@ def timeline_source(
             RankExposure(rank.name, rank.timings, exposure, transfer_ns, knows_wait, needed_by, rank.consumers)
         )
     # What was measured has the keys that steps had in their own file.
-    is_same = all(own is of_run for own, of_run in zip(part.ranks, ranks, strict=True))
+    is_same = all(events is rekeyed for events, rekeyed in zip(part.ranks, ranks, strict=True))
     result = overlap if overlap and is_same else measure_overlap(trace, ranks, part.diagnostics)
     cost = None
     if analysis.files == 1 and trace.shape_id is not None:  # else the page says nothing of single files

@@ -75,10 +75,10 @@ def measure_files(
         jobs = min(count_cores(), 1 + sum(_bytes_to_read(file) for file, _ in files) // BYTES_PER_WORKER)
     processes = min(jobs, len(files))
     is_here = workers.scheduler is None and processes < 2
-    found = (
+    measured = (
         _measure_here(files, options, workers) if is_here else _measure_elsewhere(files, options, workers, processes)
     )
-    with closing(found) as outcomes:
+    with closing(measured) as outcomes:
         for done, outcome in enumerate(outcomes, 1):
             workers.progress(done, len(files))
             yield outcome
@@ -95,12 +95,12 @@ def _measure_here(
     files: Sequence[tuple[Path, tuple[str, ...]]], options: LoadOptions, workers: Workers
 ) -> Generator[tuple[int, dict[str, Any] | TraceError]]:
     for index, (file, measures) in enumerate(files):
-        found: dict[str, Any] | TraceError
+        outcome: dict[str, Any] | TraceError
         try:
-            found = measure_report(file, options, measures, workers.keep)
+            outcome = measure_report(file, options, measures, workers.keep)
         except TraceError as error:
-            found = error
-        yield index, found
+            outcome = error
+        yield index, outcome
 
 
 def _measure_elsewhere(
@@ -223,15 +223,15 @@ def own_version() -> str:
 
 
 def pack_task(path: Path, work: Callable[..., Any], *arguments: Any) -> bytes:
-    """Pack a call about a report for a worker, which must have the same version."""
+    """Pack a call about a report for a worker, which must have the same version of ddp_prof."""
     return pickle_with_names((path, own_version(), pickle_with_names((work, arguments))))
 
 
 def run_task(task: bytes) -> bytes:
     """Pickle the result of the call that :func:`pack_task` packed, or the ``TraceError`` that stopped it."""
     path, version, call = unpickle_with_names(task)
-    if version != (own := own_version()):
-        reason = f"a worker has ddp_prof {own}, and {version} asks it"
+    if version != (installed := own_version()):
+        reason = f"the worker has ddp_prof {installed}, and this program {version}"
         return pickle_with_names(TraceError(path, reason, "install one version everywhere"))
     work, arguments = unpickle_with_names(call)
     try:
