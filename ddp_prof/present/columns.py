@@ -38,7 +38,8 @@ def in_percent(ratio: float | None) -> float | None:
 
 
 def columns_of(rows: Sequence[Row]) -> tuple[Column, ...]:
-    return tuple(catalogue()[key] for key in rows[0]) if rows else ()
+    usual = catalogue(rare=False)
+    return tuple(usual[key] if key in usual else catalogue()[key] for key in rows[0]) if rows else ()
 
 
 def _name(key: str, meaning: str, stays: int = USUALLY) -> Column:
@@ -144,32 +145,36 @@ _COLUMNS = (
 
 
 @cache
-def catalogue() -> Mapping[str, Column]:
-    """All columns by key. A key means the same in all tables, so of two declarations the first counts."""
-    return {column.key: column for column in (*(one.table_column for one in reversed(_declared())), *_COLUMNS)}
+def catalogue(*, rare: bool = True) -> Mapping[str, Column]:
+    """All columns by key. A key means the same in all tables, so of two declarations the first counts.
+
+    Without ``rare``, the columns that only ``critical``, ``info`` and ``compare`` show may be missing.
+    """
+    declared = [one.table_column for one in reversed(_declared(rare=rare))]
+    return {column.key: column for column in (*declared, *_COLUMNS)}
 
 
 @cache
 def describing() -> frozenset[str]:
     """Keys of columns that say what a row is about."""
-    return frozenset(_DESCRIBING) | {one.table_key for one in _declared() if one.describes}
+    return frozenset(_DESCRIBING) | {one.table_key for one in _declared(rare=True) if one.describes}
 
 
-def _declared() -> list[ResultColumn]:
+def _declared(*, rare: bool) -> list[ResultColumn]:
     from ddp_prof.analyze.collectives.collective import Collective  # these need numpy, which --help does without
     from ddp_prof.analyze.collectives.straggler import RankSkew
-    from ddp_prof.analyze.critical.critical_path import StepPath
-    from ddp_prof.analyze.inventory import ProcessInventory
     from ddp_prof.analyze.kernels.kernel_times import KernelTime
     from ddp_prof.analyze.overlap import RankOverlap
     from ddp_prof.analyze.step_columns import StepOverlap
     from ddp_prof.analyze.variants.comparison import VariantSummary
-    from ddp_prof.analyze.variants.waterfall import PartChange, Parts
 
-    kinds: tuple[type, ...] = (
-        StepOverlap, RankOverlap, Collective, KernelTime, RankSkew, VariantSummary, StepPath, ProcessInventory, Parts,
-        PartChange,
-    )  # fmt: skip
+    kinds: list[type] = [StepOverlap, RankOverlap, Collective, KernelTime, RankSkew, VariantSummary]
+    if rare:  # to import these takes 20 ms
+        from ddp_prof.analyze.critical.critical_path import StepPath
+        from ddp_prof.analyze.inventory import ProcessInventory
+        from ddp_prof.analyze.variants.waterfall import PartChange, Parts
+
+        kinds += [StepPath, ProcessInventory, Parts, PartChange]
     return [one for kind in kinds for one in table_columns(kind)]
 
 
