@@ -90,6 +90,14 @@ class ExportTables(ABC):
         there may be NULL or an empty one.
         """
 
+    def text_batches(self, table: str, text: str, only: Only) -> Iterator[tuple[Ints, list[bytes]]]:
+        """Yield the texts of the rows in ``only``, in batches: numbers of distinct texts, and these.
+
+        The distinct ones are in the order in which they first occur. Of no text the number is ``UNKNOWN``, or that of
+        an empty one.
+        """
+        return number_texts(self.record_batches(table, only[:1], text=text, only=only), text, only)
+
     def stop(self) -> None:
         """Let threads that read end; nothing can be read from now on."""
         self._is_stopped = True
@@ -149,11 +157,20 @@ class ExportTables(ABC):
     ) -> Iterator[dict[str, Ints]]:
         """Yield the same in batches of rows, with :data:`HOLDS` of columns; each is valid only until the next one."""
         present = [column for column in columns if self.has_columns(table, column)]
-        for batch in self.record_batches(table, present, holds=holds, only=only) if present else ():
-            rows = len(batch[present[0]])
-            absent = constant_column(UNKNOWN, rows)
-            found = {name: self._integers(name, batch[name]) if name in present else absent for name in columns}
-            yield found | ({HOLDS: integer_array(batch[HOLDS])} if holds else {})
+        for batch in self.integer_batches(table, present, holds, only) if present else ():
+            absent = constant_column(UNKNOWN, len(batch[present[0]]))
+            yield batch | {name: absent for name in columns if name not in present}
+
+    def integer_batches(
+        self, table: str, columns: Sequence[str], holds: Sequence[str], only: Only | None
+    ) -> Iterator[dict[str, Ints]]:
+        """Yield the same of columns that the table has."""
+        for batch in self.record_batches(table, columns, holds=holds, only=only):
+            yield self.integers_of(batch, columns, holds)
+
+    def integers_of(self, batch: Mapping[str, Any], columns: Sequence[str], holds: Sequence[str]) -> dict[str, Ints]:
+        found = {name: self._integers(name, batch[name]) for name in columns}
+        return found | ({HOLDS: integer_array(batch[HOLDS])} if holds else {})
 
     def _integers(self, name: str, column: Any) -> Ints:
         try:
@@ -192,6 +209,29 @@ def integer_array(column: Any) -> Ints:
         return array
     is_valid = np.unpackbits(np.frombuffer(validity, np.uint8), bitorder="little")[rows].view(np.bool_)
     return np.where(is_valid, array, UNKNOWN)
+
+
+def number_texts(batches: Iterable[Mapping[str, Any]], text: str, only: Only) -> Iterator[tuple[Ints, list[bytes]]]:
+    """Yield the texts in Arrow arrays as :meth:`ExportTables.text_batches` does."""
+    import pyarrow
+
+    # Not pyarrow.compute: importing it takes longer than all of this.
+    from pyarrow._compute import call_function
+
+    column, values = only
+    for batch in batches:
+        rows = np.isin(integer_array(batch[column]), values)
+        encoded = call_function("dictionary_encode", [batch[text]])
+        code, held = integer_array(encoded.indices)[rows], encoded.dictionary.view(pyarrow.binary())
+        # Both have one element more, the last one, for NULL.
+        first, number = np.full(len(held) + 1, len(code)), np.full(len(held) + 1, UNKNOWN, np.int64)
+        first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes, the last assignment counts
+        found: list[bytes] = []
+        for one in np.argsort(first[:-1])[: np.count_nonzero(first[:-1] < len(code))].tolist():
+            if distinct := held[one].as_py():
+                number[one] = len(found)
+                found.append(distinct)
+        yield number[code], found
 
 
 def gather_batches(columns: Sequence[str], batches: Iterable[Mapping[str, Ints]]) -> dict[str, Ints]:

@@ -11,14 +11,13 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from hashlib import blake2s
-from typing import Any
 
 import numpy as np
 
 from ddp_prof.communication import LIBRARIES, MOST_NAMES
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.export_tables import ExportTables, integer_array
-from ddp_prof.table import UNKNOWN, Ints, Mask, distinct_rows
+from ddp_prof.ingest.export_tables import ExportTables
+from ddp_prof.table import UNKNOWN, Ints, distinct_rows
 from ddp_prof.trace import Category, SyncKind
 
 MOST_LETTERS = 4096
@@ -36,6 +35,11 @@ class NameTable(dict[str, int]):
         if len(name) > MOST_LETTERS:
             name = f"{name[: MOST_LETTERS - 20]}…{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
         return self.setdefault(name, len(self))
+
+    def intern_texts(self, texts: Iterable[bytes]) -> Ints:
+        """Return the numbers of texts, whose bytes may be no UTF-8, and ``UNKNOWN`` at the last position."""
+        decoded = (text.decode(errors="replace")[:MOST_LETTERS] for text in texts)
+        return np.array([*(self.intern(text) if text else UNKNOWN for text in decoded), UNKNOWN], np.int64)
 
     def fill_unknown(self, name_id: Ints, name: str) -> Ints:
         is_unknown = name_id == UNKNOWN
@@ -59,24 +63,6 @@ def read_strings(file: ExportTables) -> dict[int, str]:
             reason = f"two strings have the number {key}: it is put together from several exports"
             raise TraceError(file.path, reason, "give each export as a file of its own")
     return strings
-
-
-def intern_texts(column: Any, rows: Mask, names: NameTable) -> Ints:
-    """Return indices into ``names`` for chosen rows of an Arrow array of text, ``UNKNOWN`` for an empty text."""
-    import pyarrow
-
-    # Not pyarrow.compute: importing it takes longer than all of this.
-    from pyarrow._compute import call_function
-
-    encoded = call_function("dictionary_encode", [column])
-    code, held = integer_array(encoded.indices)[rows], encoded.dictionary.view(pyarrow.binary())
-    # Both have one element more, the last one, for NULL.
-    first, index = np.full(len(held) + 1, len(code)), np.full(len(held) + 1, UNKNOWN, np.int64)
-    first[code[::-1]] = np.arange(len(code))[::-1]  # of equal codes, the last assignment counts
-    for number in np.argsort(first[:-1])[: np.count_nonzero(first[:-1] < len(code))].tolist():
-        if text := held[number].as_py().decode(errors="replace")[:MOST_LETTERS]:
-            index[number] = names.intern(text)
-    return index[code]
 
 
 ORDERING_CALLS = {

@@ -20,9 +20,9 @@ import numpy as np
 from ddp_prof.errors import TraceError
 from ddp_prof.ingest import ReadOptions, collectives, enrich
 from ddp_prof.ingest.call_order import infer_waits
-from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns, constant_column, integer_array
+from ddp_prof.ingest.export_tables import HOLDS, ExportTables, GatheredColumns, constant_column
 from ddp_prof.ingest.growing_column import in_order
-from ddp_prof.ingest.names import NameTable, intern_texts, kernel_categories, read_strings
+from ddp_prof.ingest.names import NameTable, kernel_categories, read_strings
 from ddp_prof.ingest.nsys_program import recording_version
 from ddp_prof.ingest.nsys_synchronization import Found, find_synchronizations, read_rows
 from ddp_prof.ingest.sqlite_columns import open_sqlite
@@ -346,9 +346,8 @@ def _range_rows(file: ExportTables) -> tuple[dict[str, Ints], tuple[str, ...]]:
     found[_TEXT] = constant_column(UNKNOWN, len(has_text))
     if has_text.any():  # read apart, because most releases refer to the table of strings, and text takes as long as all
         inline = GatheredColumns((_TEXT,))
-        for arrays in file.record_batches(NVTX, ("eventType",), text=_TEXT, only=_RANGES):
-            rows = _are_ranges(integer_array(arrays["eventType"]))
-            inline.add({_TEXT: intern_texts(arrays[_TEXT], rows, texts)})
+        for number, distinct_texts in file.text_batches(NVTX, _TEXT, _RANGES):
+            inline.add({_TEXT: texts.intern_texts(distinct_texts)[number]})
         found[_TEXT] = inline.columns()[_TEXT]
         if len(found[_TEXT]) != len(has_text):
             raise TraceError(file.path, "it changed while it was read", "wait until its export has ended")

@@ -10,15 +10,20 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
+from itertools import starmap
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
+
+import numpy as np
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import copy_data, held_bytes
 from ddp_prof.errors import TraceError
-from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, Only
+from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, Only, number_texts
 from ddp_prof.ingest.names import MOST_LETTERS
+from ddp_prof.ingest.sqlite_pages import PageRows, TablePages, UnusualPagesError
+from ddp_prof.table import Ints
 
 LEAST_BYTES_PER_ROW = 6
 """Smallest row in SQLite's format, which limits how many rows a file has room for."""
@@ -117,15 +122,28 @@ class SqliteFile(ExportTables):
         self.most_rows = self.bytes // LEAST_BYTES_PER_ROW
         self._real = real
         self._open: set[sqlite3.Connection] = set()
+        self._pages: dict[str, _PlacedTable] = {}
 
     def read_schema(self) -> None:
         """Find the tables; raise TraceError if the file is no database, or is damaged."""
-        query = "SELECT name, sql FROM sqlite_master WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
+        query = (
+            "SELECT name, sql, rootpage FROM sqlite_master "
+            "WHERE type = 'table' AND rootpage > 0 AND typeof(name) = 'text'"
+        )
         with self.connect(self.uri) as database:
-            names = [name for name, statement in self._fetch(database, query) if _name_of_table(statement) == name]
-            filled = [name for name in names if self._fetch(database, f"SELECT 1 FROM {quote_name(name)} LIMIT 1")]
-            columns = {name: self._fetch(database, f"PRAGMA table_info({quote_name(name)})") for name in filled}
-        self.columns = {name: tuple(row[1] for row in rows) for name, rows in columns.items()}
+            roots = {
+                name: root
+                for name, statement, root in self._fetch(database, query)
+                if _name_of_table(statement) == name
+            }
+            filled = [name for name in roots if self._fetch(database, f"SELECT 1 FROM {quote_name(name)} LIMIT 1")]
+            columns = {name: self._fetch(database, f"PRAGMA table_xinfo({quote_name(name)})") for name in filled}
+        for name, rows in columns.items():
+            described = list(starmap(_Column, rows))
+            self.columns[name] = tuple(one.name for one in described if not one.hidden)
+            if not any(one.hidden for one in described):
+                places = {one.name: one.position for one in described if one.is_as_stored}
+                self._pages[name] = _PlacedTable(TablePages(self._real, roots[name]), places)
 
     def apply_journal(self) -> None:
         """Let SQLite apply the journal or log beside the file; reading reports damage later."""
@@ -194,6 +212,45 @@ class SqliteFile(ExportTables):
         for database in tuple(self._open):
             database.interrupt()
 
+    def integer_batches(
+        self, table: str, columns: Sequence[str], holds: Sequence[str], only: Only | None
+    ) -> Iterator[dict[str, Ints]]:
+        present = {name: 1 << bit for bit, name in enumerate(holds) if self.has_columns(table, name)}
+        after = 0
+        with suppress(UnusualPagesError, OSError):
+            for rows, place in self._page_rows(table, (*columns, *present, *(only[:1] if only else ()))):
+                wanted = np.isin(rows.integers(place[only[0]]), only[1]) if only else None
+                found = {name: rows.integers(place[name], wanted) for name in columns}
+                if holds:
+                    found[HOLDS] = np.zeros(len(rows), np.int64)
+                    for name, bit in present.items():
+                        found[HOLDS] |= np.where(rows.is_null(place[name]), 0, bit)
+                yield found
+                after += len(rows)
+            return
+        for batch in self.record_batches(table, columns, holds=holds, only=only, after=after):
+            yield self.integers_of(batch, columns, holds)
+
+    def text_batches(self, table: str, text: str, only: Only) -> Iterator[tuple[Ints, list[bytes]]]:
+        column, values = only
+        after = 0
+        with suppress(UnusualPagesError, OSError):
+            for rows, place in self._page_rows(table, (column, text)):
+                wanted = np.flatnonzero(np.isin(rows.integers(place[column]), values))
+                yield rows.texts(place[text], wanted)
+                after += len(rows)
+            return
+        yield from number_texts(self.record_batches(table, (column,), text=text, only=only, after=after), text, only)
+
+    def _page_rows(self, table: str, columns: Sequence[str]) -> Iterator[tuple[PageRows, Mapping[str, int]]]:
+        """Yield the rows of a table as its pages hold them, and the positions of its columns."""
+        placed = self._pages.get(table)
+        if placed is None or not placed.places.keys() >= set(columns):
+            raise UnusualPagesError
+        for rows in placed.pages.batches(sorted({placed.places[name] for name in columns})):
+            self.check_not_stopped()
+            yield rows, placed.places
+
     def record_batches(
         self,
         table: str,
@@ -202,6 +259,7 @@ class SqliteFile(ExportTables):
         holds: Sequence[str] = (),
         text: str | None = None,
         only: Only | None = None,
+        after: int = 0,
     ) -> Iterator[Mapping[str, Any]]:
         wanted = [quote_name(name) for name in columns]
         if only:
@@ -214,11 +272,11 @@ class SqliteFile(ExportTables):
         if text:
             name = quote_name(text)  # never NULL: a first batch without any text would be taken for one of integers
             wanted.append(f"coalesce(substr(CAST({name} AS TEXT), 1, {MOST_LETTERS}), '') AS {name}")
-        for batch in self._query(f"SELECT {', '.join(wanted)} FROM {quote_name(table)}"):
+        for batch in self._query(f"SELECT {', '.join(wanted)} FROM {quote_name(table)}", after):
             yield dict(zip(batch.schema.names, batch.columns, strict=True))
 
-    def _query(self, query: str) -> Iterator[Any]:
-        """Yield the rows of a table as batches, ``pyarrow.RecordBatch``, read outside Python's global lock.
+    def _query(self, query: str, after: int) -> Iterator[Any]:
+        """Yield the rows of a table after some as batches, ``pyarrow.RecordBatch``, read outside Python's global lock.
 
         A column that is NULL throughout the first batch is taken for integers.
         """
@@ -234,10 +292,11 @@ class SqliteFile(ExportTables):
             ):
                 statement.set_options(**{"adbc.sqlite.query.batch_rows": str(_BATCH_ROWS)})
                 # Without an index, because the limit applies to rows of the table itself.
-                statement.set_sql_query(f"{query} NOT INDEXED LIMIT {self.most_rows + 1}")
+                most = max(0, self.most_rows + 1 - after)
+                statement.set_sql_query(f"{query} NOT INDEXED LIMIT {most} OFFSET {after}")
                 stream, _ = statement.execute_query()
                 with pyarrow.RecordBatchReader.from_stream(stream) as reader:
-                    names, rows_read = reader.schema.names, 0
+                    names, rows_read = reader.schema.names, after
                     for batch in reader:
                         self.check_not_stopped()
                         rows_read += batch.num_rows
@@ -249,6 +308,30 @@ class SqliteFile(ExportTables):
             if late := _LATE_MISMATCH.search(reason):
                 raise self.not_integer_error(names[int(late[1])]) from error
             raise TraceError(self.path, f"cannot be read ({reason})", HINT) from error
+
+
+class _Column(NamedTuple):
+    """A row of ``PRAGMA table_xinfo``."""
+
+    position: int
+    name: str
+    type: str
+    is_filled: int
+    default: object
+    key: int
+    hidden: int
+
+    @property
+    def is_as_stored(self) -> bool:
+        """Whether its pages hold its values: SQLite makes floats of some integers, and keys of the numbers of rows."""
+        return not self.key and not any(part in self.type.upper() for part in ("REAL", "FLOA", "DOUB"))
+
+
+class _PlacedTable(NamedTuple):
+    """The pages of a table, and the positions of its columns."""
+
+    pages: TablePages
+    places: Mapping[str, int]
 
 
 def _name_of_table(statement: object) -> str | None:
