@@ -129,38 +129,53 @@ def distinct(column: Ints) -> list[int]:
 
 def distinct_rows(*columns: Ints) -> tuple[Ints, Ints]:
     """Return the first row of each distinct combination, and the number of the combination for each row."""
-    which = np.zeros(len(columns[0]), np.int64)
-    combinations = 1
+    which, values = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
-        codes = _codes(column)
-        values = int(codes.max(initial=0)) + 1
+        low, high = _range(column)
+        if low == high:
+            continue
+        codes, more = _codes(column, low, high)
         if values > 1:
-            which = codes if combinations == 1 else _codes(which * values + codes)
-            combinations = int(which.max()) + 1
-    first = np.zeros(which.max(initial=-1) + 1, np.int64)
+            if values * more > _MOST_FLAGS:
+                which, values = _compact(which, values)
+            codes += which * more
+            codes, more = _codes(codes, 0, values * more - 1)
+        which, values = codes, more
+    which, values = _compact(which, values)
+    first = np.zeros(values, np.int64)
     first[which[::-1]] = np.arange(len(which))[::-1]  # a combination's first row is written last
     return first, which
 
 
-def _codes(column: Ints) -> Ints:
-    """Number the distinct values 0, 1, 2, ...; several times faster than sorting if they lie close together."""
-    low, high = (int(column.min()), int(column.max())) if len(column) else (0, 0)
-    if low == high:
-        return np.zeros_like(column)
-    if high - low > _MOST_FLAGS:
-        is_far = column > low + _MOST_FLAGS
-        if 2 * is_far.sum() > len(column):
-            return np.asarray(np.unique(column, return_inverse=True)[1], np.int64)
-        # Sort only the few values that are far from the others, such as an id of -1 in 32 bits.
-        near, far = _codes(column[~is_far]), np.unique(column[is_far], return_inverse=True)[1]
-        together = np.empty(len(column), np.int64)
-        together[~is_far], together[is_far] = near, near.max() + 1 + far
-        return together
-    place = column - low
-    seen = np.zeros(high - low + 1, np.int64)
-    seen[place] = 1
-    codes: Ints = (np.cumsum(seen) - 1)[place]
-    return codes
+def _range(column: Ints) -> tuple[int, int]:
+    if not len(column):
+        return 0, 0
+    return (int(column[0]),) * 2 if not column.strides[0] else (int(column.min()), int(column.max()))
+
+
+def _codes(column: Ints, low: int, high: int) -> tuple[Ints, int]:
+    """Return numbers from 0 on in the order of the values, which are within a range, and how many there may be."""
+    if high - low < _MOST_FLAGS:
+        return column - low, high - low + 1
+    is_far = column >= low + _MOST_FLAGS
+    if 2 * is_far.sum() > len(column):
+        values, numbers = np.unique(column, return_inverse=True)
+        return np.asarray(numbers, np.int64), len(values)
+    # Sort only the few values that are far from the others, such as an id of -1 in 32 bits.
+    near, count = _compact(column[~is_far] - low, _MOST_FLAGS)
+    values, far = np.unique(column[is_far], return_inverse=True)
+    together = np.empty(len(column), np.int64)
+    together[~is_far], together[is_far] = near, count + far
+    return together, count + len(values)
+
+
+def _compact(codes: Ints, values: int) -> tuple[Ints, int]:
+    """Number those of the codes that occur 0, 1, 2, ...; several times faster than sorting."""
+    seen = np.zeros(values, np.bool_)
+    seen[codes] = True
+    if seen.all():
+        return codes, values
+    return (np.cumsum(seen) - 1)[codes], int(np.count_nonzero(seen))
 
 
 def count_before(group: Ints) -> Ints:
