@@ -51,12 +51,29 @@ def bootstrap_interval(
     if len(units) < LEAST_STEPS:
         return None
     table = np.asarray(units, float).reshape(len(units), -1)
+    if statistic is median_per_draw and table.shape[1] == 1 and not np.isnan(table).any():
+        table, statistic = _ranks(table), partial(_median_of_ranks, np.sort(table[:, 0]))
     generator = np.random.default_rng(0)
     batch = max(1, _BATCH_VALUES // table.size)
     sizes = [min(batch, _DRAWS - first) for first in range(0, _DRAWS, batch)]
     figures = [statistic(table[generator.integers(0, len(table), (size, len(table)))]) for size in sizes]
     low, high = np.percentile(np.concatenate(figures), _PERCENTILES)
     return float(low), float(high)
+
+
+def _ranks(table: Numbers) -> Numbers:
+    """The place of each value among all: small integers, whose middle is found several times faster."""
+    ranks = np.empty(table.shape, np.int16 if len(table) < 1 << 15 else np.int32)
+    ranks[np.argsort(table[:, 0]), 0] = np.arange(len(table))
+    return ranks
+
+
+def _median_of_ranks(ordered: Numbers, drawn: Numbers) -> Numbers:
+    """The median of each draw of ranks of the values."""
+    ranks, middle = drawn[:, :, 0], ((len(ordered) - 1) // 2, len(ordered) // 2)
+    values = ordered[np.partition(ranks, middle, axis=1)[:, middle]]
+    median_values: Numbers = values.sum(axis=1) / 2
+    return median_values
 
 
 def half_width_of_steps(

@@ -587,14 +587,19 @@ def _other_difference(
 def _medians_by_key(key: Ints, values: Ints, rows: Mask) -> tuple[Floats, Mask]:
     """The median of the chosen values of each key, and whether it has any."""
     keys = int(key.max()) + 1
-    order = np.flatnonzero(rows)
-    order = order[np.lexsort((values[order], key[order]))]
-    count = np.bincount(key[order], minlength=keys)
+    key, values = key[rows], values[rows]
+    count = np.bincount(key, minlength=keys)
     first = np.cumsum(count) - count
     has = count > 0
+    middles = np.stack([first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2])
+    least = int(values.min(initial=0))
+    span = int(values.max(initial=0)) - least + 1
+    if keys * span < 1 << 63:  # sorting numbers is several times faster than finding their order
+        found = np.sort(key * span + (values - least))[middles] % span + least
+    else:
+        found = values[np.lexsort((values, key))[middles]]
     middle = np.zeros(keys)
-    low, high = first[has] + (count[has] - 1) // 2, first[has] + count[has] // 2
-    middle[has] = (values[order[low]] + values[order[high]]) / 2
+    middle[has] = found.sum(axis=0) / 2
     return middle, has
 
 
