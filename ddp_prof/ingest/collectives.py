@@ -70,7 +70,8 @@ def mark_copies_that_communicate(trace: Trace, within_device: Mask, of_one_rank:
         return trace
     calls = select(trace.calls, trace.launching_calls[rows])
     may_copy = _may_copy(trace)[trace.spans.name_id]
-    nccl_calls = [row for row, members in find_nccl_calls(trace).items() if may_copy[members].any()]
+    is_copying = may_copy.tolist().__getitem__  # Python's own list: most calls are one, for which NumPy takes long
+    nccl_calls = [row for row, members in find_nccl_calls(trace).items() if any(map(is_copying, members))]
     communicates = _inside(select(trace.spans, np.array(nccl_calls, np.int64)), calls)
     torch_ranges = _find_torch_ranges(trace)
     torch_ranges = torch_ranges[may_copy[torch_ranges]]
@@ -118,9 +119,12 @@ def name_operations(trace: Trace) -> Trace:
     calls = select(trace.calls, trace.launching_calls[activity])
     torch_ranges = _find_torch_ranges(trace)
     # A group of NCCL's calls has the operation that they share; a mix of sends and receives counts as receives.
-    members_of, group_ops = find_nccl_calls(trace), []
+    members_of, group_ops, name_ids = find_nccl_calls(trace), list[int](), trace.spans.name_id.tolist()
     for members in members_of.values():
-        names = {int(trace.spans.name_id[row]): trace.names[trace.spans.name_id[row]] for row in members}
+        if len(members) == 1:
+            group_ops.append(name_ids[members[0]])
+            continue
+        names = {name_ids[row]: trace.names[name_ids[row]] for row in members}
         ops = [key for key, name in names.items() if name != "ncclSend" or "ncclRecv" not in names.values()]
         group_ops.append(ops[0] if len(ops) == 1 else UNKNOWN)
     nccl_ranges = np.array(list(members_of), np.int64)
