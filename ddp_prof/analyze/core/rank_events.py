@@ -182,10 +182,11 @@ class RankEvents(Brief):
         Work without a recorded launch counts for the step that began last before it.
         """
         events, steps = self.events, self.steps
-        latest = np.searchsorted(steps.start_ns, events.start_ns, side="right") - 1
-        is_launched = take_or_unknown(self.trace.launching_calls, events.activity) != UNKNOWN
-        step = np.where((events.step == UNKNOWN) & ~is_launched, latest, events.step)
-        rows = (step != UNKNOWN) & (events.activity != UNKNOWN)
+        step = events.step.copy()
+        alone = np.flatnonzero(step == UNKNOWN)
+        alone = alone[take_or_unknown(self.trace.launching_calls, events.activity[alone]) == UNKNOWN]
+        step[alone] = np.searchsorted(steps.start_ns, events.start_ns[alone], side="right") - 1
+        rows = np.flatnonzero((step != UNKNOWN) & (events.activity != UNKNOWN))
         start, end, step = events.start_ns[rows], events.end_ns[rows], step[rows]
         work_ns = sum_by_group(end - start, step, len(steps))
         within_ns = np.maximum(0, np.minimum(end, steps.end_ns[step]) - np.maximum(start, steps.start_ns[step]))
