@@ -40,10 +40,23 @@ def naming_limits(path: Path) -> Iterator[None]:
     """Turn an error of Python about a lack of memory or of depth into a TraceError that names the trace."""
     try:
         yield
-    except MemoryError as error:
-        raise TraceError(path, "there is not enough memory", MORE_MEMORY) from error
     except RecursionError as error:
         raise TraceError(path, "something in it is nested too deep", "record it again") from error
+    except (MemoryError, *MAY_LACK_MEMORY) as error:
+        if not lacks_memory(error):
+            raise
+        raise TraceError(path, "there is not enough memory", MORE_MEMORY) from error
+
+
+MAY_LACK_MEMORY = (ImportError, RuntimeError)
+_NO_MEMORY = re.compile(r"failed to map segment|[Cc]annot allocate memory|can't start new thread")
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error is about a lack of memory: also that a library cannot be loaded, or a thread not be started."""
+    if isinstance(error, DdpProfError):  # which says in its own words what is wrong
+        return False
+    return isinstance(error, MemoryError) or bool(_NO_MEMORY.search(str(error)))
 
 
 class InterruptedReadingError(TraceError):

@@ -16,7 +16,7 @@ import click
 
 from ddp_prof import __version__
 from ddp_prof.cli.terminal import EXIT_CODE, VERBOSITY, say, say_lines
-from ddp_prof.errors import MORE_MEMORY, DdpProfError, printable
+from ddp_prof.errors import MAY_LACK_MEMORY, MORE_MEMORY, DdpProfError, lacks_memory, printable
 
 COMMANDS = {
     "capture": "ddp_prof.cli.capture",
@@ -51,7 +51,7 @@ ACTIONABLE = (DdpProfError, OSError, MemoryError, RecursionError)
 def error_line(error: BaseException) -> str:
     """Format an error as one line, with the name of the file if the system reports it."""
     words = str(error)
-    if isinstance(error, MemoryError):
+    if lacks_memory(error):
         words = f"there is not enough memory: {MORE_MEMORY}"
     elif isinstance(error, RecursionError):
         words = "something in the input is nested too deep"
@@ -148,8 +148,10 @@ class Commands(click.Group):
                 signal.signal(number, before.pop(number))
                 signal.raise_signal(number)
             raise click.exceptions.Exit(128 + number) from None  # the convention of shells
-        except ACTIONABLE as error:
+        except (*ACTIONABLE, *MAY_LACK_MEMORY) as error:
             if isinstance(error, BrokenPipeError):  # the reader of our output has closed it: click ends silently
+                raise
+            if not isinstance(error, ACTIONABLE) and not lacks_memory(error):
                 raise
             raise click.ClickException(error_line(error)) from error
         finally:

@@ -19,7 +19,7 @@ import numpy as np
 
 from ddp_prof.atomic_file import is_file
 from ddp_prof.bounded_file import copy_data, held_bytes
-from ddp_prof.errors import TraceError
+from ddp_prof.errors import TraceError, lacks_memory
 from ddp_prof.ingest.export_tables import HINT, HOLDS, ExportTables, Only, number_texts
 from ddp_prof.ingest.names import MOST_LETTERS
 from ddp_prof.ingest.sqlite_pages import PageRows, TablePages, UnusualPagesError
@@ -305,6 +305,8 @@ class SqliteFile(ExportTables):
                         yield batch
         except (Error, pyarrow.ArrowException, OSError) as error:
             reason = str(error).strip().splitlines()[0]
+            if lacks_memory(error):
+                raise MemoryError(reason) from error
             if late := _LATE_MISMATCH.search(reason):
                 raise self.not_integer_error(names[int(late[1])]) from error
             raise TraceError(self.path, f"cannot be read ({reason})", HINT) from error

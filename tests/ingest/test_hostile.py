@@ -778,7 +778,15 @@ def test_a_lack_of_memory_names_the_file_and_a_way_out(
     assert "take a larger machine" in result.stderr
 
 
-@pytest.mark.parametrize(("error", "told"), [(MemoryError(), "there is not enough memory"), (RecursionError(), "deep")])
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (ImportError("libarrow.so: failed to map segment from shared object"), "there is not enough memory"),
+        (RuntimeError("can't start new thread"), "there is not enough memory"),
+        (RecursionError(), "deep"),
+    ],
+)
 def test_a_limit_of_python_names_the_file(
     error: BaseException, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
