@@ -97,7 +97,10 @@ def overlap(traces: tuple[Path, ...], load: Loader, steps: bool, output: TableOp
     TRACE is a report of Nsight Systems (.nsys-rep) or its export (sqlite, parquetdir, arrowdir), a trace of
     torch.profiler (.json, .json.gz), or a folder with several of these.
     """
-    show(output, _overlap_views(load.runs_for(traces, output), by_step=steps))
+    runs = load.runs_for(traces, output)
+    for run in runs:
+        run.drop_events()  # all is measured, and what JSON compares of kernels takes as much memory again
+    show(output, _overlap_views(runs, by_step=steps))
 
 
 def _collectives_views(runs: list[Run], by: str | None = None) -> list[TableView]:

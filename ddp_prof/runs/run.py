@@ -378,9 +378,13 @@ class Run:
             for file, missing in list(self.missing(measures)):
                 self.measured.setdefault(file, {}).update(measure_events(self._kept, self.options, missing))
 
+    def drop_events(self) -> None:
+        """Free memory: drop events, which are read again on demand."""
+        self._kept = None
+
     def release_events(self) -> None:
         """Free memory: drop events and the figures of kernels, which are read again on demand."""
-        self._kept = None
+        self.drop_events()
         for of_file in self.measured.values():
             for measure in OF_EACH_KERNEL & of_file.keys():
                 del of_file[measure]

@@ -36,7 +36,7 @@ from ddp_prof.columns import ALWAYS, USUALLY, WITH_MUCH_ROOM, WITH_ROOM, column
 from ddp_prof.communication import MOST_NAMES
 from ddp_prof.range_names import PHASES
 from ddp_prof.table import count_before
-from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows, select
+from ddp_prof.trace import UNKNOWN, Category, Ints, Mask, distinct, distinct_rows
 
 KINDS = {
     "attention": r"flash_|fmha|attention|attn|sdpa",
@@ -241,12 +241,12 @@ class KernelTime:
 
 def find_kernel_runs(rank: RankEvents) -> KernelRuns:
     """All kernels of a rank, including those outside of steps, without warm-up."""
-    rows = np.flatnonzero(rank.is_kernel)
-    order = (rank.events.start_ns[rows], rank.events.launch_ns[rows], rank.events.step[rows])
-    events = select(rank.events, rows[np.lexsort(order)])
-    trace = rank.trace
-    shape_id = np.full(len(events), UNKNOWN) if trace.shape_id is None else trace.shape_id[events.activity]
-    columns = (trace.activities.name_id[events.activity], shape_id, events.phase, events.category)
+    events, rows, trace = rank.events, np.flatnonzero(rank.is_kernel), rank.trace
+    rows = rows[np.lexsort((events.start_ns[rows], events.launch_ns[rows], events.step[rows]))]
+    activity = events.activity[rows]
+    shape_id = np.full(len(rows), UNKNOWN) if trace.shape_id is None else trace.shape_id[activity]
+    columns = (trace.activities.name_id[activity], shape_id, events.phase[rows], events.category[rows])
+    del activity
     first, kernel = distinct_rows(*columns)
     texts = (*trace.names, "")  # the additional last element is for UNKNOWN, which is -1
     kinds, keys = {Category.COMMUNICATION: COMMUNICATION, Category.UNKNOWN: UNNAMED}, list[Key]()
@@ -254,12 +254,13 @@ def find_kernel_runs(rank: RankEvents) -> KernelRuns:
         name = texts[name_id]
         kind = kinds[Category(category)] if category in kinds else kind_of_compute(name)
         keys.append((name, texts[shape], None if phase == UNKNOWN else PHASES[phase], kind))
+    start_ns, end_ns = events.start_ns[rows], events.end_ns[rows]
     return KernelRuns(
         keys=tuple(keys),
         kernel=kernel,
-        duration_ns=events.end_ns - events.start_ns,
-        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(events.start_ns, events.end_ns),
-        step=events.step if rank.has_steps else np.full(len(events), UNKNOWN),
+        duration_ns=end_ns - start_ns,
+        beside_ns=rank.union_of(Category.COMMUNICATION).covered_ns(start_ns, end_ns),
+        step=events.step[rows] if rank.has_steps else np.full(len(rows), UNKNOWN),
         steps=len(rank.steps),
     )
 
