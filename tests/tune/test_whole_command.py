@@ -20,7 +20,19 @@ from ddp_prof.tune.measure import Program, _error_of_rank
 from ddp_prof.tune.store import Store
 from ddp_prof.tune.tries import parse_tries
 from tests.command_line import run
-from tests.tune.test_programs import ACCUMULATION, DDP_PROF, PLAIN, SCALER, SHARDED, SPAWNED, STUBBORN, TIDY, programs
+from tests.tune.test_programs import (
+    ACCUMULATION,
+    DDP_PROF,
+    LIGHTNING,
+    PLAIN,
+    SCALER,
+    SHARDED,
+    SPAWNED,
+    STUBBORN,
+    TIDY,
+    TRAINER,
+    programs,
+)
 from tests.waiting import wait_until
 
 __all__ = ["programs"]
@@ -44,30 +56,31 @@ FAILING = PLAIN.replace(
     optimizer.step()""",
 )
 TRIES = ("MODE=memory,killed,error", "static_graph")
+FORKED = ("torchrun", "--nproc-per-node", "1")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2")
 
 
-def command(folder: Path, tries: tuple[str, ...], ranks: int, rounds: int, text: str) -> list[str]:
+def command(folder: Path, tries: tuple[str, ...], launcher: tuple[str, ...], rounds: int, text: str) -> list[str]:
     (folder / "train.py").write_text(text.replace('"after"', repr(str(folder / "after"))))
     asked = [word for tried in tries for word in ("--try", tried)]
     limits = ["--rounds", str(rounds), "--steps", "3", "--warmup", "2", "--minutes", "60", "--format", "json"]
-    program = ["torchrun", "--nproc-per-node", str(ranks), str(folder / "train.py")]
-    return ["tune", *asked, *limits, "--store", str(folder / "tune.db"), "--", *program]
+    return ["tune", *asked, *limits, "--store", str(folder / "tune.db"), "--", *launcher, str(folder / "train.py")]
 
 
-def stored(folder: Path, tries: tuple[str, ...], ranks: int) -> dict[tuple[int, str], str]:
+def stored(folder: Path, tries: tuple[str, ...], launcher: tuple[str, ...]) -> dict[tuple[int, str], str]:
     """How each run ended, by round and try."""
-    program = Program(("torchrun", "--nproc-per-node", str(ranks), str(folder / "train.py")), 2, 3)
+    program = Program((*launcher, str(folder / "train.py")), 2, 3)
     store = Store(folder / "tune.db", program, parse_tries(tries), Path.cwd())
     return {(trial.round, trial.tried): trial.status for trial in store.load()}
 
 
-def check_failing(folder: Path, document: dict[str, Any], ranks: int) -> None:
+def check_failing(folder: Path, document: dict[str, Any], launcher: tuple[str, ...]) -> None:
     memory, killed, error, good = document["tries"]
     assert [one["outcome"] for one in (memory, killed, error)] == ["failed"] * 3
     assert "allocate" in memory["reason"] or "memory" in memory["reason"]
     assert error["reason"] == "ValueError: planted"
     assert (good["outcome"], good["pairs"], good["losses"]) == ("cannot be told", 2, "same")
-    kept = stored(folder, TRIES, ranks)
+    kept = stored(folder, TRIES, launcher)
     assert [kept.pop((number, "MODE=memory"), None) for number in (1, 2)] == ["out_of_memory", None], "it lasts"
     failed = {(number, f"MODE={mode}"): "failed" for number in (1, 2) for mode in ("killed", "error")}
     fine = {(0, "today"), *((number, one) for number in (1, 2) for one in ("today", "static_graph=True"))}
@@ -79,9 +92,9 @@ def test_a_try_that_fails_stops_no_other(
     tmp_path: Path, programs: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", programs["PATH"])
-    done = run(*command(tmp_path, TRIES, 1, 2, FAILING))
+    done = run(*command(tmp_path, TRIES, FORKED, 2, FAILING))
     assert done.exit_code == 0, done.output
-    check_failing(tmp_path, json.loads(done.stdout), 1)
+    check_failing(tmp_path, json.loads(done.stdout), FORKED)
 
 
 def test_who_was_killed_is_said_in_place_of_torchruns_summary() -> None:
@@ -106,10 +119,10 @@ Root Cause (first observed failure):
 
 @pytest.mark.nightly
 def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
-    done = run(*command(tmp_path, TRIES, 2, 2, FAILING))
+    done = run(*command(tmp_path, TRIES, TORCHRUN, 2, FAILING))
     assert done.exit_code == 0, done.output
     document = json.loads(done.stdout)
-    check_failing(tmp_path, document, 2)
+    check_failing(tmp_path, document, TORCHRUN)
     assert document["tries"][1]["reason"] == "a rank was ended by SIGKILL, as a machine does that lacks memory"
 
 
@@ -118,7 +131,7 @@ def test_nightly_a_try_that_fails_under_torchrun(tmp_path: Path) -> None:
 def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.Signals) -> None:
     """No process of it is left, what was measured is kept, and the same command goes on."""
     tries, paused = ("MODE=paused",), str(tmp_path / "paused")
-    words = command(tmp_path, tries, 2, 1, FAILING)
+    words = command(tmp_path, tries, TORCHRUN, 1, FAILING)
     environ = {**os.environ, "PAUSED": paused}
     with subprocess.Popen(
         [DDP_PROF, *words], env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -129,7 +142,7 @@ def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.
     assert (tuning.returncode, printed) == (128 + number, "")
     assert said.splitlines()[-1] == f"stopped: {tmp_path / 'tune.db'} has the finished runs; the same command goes on"
     assert _find_marked_processes(f"PAUSED={paused}") == {}
-    kept = stored(tmp_path, tries, 2)
+    kept = stored(tmp_path, tries, TORCHRUN)
     assert kept[0, "today"] == "ok"
     assert set(kept) <= {(0, "today"), (1, "today")}
     assert not (tmp_path / "after").exists()
@@ -144,18 +157,34 @@ def test_nightly_a_stopped_tuning_under_torchrun(tmp_path: Path, number: signal.
 def test_nightly_unchanged_programs_are_tuned(tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torchrun, or, where the program spawns its ranks, by Python alone."""
     monkeypatch.setenv("MEETING", str(tmp_path / "meeting"))
-    monkeypatch.setenv("OF_THIS_TEST", str(tmp_path))
+    launcher = (sys.executable,) if text == SPAWNED else TORCHRUN
     tried = "reshard_after_forward=false" if text == SHARDED else "gradient_as_bucket_view"
-    words = command(tmp_path, (tried,), 2, 2, text)
-    if text == SPAWNED:
-        words[words.index("torchrun") :] = [sys.executable, str(tmp_path / "train.py")]
-    before = (tmp_path / "train.py").read_bytes()
+    check_unchanged(tmp_path, command(tmp_path, (tried,), launcher, 2, text), monkeypatch)
+
+
+@pytest.mark.trainers
+@pytest.mark.parametrize(
+    ("text", "launcher"),
+    [(TRAINER, TORCHRUN), (LIGHTNING, TORCHRUN), (LIGHTNING, (sys.executable,))],
+    ids=["transformers", "lightning", "lightning starts its ranks"],
+)
+def test_unchanged_trainers_are_tuned(
+    tmp_path: Path, text: str, launcher: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import torch; torch.manual_seed(0)\n" + text.replace('"out"', repr(str(tmp_path / "out")))
+    check_unchanged(tmp_path, command(tmp_path, ("gradient_as_bucket_view",), launcher, 2, text), monkeypatch)
+
+
+def check_unchanged(folder: Path, words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tuning ends, and leaves neither a process nor a file; the program is as it was."""
+    monkeypatch.setenv("OF_THIS_TEST", str(folder))
+    before = (folder / "train.py").read_bytes()
     done = run(*words)
     assert done.exit_code == 0, done.output
     (one,) = json.loads(done.stdout)["tries"]
     assert (one["outcome"], one["pairs"]) == ("cannot be told", 2)
     assert one["losses"] == "same"
-    assert set(_find_marked_processes(f"OF_THIS_TEST={tmp_path}")) <= {os.getpid()}
-    left = {path.name for path in tmp_path.iterdir()} - {"train.py", "tune.db"}
+    assert set(_find_marked_processes(f"OF_THIS_TEST={folder}")) <= {os.getpid()}
+    left = {path.name for path in folder.iterdir()} - {"train.py", "tune.db"}
     assert {name for name in left if not name.startswith("meeting")} == set()
-    assert (tmp_path / "train.py").read_bytes() == before
+    assert (folder / "train.py").read_bytes() == before
