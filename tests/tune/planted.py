@@ -26,12 +26,14 @@ class Job:
         tries: Arguments of ``--try``, for six tries.
         best: The try that is the fastest; ``None`` where no try is faster.
         expected_ms: The length of a step for today and for each try, as far as it is planted; empty if it is not known.
+        steps: How many a run measures, so that it takes a second or more: less is a glance at what else runs there.
     """
 
     text: str
     tries: Sequence[str]
     best: str | None
     expected_ms: dict[str, float] = field(default_factory=dict)
+    steps: int = 5
 
 
 def cap_of(layers: int) -> str:
@@ -174,5 +176,6 @@ PLANTED = {
         COPIES,
         ["gradient_as_bucket_view", "broadcast_buffers=false", "static_graph", "bucket_cap_mb=8", "NONE=1,2"],
         "gradient_as_bucket_view=True",
+        steps=60,
     ),
 }

@@ -78,7 +78,7 @@ def test_of_what_is_sent_late_nothing_false_is_said(
 def test_the_best_of_six_is_found(cause: str, tmp_path: Path, programs: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", programs)
     job = PLANTED[cause]
-    document = tune(tmp_path, job.text, job.tries)
+    document = tune(tmp_path, job.text, job.tries, steps=job.steps)
     judge(job, document)
     assert document["rounds"] <= 8
     if job.best:
