@@ -532,6 +532,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 def train(rank, meeting, pause):
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=2)
+    torch.manual_seed(0)
     model = DistributedDataParallel(torch.nn.Linear(8, 8))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(50):
