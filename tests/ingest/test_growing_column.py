@@ -20,13 +20,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddp_prof.ingest import growing_column, sqlite_columns
+from ddp_prof.ingest import growing_column, sqlite_pages
 from ddp_prof.ingest.growing_column import GrowingColumn, in_order
 from tests.command_line import run
 from tests.conftest import ROOT
 from tests.ingest.test_nsys_export import known_truth
 from tests.nsys_factory import write_capture
 
+LONG = 80
+"""Steps of a capture whose tables take more than a page."""
 BATCHES = st.lists(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=5), max_size=8)
 
 
@@ -122,8 +124,8 @@ def test_no_address_space_for_a_file_is_a_lack_of_memory(tmp_path: Path, monkeyp
     def refuse(*_arguments: object, **_options: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")
 
-    path = write_capture(tmp_path / "x.sqlite", known_truth(8))
-    monkeypatch.setattr(sqlite_columns, "_BATCH_ROWS", 3)
+    path = write_capture(tmp_path / "x.sqlite", known_truth(LONG))
+    monkeypatch.setattr(sqlite_pages, "BATCH_BYTES", 1)  # of a page each
     monkeypatch.setattr(mmap, "mmap", refuse)
     found = run("overlap", path)
     assert (found.exit_code, found.stdout) == (1, "")
@@ -166,8 +168,8 @@ def test_a_capture_whose_columns_are_in_files_is_measured_alike(
 ) -> None:
     real, opened = tempfile.TemporaryFile, []
     monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: opened.append(options) or real(**options))
-    monkeypatch.setattr(sqlite_columns, "_BATCH_ROWS", 3)
-    path = write_capture(tmp_path / "x.sqlite", known_truth(8))
+    monkeypatch.setattr(sqlite_pages, "BATCH_BYTES", 1)  # of a page each
+    path = write_capture(tmp_path / "x.sqlite", known_truth(LONG))
     found = run("overlap", path, "--format", "json")
     assert opened, "columns are in files"
     monkeypatch.setattr(growing_column, "MOST_ROWS_IN_MEMORY", 1 << 22)
@@ -178,13 +180,13 @@ def test_a_capture_whose_columns_are_in_files_is_measured_alike(
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_command_that_is_stopped_leaves_no_file(tmp_path: Path, number: int, code: int) -> None:
     """The files of columns have no names, so that the system deletes them whatever ends the program."""
-    path, temporary = write_capture(tmp_path / "x.sqlite", known_truth(8)), tmp_path / "temporary"
+    path, temporary = write_capture(tmp_path / "x.sqlite", known_truth(LONG)), tmp_path / "temporary"
     temporary.mkdir()
     program = (
         "import os, tempfile\n"
         "from ddp_prof.cli import main\n"
-        "from ddp_prof.ingest import growing_column, sqlite_columns\n"
-        "growing_column.MOST_ROWS_IN_MEMORY, sqlite_columns._BATCH_ROWS, real = 4, 3, tempfile.TemporaryFile\n"
+        "from ddp_prof.ingest import growing_column, sqlite_pages\n"
+        "growing_column.MOST_ROWS_IN_MEMORY, sqlite_pages.BATCH_BYTES, real = 4, 1, tempfile.TemporaryFile\n"
         "opened = []\n"
         "def watched(**options):\n"
         "    opened.append(0)\n"
